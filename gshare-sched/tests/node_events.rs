@@ -44,10 +44,6 @@ enum Step {
     Close {
         conn: u32,
     },
-    Lose {
-        conn: u32,
-        watched: bool,
-    },
     Reload {
         which: u8,
     },
@@ -74,8 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         30 => (conn.clone(), prop::bool::weighted(0.98), 0u8..10, any::<u8>(), 0u64..60_000)
             .prop_map(|(conn, own, frame, kind, amount)| Step::Client { conn, own, frame, kind, amount }),
         2 => (conn.clone(), any::<bool>()).prop_map(|(conn, best_effort)| Step::Class { conn, best_effort }),
-        1 => conn.clone().prop_map(|conn| Step::Close { conn }),
-        1 => (conn, any::<bool>()).prop_map(|(conn, watched)| Step::Lose { conn, watched }),
+        1 => conn.prop_map(|conn| Step::Close { conn }),
         1 => (0u8..8).prop_map(|which| Step::Reload { which }),
         1 => (0u32..9).prop_map(|question| Step::Ask { question }),
         8 => (1u64..20_000).prop_map(|us| Step::Pass { us }),
@@ -145,14 +140,8 @@ impl World {
         };
         Some(match *step {
             Step::Hello { conn, again, name, run, uid, spec: which } => {
-                let taken =
-                    |conn: &u32| self.sessions.contains(conn) || node.is_absent(ConnId::new(*conn, 0));
-                let free = (0..6).find(|conn| !taken(conn)).filter(|_| !again);
+                let free = (0..6).find(|conn| !self.sessions.contains(conn)).filter(|_| !again);
                 let (conn, uid) = (free.unwrap_or(conn), uid / 15);
-                if node.is_absent(ConnId::new(conn, 0)) {
-                    // A connection has a number of its own.
-                    return None;
-                }
                 let run = if run == 0 { 1 } else { u128::from(name % 3) + 2 };
                 let run = RunId::new(run);
                 let name = match name {
@@ -195,7 +184,6 @@ impl World {
                 received(conn, 0, ToDaemon::Class { class })
             }
             Step::Close { conn } => NodeEvent::Closed { conn: ConnId::new(conn, 0) },
-            Step::Lose { conn, watched } => NodeEvent::Lost { conn: ConnId::new(conn, 0), watched },
             Step::Reload { which } => NodeEvent::Reloaded { config: Box::new(config(which)) },
             Step::Ask { question } => NodeEvent::UseAsked { question },
             Step::Deadline => {
@@ -311,7 +299,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
             if handled.is_err() {
                 prop_assert_eq!(&actions, &marker, "{:?}", event);
             }
-            if let NodeEvent::Closed { conn } | NodeEvent::Lost { conn, .. } = &event {
+            if let NodeEvent::Closed { conn } = &event {
                 world.sessions.remove(&conn.slot());
             }
             let no_effect = actions.contains(&NodeAction::Note(Note::NoEffect));
@@ -321,7 +309,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
                 kept.push((now, event, actions[1..].to_vec()));
             }
             world.hear(&actions);
-            queue.extend(world.dropped.drain(..).map(|conn| (now, NodeEvent::Lost { conn, watched: true })));
+            queue.extend(world.dropped.drain(..).map(|conn| (now, NodeEvent::Closed { conn })));
         }
     }
     Ok(kept)

@@ -6,8 +6,8 @@ use gshare_core::{
     Bytes, ClientId, ConnId, Duration, Engine as _, Quota, ResourceSpec, RunId, SmShare, Timestamp, UseState,
 };
 use gshare_sched::node::{
-    ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, MemoryBound, NodeConfig, NodeError,
-    NodeEvent, Note, Peer, Refusal,
+    ClientConfig, DeviceConfig, DeviceUuid, FactSource, MAX_WAIT, NodeConfig, NodeError, NodeEvent, Note,
+    Peer, Refusal,
 };
 
 fn ms(ms: u64) -> Duration {
@@ -68,34 +68,6 @@ fn a_listed_name_may_name_the_device_on_which_its_request_is_reserved() {
     bench.attach_to(conn, [8; 16]).unwrap();
     bench.start(1, "alice", spec("0:1", 100));
     bench.start(2, "bob", spec("0:1", 100));
-}
-
-/// The reason for `gshare why`: the limit in the way, its size, and what is held under it.
-#[test]
-fn a_denial_of_memory_names_the_limit_in_the_way() {
-    let mut bench = Bench::new(NodeConfig::default());
-    let gib = Bytes::from_gib;
-    let small = ResourceSpec::new("0.3".parse().unwrap(), SmShare::WHOLE, Some(gib(4))).unwrap();
-    let large = ResourceSpec::new("0.3".parse().unwrap(), SmShare::WHOLE, Some(gib(14))).unwrap();
-    let (a, b) = (bench.start(0, "a", small), bench.start(1, "b", large));
-    let mut denied = |(conn, client): (ConnId, ClientId), bytes: Bytes| {
-        bench.notes.clear();
-        bench.say(conn, ToDaemon::MemoryReserve { client, bytes, wish: bytes });
-        // Slack of others is called back first, and nobody answers.
-        bench.pass(Duration::from_secs(1));
-        bench.notes.iter().find_map(|note| match *note {
-            Note::MemoryDenied { client: of, asked, free, of: bound, limit, held } => {
-                Some((of == client, asked, free, bound, limit, held))
-            }
-            _ => None,
-        })
-    };
-    assert_eq!(denied(a, gib(3)), None);
-    assert_eq!(denied(a, gib(2)), Some((true, gib(2), gib(1), MemoryBound::Instance, gib(4), gib(3))));
-    assert_eq!(denied(b, gib(12)), None);
-    let device = gib(16).saturating_sub(NodeConfig::default().memory_headroom);
-    let free = device.saturating_sub(gib(15));
-    assert_eq!(denied(b, gib(2)), Some((true, gib(2), free, MemoryBound::Device, device, gib(15))));
 }
 
 #[test]

@@ -32,8 +32,7 @@
 //! ```
 //! # Guarantees
 //! - A connection that breaks the protocol is dropped, and its [`Reason`](gshare_core::reason::Reason) counted; others notice nothing.
-//! - `kill -9` of a client frees its token, its share and its memory as soon as the kernel reports its end. A client that loses its
-//!   connection and lives keeps its memory and its name.
+//! - `kill -9` of a client frees its token, its share and its memory as soon as the kernel reports its end.
 //! - `kill -9` of the daemon loses no journalled event; hooks go on by their own policy and register again.
 //! - A bad configuration changes nothing.
 //!

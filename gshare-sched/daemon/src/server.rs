@@ -206,7 +206,6 @@ impl DaemonBuilder {
             metrics,
             epoch,
             conns: Slots::default(),
-            absent: BTreeMap::new(),
             users: BTreeMap::new(),
             facts: Some(facts),
             questions: None,
@@ -251,8 +250,6 @@ pub struct Daemon {
     metrics: Arc<Metrics>,
     epoch: u64,
     conns: Slots<ConnId, Conn>,
-    /// The pidfds of processes that live without their connections, by the data of their readiness events.
-    absent: BTreeMap<u64, (ConnId, OwnedFd)>,
     /// Number of connections by user.
     users: BTreeMap<u32, u32>,
     /// The source of facts about devices, until the daemon runs. Then `questions` leads to the source, and `known` are the devices
@@ -369,9 +366,8 @@ impl Daemon {
                             }
                             self.settle(now);
                         }
-                        self.close(now, id, true);
+                        self.close(now, id);
                     }
-                    (PROCESS, None) => self.absent_ended(now, data),
                     (TIMER, _) => self.rings_at = None,
                     // An earlier event of this batch has closed the connection.
                     _ => continue,

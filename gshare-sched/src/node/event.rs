@@ -34,19 +34,10 @@ pub enum NodeEvent {
         #[cfg_attr(feature = "serde", serde(with = "to_daemon_hex"))]
         frame: ToDaemon,
     },
-    /// The process of a connection is gone, with its connection or after it.
+    /// A connection or its process is gone, or the host has carried out a [`NodeAction::Drop`].
     Closed {
-        /// The connection.
+        /// The closed connection.
         conn: ConnId,
-    },
-    /// A connection is gone, or the host has carried out a [`NodeAction::Drop`], and the process may live. Its memory stays its own.
-    Lost {
-        /// The lost connection.
-        conn: ConnId,
-        /// Whether the host will report the end of the process by [`NodeEvent::Closed`], as long as [`Node::is_absent`] holds.
-        ///
-        /// [`Node::is_absent`]: super::Node::is_absent
-        watched: bool,
     },
     /// Another configuration is in force from now on.
     Reloaded {
@@ -81,7 +72,7 @@ pub enum NodeAction {
         #[cfg_attr(feature = "serde", serde(serialize_with = "to_client_hex::serialize"))]
         frame: ToClient,
     },
-    /// Close the connection after all earlier frames are sent, and report [`NodeEvent::Lost`].
+    /// Close the connection after all earlier frames are sent, and report [`NodeEvent::Closed`].
     Drop {
         /// The connection to close.
         conn: ConnId,
@@ -303,7 +294,7 @@ pub enum NodeError {
     UnknownConnection {
         /// The connection.
         conn: ConnId,
-        /// The name of the message, or `Closed` or `Lost`.
+        /// The name of the message, or `Closed`.
         frame: &'static str,
     },
     /// The configuration cannot be put in force.

@@ -77,10 +77,6 @@ impl ClientAccount {
     pub(super) fn held(&self) -> Bytes {
         self.held
     }
-
-    pub(super) fn tenant(&self) -> Tenant {
-        self.tenant
-    }
 }
 
 impl Ledger {

@@ -33,8 +33,7 @@
 //!    client; [`DeviceView::source`] names the source. The node refuses a process with more allocated memory than the device has, and
 //!    bounds the devices of a user known from clients only (`sessions.rs`).
 //! 8. **Memory** is reserved before it is allocated (`memory_account.rs`), and a reservation that does not fit is tried once more after a
-//!    recall (`reservations.rs`). A wait for the answers of other processes is bounded (`inquiry.rs`). A process that loses its connection
-//!    and lives keeps its memory and its name (`absent.rs`).
+//!    recall (`reservations.rs`). A wait for the answers of other processes is bounded (`inquiry.rs`).
 //! 9. **Restart.** After a restart a process states its part of the memory limit, and gets no more than the part while siblings may still
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
@@ -100,7 +99,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod absent;
 mod co_scaling;
 mod config;
 mod debts;
@@ -129,7 +127,6 @@ pub use usage::Usage;
 pub use views::{ClientView, DeviceView, FactSource, TenantView};
 
 use crate::scale::VerticalScaler;
-use absent::Absent;
 use co_scaling::{Resize, Scaling};
 use debts::Debts;
 use gshare_core::reason::{LONG_WAIT, Wait};
@@ -182,8 +179,7 @@ struct Instance {
     /// The request of the first process, in force where the configuration lists no share.
     asked: ResourceSpec,
     spec: ResourceSpec,
-    /// Its processes, with or without a connection.
-    processes: u32,
+    sessions: u32,
     tenants: BTreeMap<GpuId, TenantId>,
 }
 
@@ -250,8 +246,6 @@ pub struct Node {
     tokens: Tokens,
     epoch: u64,
     sessions: BTreeMap<ConnId, Session>,
-    /// Processes that live without a connection, by their last connection.
-    absent: BTreeMap<ConnId, Absent>,
     instances: BTreeMap<u32, Instance>,
     names: BTreeMap<String, u32>,
     next_instance: u32,
@@ -304,7 +298,6 @@ impl Node {
             tokens: Tokens(tokens),
             epoch,
             sessions: BTreeMap::new(),
-            absent: BTreeMap::new(),
             instances: BTreeMap::new(),
             names: BTreeMap::new(),
             next_instance: 0,
@@ -346,9 +339,7 @@ impl Node {
             | NodeEvent::DeviceFound { .. }
             | NodeEvent::DeadlineReached => Ok(()),
             NodeEvent::Received { conn, frame, .. } => unknown(*conn, frame.label()),
-            NodeEvent::Closed { conn } if self.is_absent(*conn) => Ok(()),
             NodeEvent::Closed { conn } => unknown(*conn, "Closed"),
-            NodeEvent::Lost { conn, .. } => unknown(*conn, "Lost"),
             NodeEvent::Reloaded { config } => self.check_reload(config).map_err(NodeError::Config),
         }
     }
@@ -434,7 +425,6 @@ impl Node {
     fn catch_up(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
         self.pay_back(now, out);
         self.scale(now, out);
-        self.absent_due(now, out);
         let over = self.inquiries.due(now);
         self.rounds_over(now, over, out);
     }
@@ -486,9 +476,7 @@ impl Node {
             let limits: u32 = entries().map(|client| u32::from(client.part.limit().get())).sum();
             assert_eq!(limits, u32::from(instance.spec.quota().limit().get()), "parts add up");
             let held: Bytes = entries().map(|client| client.account.held()).sum();
-            let account = (tenant.gpu, tenant.instance);
-            let held = held + self.absent_memory(account);
-            assert_eq!(held, self.ledger.tenant_held(account), "so do accounts");
+            assert_eq!(held, self.ledger.tenant_held((tenant.gpu, tenant.instance)), "so do accounts");
             let status = self.tokens.0.client(id).expect("the scheduler knows every tenant");
             let waits = tenant.turns.state() == UseState::Wants;
             if waits && !self.waiting.contains(&(tenant.resumes, TenantId(id))) {
@@ -537,7 +525,6 @@ impl Engine for Node {
         match event {
             NodeEvent::Received { conn, peer, frame } => self.received(now, conn, peer, frame, actions),
             NodeEvent::Closed { conn } => self.closed(now, conn, actions),
-            NodeEvent::Lost { conn, watched } => self.lost(now, conn, watched, actions),
             NodeEvent::Reloaded { config } => self.reload(now, *config, actions),
             NodeEvent::DeviceFound { uuid, memory } => self.device_found(uuid, memory, actions),
             NodeEvent::UseAsked { question } => self.ask_for_use(now, question, actions),
@@ -545,7 +532,8 @@ impl Engine for Node {
         }
         if late {
             // The event may have had no effect of its own, but the overdue work has.
-            has_effect(from, actions);
+            let mut nth = 0..;
+            actions.retain(|action| nth.next() < Some(from) || *action != NodeAction::Note(Note::NoEffect));
         }
         self.invariants();
         Ok(())
@@ -569,12 +557,6 @@ fn client_of(frame: &ToDaemon) -> Option<ClientId> {
         | ToDaemon::Waiting { client, .. } => Some(client),
         _ => None,
     }
-}
-
-/// Takes back, from an index on, that an event has changed nothing.
-fn has_effect(from: usize, out: &mut Vec<NodeAction>) {
-    let mut nth = 0..;
-    out.retain(|action| nth.next() < Some(from) || *action != NodeAction::Note(Note::NoEffect));
 }
 
 fn note(note: Note, out: &mut Vec<NodeAction>) {

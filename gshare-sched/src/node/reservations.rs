@@ -52,13 +52,7 @@ impl Node {
             Err(free) => {
                 let purpose = Purpose::Reserve(Reservation { recalled: true, ..reservation });
                 let holders = if recalled { Vec::new() } else { self.holders(client, tenant, bytes) };
-                if self.inquire(now, purpose, holders, out) {
-                    return;
-                }
-                let absent = self.absent_until(self.tenant_at(tenant).gpu);
-                if absent.is_some() {
-                    self.inquiries.begin(now, purpose, [], absent);
-                } else {
+                if !self.inquire(now, purpose, holders, out) {
                     self.denied(reservation, tenant, free, out);
                     self.send(client, ToClient::MemoryDeny { client, free }, out);
                 }
@@ -209,9 +203,7 @@ impl Node {
     /// Expects siblings of a tenant's members to return, with their memory, from the daemon before `since`.
     pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId, since: Timestamp) {
         let Some(limit) = self.memory_limit(id) else { return };
-        let tenant = self.tenant_at(id);
         let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
-        let parts = parts + self.absent_memory((tenant.gpu, tenant.instance));
         if let Some(tenant) = self.tenant_mut(id) {
             // Nothing remains for absent processes.
             let complete = parts >= limit;
@@ -237,9 +229,7 @@ impl Node {
     ) {
         let settled =
             self.tenant(id).is_some_and(|tenant| tenant.settles.is_none_or(|settles| settles <= now));
-        let tenant = self.tenant_at(id);
-        let absent = self.absent_memory((tenant.gpu, tenant.instance));
-        let limit = self.memory_limit(id).filter(|_| settled).map(|limit| limit.saturating_sub(absent));
+        let limit = self.memory_limit(id).filter(|_| settled);
         let members: Vec<ClientId> =
             self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members()).collect();
         let held: Vec<Bytes> = self.members(id).map(|client| client.account.held()).collect();

@@ -5,7 +5,7 @@ use super::shares::part;
 use super::usage::Comparison;
 use super::{
     Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
-    Session, Tenant, TenantId, Turns, Usage, has_effect, max_gpus, note, time_admission,
+    Session, Tenant, TenantId, Turns, Usage, max_gpus, note, time_admission,
 };
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
@@ -44,26 +44,15 @@ impl Node {
             0 => format!("{program}-c{}.{}", conn.slot(), conn.generation()),
             pid => format!("{program}-{pid}"),
         };
-        let (from, absent) = (out.len(), self.absent.len());
-        if !self.sessions.contains_key(&conn) {
-            self.says_hello(self.now, peer, (name.as_str(), run), out);
-            if let Some(&taken) = self.names.get(&name).filter(|id| self.instances[*id].run != run) {
-                self.give_up_name(self.now, taken, out);
-            }
-        }
         let instance = match self.instance_of(conn, peer, run, &name, spec) {
             Ok(instance) => instance,
             Err(refusal) => {
                 let spec = self.config.spec_of(&name, spec);
-                self.refuse(conn, &printable(&name), spec, refusal, out);
-                if self.absent.len() < absent {
-                    has_effect(from, out);
-                }
-                return;
+                return self.refuse(conn, &printable(&name), spec, refusal, out);
             }
         };
         if let Some(instance) = self.instances.get_mut(&instance) {
-            instance.processes += 1;
+            instance.sessions += 1;
         }
         let (class, clients) = (None, Vec::new());
         let session = Session { peer, instance, program, own_pid: pid, on_loss, class, clients };
@@ -99,10 +88,8 @@ impl Node {
             if self.instances.get(id).filter(own).is_some() {
                 return Ok(*id);
             }
-            let present = self.sessions.values().map(|session| (session.instance, session.peer.pid));
-            let absent = self.absent.values().map(|absent| (absent.instance, absent.peer.pid));
-            let owner = present.chain(absent).find(|(instance, _)| instance == id);
-            let pid = owner.map_or(0, |(_, pid)| pid);
+            let owner = self.sessions.values().find(|session| session.instance == *id);
+            let pid = owner.map_or(0, |session| session.peer.pid);
             return Err(Refusal::NameInUse { name: name.to_owned(), pid });
         }
         let listed = self.config.of(name);
@@ -116,7 +103,7 @@ impl Node {
         self.next_instance += 1;
         let spec = self.config.spec_of(name, asked);
         let tenants = BTreeMap::new();
-        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, processes: 0, tenants };
+        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, sessions: 0, tenants };
         self.instances.insert(id, instance);
         self.names.insert(name.to_owned(), id);
         Ok(id)
@@ -257,8 +244,8 @@ impl Node {
         let brought =
             |gpu: &GpuId| self.device(*gpu).is_some_and(|device| device.source == FactSource::Client);
         let instances = self.instances.values().filter(|instance| instance.uid == uid);
-        let present = instances.flat_map(|instance| instance.tenants.keys().copied());
-        let own: BTreeSet<GpuId> = present.chain(self.kept_by(uid)).filter(brought).collect();
+        let own: BTreeSet<GpuId> =
+            instances.flat_map(|instance| instance.tenants.keys().copied()).filter(brought).collect();
         let own = own.len();
         if own < PER_FREE * (most as usize).saturating_sub(taken) {
             return Ok(());
@@ -326,7 +313,6 @@ impl Node {
         self.add_device(gpu, uuid, memory);
         self.neighbours_changed(gpu, out);
         let alone = self.device(gpu).is_some_and(|device| device.clients == 1);
-        self.came_back(conn, (gpu, instance));
         self.ledger.set_tenant((gpu, instance), spec.memory());
         let account = self.ledger.open((gpu, instance), allocated);
         let memory_part = kept.map_or(account.held(), |kept| kept.min(spec.memory().unwrap_or(kept)));
@@ -420,32 +406,18 @@ impl Node {
         self.leave(now, client, out);
     }
 
-    /// The process of a connection is gone.
+    /// A connection or its process is gone.
     pub(super) fn closed(&mut self, now: Timestamp, conn: ConnId, out: &mut Vec<NodeAction>) {
-        if self.is_absent(conn) {
-            self.absent_ended(now, conn, out);
-        } else {
-            self.end_session(now, conn, out);
-        }
-    }
-
-    pub(super) fn end_session(&mut self, now: Timestamp, conn: ConnId, out: &mut Vec<NodeAction>) {
-        let session = self.sessions.remove(&conn).expect("a session ends once");
+        let Some(session) = self.sessions.remove(&conn) else { return };
         for client in session.clients {
             self.leave(now, client, out);
         }
-        if !self.stays_absent(conn) {
-            self.process_over(session.instance);
-        }
-    }
-
-    /// A process of an instance is gone, or counted once more under a new connection.
-    pub(super) fn process_over(&mut self, id: u32) {
-        let instance = self.instances.get_mut(&id).expect("an instance stays as long as its processes");
-        instance.processes -= 1;
-        if instance.processes == 0 {
-            self.names.remove(&instance.name);
-            self.instances.remove(&id);
+        if let Some(instance) = self.instances.get_mut(&session.instance) {
+            instance.sessions -= 1;
+            if instance.sessions == 0 {
+                self.names.remove(&instance.name);
+                self.instances.remove(&session.instance);
+            }
         }
     }
 
@@ -458,7 +430,7 @@ impl Node {
         self.compare_use(now, gpu, true);
         let overuse = if members == 1 { self.overuse(now, tenant_id, out) } else { None };
         let client = self.clients.remove(id).expect("a session's client is there");
-        self.keep_account(client.conn, client.account, client.memory_part);
+        self.ledger.close(client.account);
         note(Note::Left { client: id, tenant: tenant_id.0, usage: client.usage }, out);
         let over = self.inquiries.left(id);
         if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
@@ -472,16 +444,11 @@ impl Node {
         }
         self.neighbours_changed(gpu, out);
         self.rounds_over(now, over, out);
-        self.forget_device(gpu);
-    }
-
-    /// Forgets a device learned from a client with its last client.
-    pub(super) fn forget_device(&mut self, gpu: GpuId) {
         if let Some(Some(device)) = self.devices.get(gpu.index())
             && device.clients == 0
             && !device.listed
-            && !self.is_kept_on(gpu)
         {
+            // A device learned from a client is forgotten with the last client.
             self.devices[gpu.index()] = None;
         }
     }
@@ -507,13 +474,13 @@ impl Node {
         }
         self.token(now, TokenEvent::ClientLeft { client: id.0 }, out);
         self.scaling.leave(now, id.0);
-        self.forget_account((tenant.gpu, tenant.instance));
+        self.ledger.forget((tenant.gpu, tenant.instance));
         if let Some(instance) = self.instances.get_mut(&tenant.instance) {
             instance.tenants.remove(&tenant.gpu);
         }
     }
 
-    pub(super) fn gpu_of(&self, client: ClientId) -> Option<GpuId> {
+    fn gpu_of(&self, client: ClientId) -> Option<GpuId> {
         let client = self.clients.get(client)?;
         self.tenant(client.tenant).map(|tenant| tenant.gpu)
     }

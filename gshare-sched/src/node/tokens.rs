@@ -20,8 +20,7 @@ impl Node {
     /// The next deadline of the node itself, apart from the token scheduler's.
     pub(super) fn own_deadline(&self) -> Option<Timestamp> {
         let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
-        let others = [self.scaling.next_deadline(), self.inquiries.next_deadline(), self.absent_deadline()];
-        others.into_iter().chain([resumes]).flatten().min()
+        [resumes, self.scaling.next_deadline(), self.inquiries.next_deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn deadline(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {

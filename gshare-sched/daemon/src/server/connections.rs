@@ -156,10 +156,10 @@ impl Daemon {
     fn turn_away(&mut self, now: Timestamp, id: ConnId) {
         let conn = self.conns.get(id).expect("a frame has a connection");
         let peer = conn.peer;
-        let Ok(socket) = conn.socket.try_clone() else { return self.close(now, id, false) };
+        let Ok(socket) = conn.socket.try_clone() else { return self.close(now, id) };
         let text = format!("user {} may not use this daemon (allow_uids)", peer.uid);
         self.refuse(socket, peer, RefusalCode::NotAllowed, text);
-        self.close(now, id, false);
+        self.close(now, id);
     }
 
     /// Allows a user another connection, or gives the refusal.
@@ -219,7 +219,7 @@ impl Daemon {
             Err(Errno::AGAIN | Errno::INTR) => return false,
             // The peer closed the connection, or is gone.
             Ok(_) | Err(_) => {
-                self.close(now, id, false);
+                self.close(now, id);
                 return false;
             }
         };
@@ -320,7 +320,7 @@ impl Daemon {
     pub(super) fn drop_connection(&mut self, now: Timestamp, id: ConnId, reason: impl Into<Reason>) {
         if self.conns.get(id).is_some() {
             self.metrics.dropped(reason);
-            self.close(now, id, false);
+            self.close(now, id);
         }
     }
 
@@ -360,34 +360,17 @@ impl Daemon {
         true
     }
 
-    /// Closes a connection, and tells the node if the peer has said Hello. `ended`: the process is gone.
-    pub(super) fn close(&mut self, now: Timestamp, id: ConnId, ended: bool) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
-        let process = conn.process.take();
+    /// Closes a connection, and tells the node if the peer has said Hello.
+    pub(super) fn close(&mut self, now: Timestamp, id: ConnId) {
+        let Some(conn) = self.conns.get(id) else { return };
         // A closed descriptor leaves the epoll set by itself, unless a forked child holds the socket too.
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let greeted = conn.greeted;
         self.forget(id);
-        match process {
-            _ if !greeted => {}
-            _ if ended => self.tell(now, NodeEvent::Closed { conn: id }),
-            None => self.tell(now, NodeEvent::Lost { conn: id, watched: false }),
-            Some(process) => {
-                self.tell(now, NodeEvent::Lost { conn: id, watched: true });
-                self.absent.insert(data_of(id, PROCESS), (id, process));
-                // A process that has come back is watched by its new connection.
-                let node = self.node.node();
-                self.absent.retain(|_, (conn, _)| node.is_absent(*conn));
-            }
-        }
-        self.idle(now);
-    }
-
-    /// A process that had lost its connection is gone.
-    pub(super) fn absent_ended(&mut self, now: Timestamp, data: u64) {
-        if let Some((id, _)) = self.absent.remove(&data) {
+        if greeted {
             self.tell(now, NodeEvent::Closed { conn: id });
         }
+        self.idle(now);
     }
 }
 

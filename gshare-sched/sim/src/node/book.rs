@@ -66,6 +66,8 @@ struct InstanceEntry {
     shape: Shape,
     spec: ResourceSpec,
     allocated: u64,
+    /// The connection of a living process broke, so its memory may have been given away.
+    broken: bool,
     processes: usize,
     /// GPU time beyond the rate of the limit at the last look, and the allowance.
     level: u64,
@@ -203,6 +205,7 @@ impl Book {
             shape,
             spec,
             allocated: 0,
+            broken: false,
             processes: 0,
             level: 0,
             excess: 0,
@@ -356,7 +359,7 @@ impl Book {
         instance.allocated += bytes;
         self.figures.allocations += 1;
         let (held, limit) = (instance.allocated, instance.spec.memory());
-        if let Some(limit) = limit {
+        if let Some(limit) = limit.filter(|_| !instance.broken) {
             let percent = held * 100 / limit.0.max(1);
             self.figures.worst_memory_percent = self.figures.worst_memory_percent.max(percent);
             if held > limit.0 {
@@ -371,6 +374,11 @@ impl Book {
             }
         }
         true
+    }
+
+    /// The connection of a living process breaks.
+    pub(super) fn broken(&mut self, process: usize) {
+        self.instances[self.processes[process].instance].broken = true;
     }
 
     pub(super) fn free(&mut self, process: usize, bytes: u64) {

@@ -21,7 +21,6 @@ const STRANGER: u32 = 1_001;
 enum Inbound {
     Frame(ConnId, ToDaemon),
     End(ConnId),
-    Exit(usize),
 }
 
 /// The daemon of a node. See the [module](self).
@@ -37,8 +36,6 @@ pub(super) struct Daemon {
     backlog: VecDeque<Inbound>,
     /// The node's open connections.
     open: BTreeSet<ConnId>,
-    /// Lost connections of processes that live and have memory, by process.
-    absent: BTreeSet<(usize, ConnId)>,
     /// Scheduler calls of all earlier epochs.
     calls: u64,
     /// Stale frames, and frames after which the node closed the connection.
@@ -127,34 +124,9 @@ impl Daemon {
             return self.backlog.push_back(Inbound::End(conn));
         }
         if self.open.remove(&conn) {
-            self.handle(now, ended(conn, outside), outside);
-            self.watch(conn, outside);
+            self.handle(now, NodeEvent::Closed { conn }, outside);
         }
         outside.cut(now, conn);
-    }
-
-    /// Watches the process of a lost connection, if the node waits for its end.
-    fn watch(&mut self, conn: ConnId, outside: &Outside) {
-        if let Some((node, _)) = &self.node {
-            self.absent.retain(|(_, conn)| node.is_absent(*conn));
-            let process = outside.conn(conn).map(|entry| entry.process);
-            self.absent.extend(process.filter(|_| node.is_absent(conn)).map(|process| (process, conn)));
-        }
-    }
-
-    /// Handles the end of a process.
-    pub(super) fn sees_exit(&mut self, now: Timestamp, process: usize, outside: &mut Outside) {
-        if self.stopped {
-            return self.backlog.push_back(Inbound::Exit(process));
-        }
-        let own = (process, ConnId::new(0, 0))..=(process, ConnId::new(u32::MAX, u32::MAX));
-        let conns: Vec<ConnId> = self.absent.range(own).map(|(_, conn)| *conn).collect();
-        for conn in conns {
-            self.absent.remove(&(process, conn));
-            if self.node.as_ref().is_some_and(|(node, _)| node.is_absent(conn)) {
-                self.handle(now, NodeEvent::Closed { conn }, outside);
-            }
-        }
     }
 
     /// Handles a deadline of the node.
@@ -168,7 +140,7 @@ impl Daemon {
     }
 
     fn tell(&mut self, now: Timestamp, event: NodeEvent, outside: &mut Outside) {
-        if let NodeEvent::Closed { conn } | NodeEvent::Lost { conn, .. } = event {
+        if let NodeEvent::Closed { conn } = event {
             self.compare(now, conn, outside);
         }
         let Some((node, _)) = &mut self.node else { return };
@@ -248,8 +220,7 @@ impl Daemon {
                     let Some((node, _)) = &mut self.node else { return };
                     let mut actions = Vec::new();
                     // The node does not know a connection after a refused Hello.
-                    let _ = node.handle(now, ended(conn, outside), &mut actions);
-                    self.watch(conn, outside);
+                    let _ = node.handle(now, NodeEvent::Closed { conn }, &mut actions);
                     left(now, conn, &actions, outside);
                     for action in actions {
                         self.carry_out(now, action, outside);
@@ -308,7 +279,6 @@ impl Daemon {
         outside.book.accounts.daemon_dies();
         self.backlog.clear();
         self.open.clear();
-        self.absent.clear();
         outside.listening = false;
         for index in 0..outside.conns.len() {
             let conn = ConnId::new(u32::try_from(index).unwrap_or(u32::MAX), 0);
@@ -329,7 +299,6 @@ impl Daemon {
             match inbound {
                 Inbound::Frame(conn, frame) => self.receives(now, conn, frame, outside),
                 Inbound::End(conn) => self.sees_end(now, conn, outside),
-                Inbound::Exit(process) => self.sees_exit(now, process, outside),
             }
         }
     }
@@ -384,18 +353,9 @@ impl Accounted {
             NodeEvent::Received { conn, frame: ToDaemon::Attach { used, allowed, .. }, .. } => {
                 Self::Attach { conn, stated: (used, allowed) }
             }
-            NodeEvent::Closed { conn } | NodeEvent::Lost { conn, .. } => Self::End { conn },
+            NodeEvent::Closed { conn } => Self::End { conn },
             _ => Self::Nothing,
         }
-    }
-}
-
-/// The end of a connection, with its process or without.
-fn ended(conn: ConnId, outside: &Outside) -> NodeEvent {
-    if outside.has_exited(conn) {
-        NodeEvent::Closed { conn }
-    } else {
-        NodeEvent::Lost { conn, watched: true }
     }
 }
 

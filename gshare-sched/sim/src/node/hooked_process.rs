@@ -825,7 +825,6 @@ impl Process {
         for conn in self.main.take().into_iter().chain(self.probe.take()) {
             outside.hang_up(now, conn);
         }
-        outside.exits(now, self.who.number);
         outside.book.gone(now, self.who.number, in_order);
     }
 

@@ -31,11 +31,13 @@
 //! [checkers](crate::token::check) look at every call of the token scheduler, and both engines check their own invariants in builds
 //! with debug assertions.
 //!
-//! There are three exceptions, since the node cannot keep its promise there today:
+//! There are four exceptions, since the node cannot keep its promise there today:
 //! - A process started without a daemon knows of no siblings. Until the daemon serves the process and its siblings again, the
 //!   process may have the whole share of its instance, so its GPU time does not count. Memory has no exception, since such a
 //!   process has none of its own.
 //! - The daemon keeps debts in its memory, and they end with it.
+//! - A process whose connection breaks while it lives keeps its memory. The daemon takes the end of the connection for the end of the
+//!   process, and gives the memory to the siblings. So after such a break the memory of the instance is not compared.
 //! - A process that waits for each of its kernels is charged mostly by prediction, so these kernels do not vary in length here.
 //!
 //! # Replay

@@ -8,7 +8,7 @@ use crate::rng::Rng;
 use core::fmt::Write as _;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{ConnId, Duration, Timestamp};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 /// A scheduled event.
 #[derive(Debug)]
@@ -27,8 +27,6 @@ pub(super) enum Event {
     ToDaemon { conn: ConnId, frame: Box<ToDaemon> },
     /// The daemon sees the end of a connection.
     DaemonSeesEnd { conn: ConnId },
-    /// The daemon sees the end of a process.
-    DaemonSeesExit { process: usize },
     /// A frame reaches a process.
     ToProcess { conn: ConnId, frame: Box<ToClient> },
     /// A process sees the end of a connection.
@@ -125,8 +123,6 @@ pub(super) struct Outside {
     /// Whether a daemon accepts connections; a stopped daemon does.
     pub(super) listening: bool,
     pub(super) conns: Vec<Connection>,
-    /// Ended processes.
-    exited: BTreeSet<usize>,
     /// Completed tasks of workers.
     pub(super) done: Vec<Done>,
     rng: Rng,
@@ -143,7 +139,6 @@ impl Outside {
             doubled_until: Timestamp::ZERO,
             listening: true,
             conns: Vec::new(),
-            exited: BTreeSet::new(),
             done: Vec::new(),
             rng,
         }
@@ -260,21 +255,6 @@ impl Outside {
         entry.held = false;
         let arrives = entry.to_daemon.max(arrives);
         self.queue.schedule(arrives, Event::DaemonSeesEnd { conn });
-    }
-
-    /// Ends a process. The daemon sees it after the ends of the process's connections, as the kernel closes them first.
-    pub(super) fn exits(&mut self, now: Timestamp, process: usize) {
-        self.exited.insert(process);
-        let arrives = self.travel(now);
-        let own = self.conns.iter().filter(|entry| entry.process == process);
-        let arrives = own.map(|entry| entry.to_daemon).fold(arrives, Timestamp::max);
-        self.queue.schedule(arrives, Event::DaemonSeesExit { process });
-    }
-
-    /// Whether the process of a connection is gone; a sender of garbage has no other life.
-    pub(super) fn has_exited(&self, conn: ConnId) -> bool {
-        self.conn(conn)
-            .is_none_or(|entry| entry.process == usize::MAX || self.exited.contains(&entry.process))
     }
 
     /// Closes a connection from the daemon's end, or because the daemon dies.

@@ -242,7 +242,6 @@ impl<'a> World<'a> {
                     None => {}
                 }
             }
-            Event::DaemonSeesExit { process } => self.daemon.sees_exit(now, process, &mut self.outside),
             Event::ToProcess { conn, frame } => self.arrives_at_process(now, conn, Some(*frame)),
             Event::ProcessSeesEnd { conn } => self.arrives_at_process(now, conn, None),
             Event::Device { gpu } => {
@@ -495,6 +494,7 @@ impl<'a> World<'a> {
         entry.breaks(now, late, &mut self.outside);
         // Until the daemon sees the end, the old session may keep the token, and the process has none.
         let book = &mut self.outside.book;
+        book.broken(process);
         book.excuse_instance(process, now, late.saturating_add(CONNECTED_AGAIN));
         book.excuse(gpu, now, late.saturating_add(STOPPED_LEASE));
         book.disturb_gpu(now, gpu, late.saturating_add(self.setup.terms.window.saturating_mul(3)));

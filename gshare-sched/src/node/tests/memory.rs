@@ -11,8 +11,6 @@ const LIMIT: u64 = 1_000;
 #[derive(Debug)]
 struct Holder {
     conn: ConnId,
-    /// Whether its connection is lost.
-    lost: bool,
     client: Option<ClientId>,
     /// Bytes granted and not given back, and the program's use of them.
     held: u64,
@@ -37,10 +35,6 @@ struct Bench {
     denied: u64,
     /// Frames to processes; the frame being handled is first.
     under_way: VecDeque<(ConnId, ToClient)>,
-}
-
-fn peer_of(index: usize) -> Peer {
-    Peer { pid: 7 + i32::try_from(index).unwrap(), uid: 0 }
 }
 
 fn node() -> Node {
@@ -75,12 +69,12 @@ impl Bench {
     }
 
     fn is_quiet(&self) -> bool {
-        self.holders.iter().flatten().all(|holder| !holder.stopped && !holder.lost)
+        self.holders.iter().flatten().all(|holder| !holder.stopped)
     }
 
     fn say(&mut self, index: usize, message: ToDaemon) {
         let Some(holder) = &self.holders[index] else { return };
-        let (conn, peer) = (holder.conn, peer_of(index));
+        let (conn, peer) = (holder.conn, Peer { pid: 7, uid: 0 });
         let out = self.node.orders(self.now, NodeEvent::Received { conn, peer, frame: message }).unwrap();
         self.hear(out);
     }
@@ -173,7 +167,7 @@ impl Bench {
         let (run, name, program) = (RunId::new(1), name.to_owned(), "test".to_owned());
         let frame =
             ToDaemon::Hello { pid_start: 0, pid, run, name, program, spec, on_loss: OnDaemonLoss::Open };
-        let (peer, mut out) = (peer_of(pid as usize), Vec::new());
+        let (peer, mut out) = (Peer { pid: 7, uid: 0 }, Vec::new());
         self.node.handle(self.now, NodeEvent::Received { conn, peer, frame }, &mut out).unwrap();
         self.hear(out);
     }
@@ -183,7 +177,6 @@ impl Bench {
         let conn = ConnId::new(u32::try_from(index).unwrap(), 0);
         self.holders.push(Some(Holder {
             conn,
-            lost: false,
             client: None,
             held: 0,
             used: 0,
@@ -200,9 +193,6 @@ impl Bench {
     fn attach(&mut self, index: usize) {
         let Some(holder) = &mut self.holders[index] else { return };
         holder.held = holder.used;
-        if core::mem::take(&mut holder.lost) {
-            holder.conn = ConnId::new(holder.conn.slot(), holder.conn.generation() + 1);
-        }
         let (allocated, part) = (Bytes(holder.used), holder.part.map(Bytes));
         let conn = holder.conn;
         self.hello(conn, u32::try_from(index).unwrap(), "instance");
@@ -260,29 +250,6 @@ impl Bench {
         if let Some(holder) = self.holders.get_mut(index).and_then(Option::take) {
             let out = self.node.orders(self.now, NodeEvent::Closed { conn: holder.conn }).unwrap();
             self.hear(out);
-        }
-    }
-
-    /// Breaks the connection of a process, which lives and grows to its part, or to half of it.
-    fn lose(&mut self, index: usize, watched: bool, grows: bool) {
-        let Some(holder) = self.holders.get_mut(index).and_then(Option::as_mut) else { return };
-        if holder.lost {
-            return;
-        }
-        (holder.lost, holder.client, holder.stopped) = (true, None, false);
-        holder.questions.clear();
-        holder.asks.clear();
-        let most = holder.part.unwrap_or(holder.held);
-        holder.used = holder.used.max(if grows { most } else { most / 2 });
-        holder.held = holder.used;
-        let conn = holder.conn;
-        let out = self.node.orders(self.now, NodeEvent::Lost { conn, watched }).unwrap();
-        self.hear(out);
-    }
-
-    fn come_back(&mut self, index: usize) {
-        if self.holders.get(index).and_then(Option::as_ref).is_some_and(|holder| holder.lost) {
-            self.attach(index);
         }
     }
 
@@ -359,7 +326,7 @@ fn each_process_is_told_what_all_use_to_the_byte() {
         let ToClient::MemoryAsk { client, round, .. } = frame else { panic!("{frame:?}") };
         let used = Bytes(bench.holders[conn.slot() as usize].as_ref().unwrap().used);
         let mut out = Vec::new();
-        let (peer, frame) = (peer_of(nth), ToDaemon::MemoryUsed { client, round, used });
+        let (peer, frame) = (Peer { pid: 7, uid: 0 }, ToDaemon::MemoryUsed { client, round, used });
         bench.node.handle(bench.now, NodeEvent::Received { conn, peer, frame }, &mut out).unwrap();
         let known = NodeAction::UseKnown { question: 5 };
         assert_eq!(out, if nth == 2 { vec![known] } else { vec![] }, "with the last answer");
@@ -408,88 +375,6 @@ fn a_process_that_is_back_first_waits_for_its_siblings() {
     assert_eq!(bench.granted, 3);
 }
 
-/// The daemon may take the end of a connection for the end of its process only if it knows of this end.
-#[test]
-fn a_process_without_its_connection_keeps_its_memory_and_name_until_it_is_back_or_ends() {
-    let mut bench = Bench::new();
-    bench.start();
-    bench.start();
-    bench.allocate(0, 500);
-    bench.lose(0, true, true);
-    let alone = bench.holders[0].as_ref().unwrap().used;
-    assert!(alone > 500, "it took its part");
-    bench.pass(60_000);
-    bench.allocate(1, LIMIT - alone + 1);
-    assert_eq!((bench.granted, bench.denied), (1, 1));
-    bench.allocate(1, LIMIT - alone);
-    assert_eq!(bench.granted, 2, "to the byte");
-    // Back, it states its memory once.
-    bench.free(0, 300);
-    bench.come_back(0);
-    bench.pass(2_000);
-    bench.allocate(1, 300);
-    assert_eq!((bench.granted, bench.denied), (3, 1));
-    // Its last sibling ends, and then it ends too.
-    bench.lose(0, true, false);
-    bench.kill(1);
-    assert_eq!(bench.node.devices().count(), 1, "the device has memory of its");
-    let name = |bench: &Bench| bench.node.names.contains_key("instance");
-    assert!(name(&bench));
-    bench.kill(0);
-    assert!(!name(&bench) && bench.node.devices().count() == 0);
-}
-
-/// The end of a connection may be seen after the frames of the next one.
-#[test]
-fn a_process_that_is_back_before_its_loss_is_seen_holds_its_memory_once() {
-    let mut bench = Bench::new();
-    bench.start();
-    bench.start();
-    bench.allocate(0, 500);
-    let old = bench.holders[0].as_ref().unwrap().conn;
-    bench.holders[0].as_mut().unwrap().lost = true;
-    bench.come_back(0);
-    bench.node.orders(bench.now, NodeEvent::Lost { conn: old, watched: true }).unwrap();
-    assert!(!bench.node.is_absent(old));
-    bench.pass(2_000);
-    let held: Bytes = bench.node.clients.values().map(|client| client.account.held()).sum();
-    let instance = *bench.node.names.get("instance").unwrap();
-    assert_eq!(bench.node.ledger.tenant_held((GpuId::new(0), instance)), held);
-    assert_eq!(bench.node.instances[&instance].processes, 2);
-    bench.allocate(1, 400);
-    assert_eq!((bench.granted, bench.denied), (2, 0));
-}
-
-/// A process in another PID namespace may be out of sight, so its end is not seen.
-#[test]
-fn memory_of_a_process_out_of_sight_is_waited_for_and_its_name_given_up() {
-    let mut bench = Bench::new();
-    bench.start();
-    bench.start();
-    bench.allocate(0, 500);
-    bench.lose(0, false, false);
-    bench.allocate(1, 900);
-    assert_eq!((bench.granted, bench.denied), (1, 0), "it waits");
-    bench.holders[0] = None;
-    bench.pass(1_000);
-    assert_eq!((bench.granted, bench.denied), (2, 0));
-    bench.lose(1, false, false);
-    let run = |bench: &Bench| bench.node.names.get("instance").map(|id| bench.node.instances[id].run);
-    assert_eq!(run(&bench), Some(Run::Number(RunId::new(1))));
-    let frame = ToDaemon::Hello {
-        pid_start: 0,
-        pid: 1,
-        run: RunId::new(2),
-        name: "instance".into(),
-        program: "test".into(),
-        spec: ResourceSpec::UNLIMITED,
-        on_loss: OnDaemonLoss::Open,
-    };
-    let (conn, peer) = (ConnId::new(9, 0), peer_of(9));
-    bench.node.orders(bench.now, NodeEvent::Received { conn, peer, frame }).unwrap();
-    assert_eq!(run(&bench), Some(Run::Number(RunId::new(2))));
-}
-
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Start,
@@ -498,8 +383,6 @@ enum Step {
     Stop { index: usize, stopped: bool },
     View { index: usize },
     Kill { index: usize },
-    Lose { index: usize, grows: bool },
-    ComeBack { index: usize },
     Pass { ms: u64 },
     Restart { order: u64 },
 }
@@ -512,8 +395,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0usize..6, any::<bool>()).prop_map(|(index, stopped)| Step::Stop { index, stopped }),
         1 => (0usize..6).prop_map(|index| Step::View { index }),
         1 => (0usize..6).prop_map(|index| Step::Kill { index }),
-        1 => (0usize..6, any::<bool>()).prop_map(|(index, grows)| Step::Lose { index, grows }),
-        2 => (0usize..6).prop_map(|index| Step::ComeBack { index }),
         2 => (1u64..1_500).prop_map(|ms| Step::Pass { ms }),
         1 => (0u64..1_000).prop_map(|order| Step::Restart { order }),
     ]
@@ -542,8 +423,6 @@ proptest! {
                     }
                 }
                 Step::Kill { index } => bench.kill(index),
-                Step::Lose { index, grows } => bench.lose(index, true, grows),
-                Step::ComeBack { index } => bench.come_back(index),
                 Step::Pass { ms } => bench.pass(ms),
                 Step::Restart { order } => bench.restart(order),
                 Step::Start => {}
