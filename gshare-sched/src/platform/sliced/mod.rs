@@ -5,8 +5,8 @@
 //! Neither knows changing devices, a host's orders, or the other engine. The pool connects them and turns their decisions into orders.
 //!
 //! # Algorithm
-//! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool names each instance once and for all, and
-//!    maps the name to the keeper's own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
+//! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool maps an instance's name to the keeper's
+//!    own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
 //! 2. **A request** goes to the router with the earlier of its SLO and its deadline, and to one keeper: on the first node with instances
 //!    of its function, else on a node that the function fits. A dispatch on another node is told to the keeper there, so that each keeper
 //!    knows the use of its instances.
@@ -19,7 +19,6 @@
 //! 6. **A minimum** of instances is kept by the nodes together: each keeps its present part, and missing instances start one by one, on
 //!    the node with the fewest slices held that can start them. They are checked again after each end or change of an instance or device,
 //!    and ten seconds after a failed start. The host learns `Unmet` where no node can.
-//! 7. **Deadlines**: a waiting request is rejected at its deadline, even while an instance is being unparked for it.
 //!
 //! # Example
 //! Functions A and B share a slice with room for one of them, now A. A request for B comes while the slice is idle. Orders: `Park A`; on
@@ -37,7 +36,7 @@
 //! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the host learns `Unmet`. The default keepers let a minimum wait
 //!   while other functions work on its slices;
 //! - `max_instances` bounds starts: a replacement and the old instance coexist for a while, and a lowered bound stops no instance;
-//! - limits of tenants are the platform's task, and a host that never answers an order keeps the instance as it is: there is no time-out.
+//! - limits of tenants, and the time in which a host must answer, are the platform's task.
 
 mod minimum;
 mod obey;
@@ -53,8 +52,8 @@ use crate::pipeline::{
     RouterConfig, SlackRouter,
 };
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
-    PoolEvent, Regime, Rejection, StopCause, Work,
+    DeviceSpec, FunctionSpec, InstanceNames, InstanceView, Life, Part, Pool, PoolAction, PoolError,
+    PoolEvent, Regime, StopCause, Work,
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
@@ -128,6 +127,8 @@ struct Instance {
     /// The ticket for which the instance is unparked.
     pending: Option<RequestId>,
     requests: BTreeSet<RequestId>,
+    /// Tickets of withdrawn requests that ran here; the router learns of them after the instance's end.
+    withdrawn: Vec<RequestId>,
     cause: StopCause,
 }
 
@@ -198,8 +199,10 @@ pub struct SlicedPool {
     gpus: BTreeMap<GpuId, NodeId>,
     functions: BTreeMap<FunctionId, Function>,
     instances: BTreeMap<InstanceId, Instance>,
-    next: u64,
+    names: InstanceNames,
     tickets: Tickets,
+    /// Tickets that the router has given to an instance and has no answer for.
+    given: BTreeMap<RequestId, InstanceId>,
     /// The router's numbers of shared slices.
     numbers: BTreeMap<(NodeId, SharedSlice), SharedSlice>,
     now: Timestamp,
@@ -237,8 +240,9 @@ impl SlicedPool {
             gpus: BTreeMap::new(),
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),
-            next: 0,
+            names: InstanceNames::default(),
             tickets: Tickets::default(),
+            given: BTreeMap::new(),
             numbers: BTreeMap::new(),
             now: Timestamp::ZERO,
             tasks: VecDeque::new(),
@@ -352,8 +356,7 @@ impl SlicedPool {
         Ok(actions)
     }
 
-    /// Tells a node's keeper of the functions that fit the node only now. While there are devices, requests of a function that
-    /// fits no node are rejected.
+    /// Tells a node's keeper of the functions that fit the node only now.
     fn refit(&mut self, at: NodeId, actions: &mut Vec<PoolAction>) {
         let all: Vec<FunctionId> =
             self.functions.iter().filter(|(_, of)| !of.removed).map(|(function, _)| *function).collect();
@@ -362,7 +365,6 @@ impl SlicedPool {
         }
         self.version += 1;
         self.look = true;
-        self.reject_unfit(actions);
     }
 
     fn fit(&mut self, function: FunctionId, at: NodeId, actions: &mut Vec<PoolAction>) {
@@ -386,20 +388,6 @@ impl SlicedPool {
         if new && self.tickets.waiting(function) > 0 {
             let node = self.node_for(function).unwrap_or(at);
             self.keep(node, InstanceEvent::Requested { function });
-        }
-    }
-
-    fn reject_unfit(&mut self, actions: &mut Vec<PoolAction>) {
-        if self.gpus.is_empty() {
-            return;
-        }
-        let unfit = |of: &Function| of.nodes.is_empty() && !of.removed;
-        let all: Vec<FunctionId> =
-            self.functions.iter().filter(|(_, of)| unfit(of)).map(|(function, _)| *function).collect();
-        for function in all {
-            for request in self.tickets.waiting_of(function) {
-                self.give_up(request, Rejection::NeverFits, actions);
-            }
         }
     }
 
@@ -440,32 +428,15 @@ impl SlicedPool {
         request: RequestId,
         function: FunctionId,
         (arrived, deadline): (Timestamp, Option<Timestamp>),
-        actions: &mut Vec<PoolAction>,
     ) {
         let Some(of) = self.functions.get(&function) else { return };
-        let reject = |reason| PoolAction::Order(PlatformAction::Reject { request, reason });
-        if deadline.is_some_and(|at| at <= self.now) {
-            return actions.push(reject(Rejection::DeadlineMissed));
-        }
-        if of.nodes.is_empty() && !self.gpus.is_empty() {
-            actions.push(reject(Rejection::NeverFits));
-            return self.unmet(function, None, actions);
-        }
         let due = of.slo.map(|slo| arrived.saturating_add(slo));
         let due = [due, deadline].into_iter().flatten().min();
-        let ticket = self.tickets.add(request, function, deadline);
+        let ticket = self.tickets.add(request, function);
         if let Some(node) = self.node_for(function) {
             self.keep(node, InstanceEvent::Requested { function });
         }
         self.route(RouteEvent::Arrived { request: ticket, function, deadline: due });
-    }
-
-    /// Ends a waiting request. The router forgets it now, or after the arrival of the instance that is unparked for it.
-    fn give_up(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
-        if let Some(held) = self.tickets.remove(request) {
-            self.route(RouteEvent::Cancelled { request: held.ticket });
-            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-        }
     }
 
     fn done(&mut self, request: RequestId, took: Duration) {
@@ -484,10 +455,7 @@ impl SlicedPool {
         self.route(RouteEvent::Completed { request: held.ticket, instance: id });
     }
 
-    fn remove(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        for request in self.tickets.waiting_of(function) {
-            self.give_up(request, Rejection::Removed, actions);
-        }
+    fn remove(&mut self, function: FunctionId) {
         if let Some(of) = self.functions.get_mut(&function) {
             of.removed = true;
         }
@@ -551,9 +519,6 @@ impl SlicedPool {
         if self.retry.is_some_and(|at| at <= self.now) {
             (self.retry, self.look) = (None, true);
         }
-        while let Some(request) = self.tickets.expired(self.now) {
-            self.give_up(request, Rejection::DeadlineMissed, actions);
-        }
         self.run(actions);
     }
 
@@ -608,7 +573,7 @@ impl Engine for SlicedPool {
         }
         if let PoolEvent::FunctionRemoved { function } = event {
             // Before any start for the function.
-            self.remove(function, actions);
+            self.remove(function);
         }
         self.catch_up(actions);
         match event {
@@ -622,14 +587,9 @@ impl Engine for SlicedPool {
                 }
             }
             PoolEvent::Arrived { request, function, arrived, deadline, .. } => {
-                self.arrived(request, function, (arrived, deadline), actions);
+                self.arrived(request, function, (arrived, deadline));
             }
             PoolEvent::Done { request, took } => self.done(request, took),
-            PoolEvent::Cancelled { request } => {
-                if let Some(held) = self.tickets.remove(request) {
-                    self.route(RouteEvent::Cancelled { request: held.ticket });
-                }
-            }
             PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
             PoolEvent::FunctionRemoved { .. }
             | PoolEvent::TenantLimited { .. }
@@ -645,8 +605,7 @@ impl Engine for SlicedPool {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let keepers = self.due.first().map(|(at, _)| *at);
-        let engines = [keepers, self.router.next_deadline(), self.tickets.next_deadline()];
-        engines.into_iter().chain([self.retry]).flatten().min()
+        [keepers, self.router.next_deadline(), self.retry].into_iter().flatten().min()
     }
 }
 
@@ -670,6 +629,26 @@ impl Pool for SlicedPool {
 
     fn waiting(&self, function: FunctionId) -> usize {
         self.tickets.waiting(function)
+    }
+
+    fn name_instances_by(&mut self, names: InstanceNames) {
+        self.names = names;
+    }
+
+    fn fits(&self, function: FunctionId) -> bool {
+        self.functions.get(&function).is_some_and(|of| !of.nodes.is_empty())
+    }
+
+    fn withdraw(&mut self, request: RequestId) {
+        let Some(held) = self.tickets.remove(request) else { return };
+        match held.on.and_then(|id| self.instances.get_mut(&id)) {
+            Some(one) => {
+                one.requests.remove(&request);
+                one.withdrawn.push(held.ticket);
+            }
+            // Forgotten now, or after the arrival of the instance that is unparked for it.
+            None => self.route(RouteEvent::Cancelled { request: held.ticket }),
+        }
     }
 
     fn invariants(&self) {

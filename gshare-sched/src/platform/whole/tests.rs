@@ -117,7 +117,7 @@ fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_
     for request in 0..3 {
         assert_eq!(host.request(request, u32::from(request == 2)), []);
     }
-    host.tell(PoolEvent::Cancelled { request: RequestId::new(1) });
+    host.pool.withdraw(RequestId::new(1));
     let actions = host.join(0);
     assert!(actions.contains(&reject(2, Rejection::NeverFits)), "{actions:?}");
     assert_eq!(actions.len(), 2, "{actions:?}");
@@ -153,7 +153,7 @@ fn a_caller_that_gives_up_while_the_model_loads_leaves_the_gpu_free() {
     let mut host = Host::new(1);
     host.add(0, 9);
     host.request(0, 0);
-    assert_eq!(host.tell(PoolEvent::Cancelled { request: RequestId::new(0) }), []);
+    assert_eq!(host.withdraw(0), []);
     assert_eq!(host.pool.waiting(FunctionId::new(0)), 0);
     assert_eq!(host.request(0, 0), [], "its name may be used again");
     assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)], "the second of that name");
@@ -168,7 +168,8 @@ fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size
     host.report(0, InstanceReport::Ready);
     host.request(1, 0);
     let function = FunctionId::new(0);
-    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(1, Rejection::Removed)]);
+    host.pool.withdraw(RequestId::new(1));
+    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), []);
     let spec = Box::new(inference(4));
     let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
     assert!(early.contains("has instances that end"), "{early}");
@@ -177,7 +178,8 @@ fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size
     host.add(0, 4);
     assert_eq!(started(&host.request(0, 0)), Some((1, 0, 0)));
     // No request waits for the starting instance, so it ends as soon as it is ready.
-    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), [reject(0, Rejection::Removed)]);
+    host.pool.withdraw(RequestId::new(0));
+    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), []);
     assert_eq!(host.report(1, InstanceReport::Ready), ended(1, StopCause::Removed));
 }
 

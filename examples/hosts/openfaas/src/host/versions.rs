@@ -5,12 +5,16 @@ use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
 use gshare_core::profile::ProfileTable;
 use gshare_core::{
-    Bytes, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare, Timestamp,
+    Bytes, Duration, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare,
+    Timestamp,
 };
 use gshare_sched::platform::{
     FunctionSpec, FunctionState, InstanceReport, PlatformAction, PlatformEvent, Work,
 };
 use std::sync::Arc;
+
+/// The time of trials, which never report that they are ready; they bound each of their steps themselves.
+const TRIALS: Duration = Duration::from_secs(3_600);
 
 /// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.
 const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
@@ -226,7 +230,7 @@ impl Host {
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate().skip(from) {
             let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
             let work = Work::Training { workers: plan.devices, share };
-            let spec = FunctionSpec::new(work, memory).with_tenant(tenant);
+            let spec = FunctionSpec::new(work, memory).with_tenant(tenant).with_loads(TRIALS, TRIALS);
             let version = Version { deployment: deployment.clone(), plan: plan.clone() };
             let trial = self.add(version, Some((function, rung)));
             let mut actions = Vec::new();
