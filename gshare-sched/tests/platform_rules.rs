@@ -4,6 +4,7 @@ use crate::support::{MS, gib, inference};
 use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, RequestId, Timestamp,
 };
+use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::Goal;
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, MigLayout, Platform, PlatformAction, PlatformConfig,
@@ -347,4 +348,49 @@ fn a_training_job_of_more_workers_than_devices_never_fits() {
             .iter()
             .any(|(_, order)| matches!(order, PlatformAction::Start { function, .. } if *function == job))
     );
+}
+
+#[test]
+fn what_a_regime_cannot_do_is_refused_by_field_and_bound() {
+    let training = |workers| Work::Training { workers, share: GpuShare::WHOLE };
+    for regime in REGIMES {
+        let mut host = Idle::new(PlatformConfig::default(), regime);
+        let found = |spec: DeviceSpec| PlatformEvent::DeviceFound {
+            gpu: GpuId::new(1),
+            spec: spec.with_regime(regime),
+        };
+        let deployed =
+            |spec| PlatformEvent::FunctionDeployed { function: FunctionId::new(1), spec: Box::new(spec) };
+        let plain = function(regime, 2);
+        let mut empty = plain.clone();
+        empty.memory = Bytes::ZERO;
+        let none = MigLayout::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
+        let node = NodeId::new(0);
+        let mut refused = vec![
+            (deployed(empty), "memory is 0: need more than 0"),
+            (deployed(plain.clone().with_devices(0)), "devices is 0, need 1"),
+        ];
+        match regime {
+            Regime::Sliced => refused.extend([
+                (
+                    found(DeviceSpec::new(node, gib(80)).with_mig(none)),
+                    "mig has no slices: need one at least",
+                ),
+                (deployed(inference(2).with_regime(regime)), "work is inference: need a pipeline"),
+            ]),
+            _ => refused.extend([
+                (found(DeviceSpec::new(node, Bytes::ZERO)), "memory is 0: need more than 0"),
+                (deployed(function(Regime::Sliced, 2).with_regime(regime)), "need devices with MIG slices"),
+            ]),
+        }
+        let (training, says) = match regime {
+            Regime::Fractional => (training(65), "workers is 65, need 1 to 64"),
+            _ => (training(2), "work is training: need fractional devices"),
+        };
+        refused.push((deployed(FunctionSpec::new(training, gib(1)).with_regime(regime)), says));
+        for (event, says) in refused {
+            let error = host.platform.orders(host.now, event.clone()).unwrap_err().to_string();
+            assert!(error.contains(says), "{regime}, {event:?}: {error}");
+        }
+    }
 }

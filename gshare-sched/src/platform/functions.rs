@@ -1,8 +1,9 @@
 //! Functions from their deployment to their removal.
 
+use super::admission::check_function;
 use super::{
-    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
-    RequestId, Timestamp, choice, gpu_time,
+    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolAction, PoolEvent,
+    Rejection, RequestId, Timestamp, choice, gpu_time,
 };
 use crate::platform::{FunctionSpec, Work};
 use gshare_core::profile::ProfileTable;
@@ -135,30 +136,7 @@ impl Platform {
         of.ok_or(PlatformError::UnknownFunction { function })
     }
 
-    pub(super) const fn check_bounds(
-        function: FunctionId,
-        min_instances: u32,
-        max_instances: u32,
-    ) -> Result<(), PlatformError> {
-        if max_instances == 0 || max_instances < min_instances {
-            return Err(PlatformError::BadBounds { function, min_instances, max_instances });
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_deployed(
-        &self,
-        function: FunctionId,
-        spec: &FunctionSpec,
-    ) -> Result<(), PlatformError> {
-        if self.functions.contains_key(&function) {
-            return Err(PlatformError::FunctionExists { function });
-        }
-        Self::check_bounds(function, spec.min_instances, spec.max_instances)?;
-        self.pool_for(spec).map(|_| ())
-    }
-
-    fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
+    pub(super) fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
         let regime = choice::regime_for(spec, |regime| {
             let pool = self.pool_of(regime)?;
             Some(self.devices.values().filter(|device| device.pool == pool).count())
@@ -177,8 +155,7 @@ impl Platform {
         let state = if profiled { FunctionState::Deployed } else { FunctionState::Profiling };
         let mut orders = Vec::new();
         if profiled {
-            let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-            self.pools[pool].handle(self.now, event, &mut orders)?;
+            orders = self.add_to_pool(pool, function, spec)?;
         } else {
             actions.push(PlatformAction::Profile { function });
         }
@@ -198,6 +175,17 @@ impl Platform {
         self.take(pool, orders, actions);
         self.look_whether_it_fits(function, actions);
         Ok(())
+    }
+
+    fn add_to_pool(
+        &mut self,
+        pool: usize,
+        function: FunctionId,
+        spec: &FunctionSpec,
+    ) -> Result<Vec<PoolAction>, PlatformError> {
+        check_function(function, self.pools[pool].regime(), spec)?;
+        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
+        Ok(self.pools[pool].orders(self.now, event)?)
     }
 
     /// Tells a lack of room now, in which requests wait, from a function that no device so far could hold, whose requests end.
@@ -230,8 +218,7 @@ impl Platform {
         spec.memory = memory.unwrap_or(spec.memory);
         // Devices may have come and gone since the deployment.
         let pool = self.pool_for(&spec)?;
-        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-        let orders = self.pools[pool].orders(self.now, event)?;
+        let orders = self.add_to_pool(pool, function, &spec)?;
         let mut waiting = BTreeSet::new();
         if let Some(of) = self.functions.get_mut(&function) {
             (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);

@@ -41,6 +41,7 @@
 //! # Cost
 //! O(log n) over requests and instances, plus the pool's cost; O(instances) for a removed function.
 
+mod admission;
 mod choice;
 mod device_spec;
 mod error;
@@ -246,63 +247,6 @@ impl Platform {
 
     fn pool_of(&self, regime: Regime) -> Option<usize> {
         self.pools.iter().position(|pool| pool.regime() == regime)
-    }
-
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
-        TimeWentBack::check(now, self.now)?;
-        match event {
-            PlatformEvent::DeviceFound { gpu, spec } => {
-                if self.devices.contains_key(gpu) {
-                    return Err(PlatformError::DeviceExists { gpu: *gpu });
-                }
-                let regime = spec.effective_regime();
-                self.pool_of(regime).map(|_| ()).ok_or(PlatformError::NoPool { regime })
-            }
-            PlatformEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
-                Err(PlatformError::UnknownDevice { gpu: *gpu })
-            }
-            PlatformEvent::TenantLimited { tenant, limits } => {
-                if limits.max_processes == 0 {
-                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
-                }
-                Ok(())
-            }
-            PlatformEvent::FunctionDeployed { function, spec } => self.check_deployed(*function, spec),
-            PlatformEvent::ProfileLearned { function, .. } => match self.known(*function)?.state {
-                FunctionState::Profiling => Ok(()),
-                _ => Err(PlatformError::NotProfiling { function: *function }),
-            },
-            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
-                self.known(*function)?;
-                Self::check_bounds(*function, *min_instances, *max_instances)
-            }
-            PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
-            PlatformEvent::RequestArrived { request, function, .. } => {
-                if self.requests.contains_key(request) {
-                    return Err(PlatformError::DuplicateRequest { request: *request });
-                }
-                if self.known(*function)?.trains() {
-                    return Err(PlatformError::NoRequests { function: *function });
-                }
-                Ok(())
-            }
-            PlatformEvent::RequestDone { request, .. } => {
-                let of =
-                    self.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
-                match of.runs_on().is_some_and(|instance| self.instances.get(instance).is_some()) {
-                    true => Ok(()),
-                    false => Err(PlatformError::NotRunning { request: *request }),
-                }
-            }
-            PlatformEvent::RequestCancelled { request } if !self.requests.contains_key(request) => {
-                Err(PlatformError::UnknownRequest { request: *request })
-            }
-            PlatformEvent::Instance { instance, .. } if !self.instances.names.were_given(*instance) => {
-                Err(PlatformError::UnknownInstance { instance: *instance })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Passes an event to a pool, and takes the pool's orders.

@@ -92,12 +92,9 @@ pub enum PoolError {
     /// The pool cannot share out a device of this kind.
     #[error("{gpu} cannot be a {regime} device: {why}")]
     BadDevice { gpu: GpuId, regime: Regime, why: String },
-    /// An event that the pool cannot take; the platform does not send such events.
+    /// New bounds or limits that the pool cannot keep.
     #[error("the {regime} pool refuses: {why}")]
     Refused { regime: Regime, why: String },
-    /// An event for an object unknown to the pool; the platform does not send such events.
-    #[error("{what} is not known to the {regime} pool")]
-    Unknown { regime: Regime, what: String },
 }
 
 /// The refusals of a pool of this regime.
@@ -112,14 +109,9 @@ impl Regime {
         PoolError::BadDevice { gpu, regime: self, why: why.to_string() }
     }
 
-    /// The error for an event that the pool cannot take.
+    /// The error for new bounds or limits: `why` names the field and its bound.
     pub fn refused(self, why: impl fmt::Display) -> PoolError {
         PoolError::Refused { regime: self, why: why.to_string() }
-    }
-
-    /// The error for an event about an object unknown to the pool.
-    pub fn unknown(self, what: impl fmt::Display) -> PoolError {
-        PoolError::Unknown { regime: self, what: what.to_string() }
     }
 }
 

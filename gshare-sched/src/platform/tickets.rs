@@ -6,7 +6,6 @@
 //! engine still keeps the old request. The engine therefore knows requests by **tickets**, which are never used twice. When the
 //! engine dispatches a ticket without a request, the pool answers it.
 
-use crate::platform::{PoolError, PoolEvent, Regime};
 use gshare_core::{FunctionId, InstanceId, RequestId};
 use std::collections::BTreeMap;
 
@@ -50,20 +49,6 @@ impl Tickets {
             if *waiting == 0 {
                 self.waiting.remove(&function);
             }
-        }
-    }
-
-    /// Refuses an event for a request that already exists, or does not run.
-    pub(super) fn check(&self, regime: Regime, event: &PoolEvent) -> Result<(), PoolError> {
-        let runs = |request| self.get(request).map(|held| held.on.is_some());
-        match *event {
-            PoolEvent::Arrived { request, .. } if runs(request).is_some() => {
-                Err(regime.refused(format_args!("{request} is already here")))
-            }
-            PoolEvent::Done { request, .. } if runs(request) != Some(true) => {
-                Err(regime.unknown(format_args!("{request} as one that runs")))
-            }
-            _ => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! # Runs
 //! The pool stands in the place of a platform and gets the platform's events, together with the world's faults and its [`Book`].
 //! Devices are lost and come back, starts are refused, take long and die, callers give up, and reports come late. Besides,
-//! functions are removed and deployed again, bounds change, and outdated reports and meaningless events arrive.
+//! functions are removed and deployed again, bounds change, and outdated reports arrive.
 //!
 //! # Checks
 //! The suite checks all rules of the book, and for the pool alone:
@@ -12,8 +12,7 @@
 //!   `Unmet` since it last had the minimum. Also after an `Unmet`, it has the minimum again within ten seconds in which it surely
 //!   fits a device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
 //!   its minimum within a bound;
-//! - every part of an instance has a limit of memory, and the pool orders no profile;
-//! - the pool refuses a meaningless event, and then orders nothing.
+//! - every part of an instance has a limit of memory, and the pool orders no profile.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
@@ -46,7 +45,6 @@ pub struct PoolTrial {
 
 const KEEPS: &str = "every order can be carried out, no device is oversold, and each request ends once";
 const TAKES: &str = "an event that may come is taken";
-const REFUSES: &str = "an event that makes no sense is refused";
 const VIEWS: &str = "instances and waiting requests are those that were ordered and told";
 const LEAST: &str = "the fewest instances of a function are kept";
 const SHARES: &str = "an instance is ordered with a share of memory on each device, and without a profile";
@@ -245,14 +243,10 @@ impl Alone {
             PlatformEvent::ProfileLearned { .. } => return Ok(()),
             PlatformEvent::DeadlineReached => PoolEvent::DeadlineReached,
         };
-        self.tell(now, told.clone(), actions)?;
+        self.tell(now, told, actions)?;
         self.ready = None;
-        if matches!(told, PoolEvent::DeviceJoined { .. }) {
-            self.nonsense(now, told)?;
-        }
         if self.faults && self.rng.percent(2) {
             self.old_report(now, actions)?;
-            self.any_nonsense(now)?;
         }
         self.agree(now)
     }
@@ -364,36 +358,6 @@ impl Alone {
         }
         actions.push(order);
         Ok(())
-    }
-
-    /// Sends the pool an event it must refuse.
-    fn nonsense(&mut self, now: Timestamp, event: PoolEvent) -> Result<(), Broken> {
-        let (told, mut orders) = (format!("{event:?}"), Vec::new());
-        let taken = self.pool.handle(now, event, &mut orders).is_ok();
-        self.pool.invariants();
-        claim(!taken, REFUSES, || format!("it took {told}"))
-    }
-
-    fn any_nonsense(&mut self, now: Timestamp) -> Result<(), Broken> {
-        let gone = |gpu: &GpuId| !self.book.devices.contains_key(gpu);
-        let gpu = (0..).map(GpuId::new).find(gone).unwrap_or(GpuId::new(u32::MAX));
-        let removed = self.book.functions.keys().find(|function| !self.live.contains_key(function));
-        let function = removed.copied().unwrap_or(FunctionId::new(u32::MAX));
-        let request = RequestId::new(u64::MAX);
-        let (min_instances, max_instances, took) = (0, 1, Duration::from_millis(1));
-        let open = self.book.requests.iter().map(|(request, found)| (*request, found.function));
-        let open: Vec<(RequestId, FunctionId)> = open.collect();
-        let event = match (self.rng.below(6), self.rng.pick(&open).copied()) {
-            (0, _) => PoolEvent::DeviceLost { gpu },
-            (1, _) => PoolEvent::FunctionRemoved { function },
-            (2, _) => PoolEvent::BoundsChanged { function, min_instances, max_instances },
-            (3, Some((request, function))) => {
-                PoolEvent::Arrived { request, function, arrived: now, held: false, deadline: None }
-            }
-            (4, Some((waiting, _))) if self.waits(waiting) => PoolEvent::Done { request: waiting, took },
-            _ => PoolEvent::Done { request, took },
-        };
-        self.nonsense(now, event)
     }
 
     /// Sends the pool a report about an unknown instance, or a repeated report.

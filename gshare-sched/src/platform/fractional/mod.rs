@@ -194,9 +194,6 @@ gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances }
 
 const REGIME: Regime = Regime::Fractional;
 
-/// The most devices of an instance.
-const MOST_DEVICES: u32 = 64;
-
 impl FractionalPool {
     /// A pool without devices and functions.
     ///
@@ -232,70 +229,6 @@ impl FractionalPool {
     #[must_use]
     pub fn with_order(self, order: Box<dyn QueueOrder>) -> Self {
         Self { order, ..self }
-    }
-
-    fn check(&self, event: &PoolEvent) -> Result<(), PoolError> {
-        let known = |function: &FunctionId| match self.functions.get(function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => {
-                let bad = |why| Err(REGIME.bad_device(*gpu, why));
-                match () {
-                    () if self.devices.contains_key(gpu) => bad("it is already here"),
-                    () if spec.mig.is_some() => bad("it has MIG slices"),
-                    () if spec.memory.get() == 0 => bad("memory is 0, need more"),
-                    () => Ok(()),
-                }
-            }
-            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(REGIME.unknown(gpu)),
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, .. }
-            | PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function } => known(function),
-            PoolEvent::Arrived { request, function, .. } => {
-                known(function)?;
-                if self.functions[function].gang.is_some() {
-                    return Err(REGIME.unsuitable(*function, "a training function answers no requests"));
-                }
-                if self.requests.contains_key(request) { Err(REGIME.unknown(request)) } else { Ok(()) }
-            }
-            PoolEvent::Done { request, .. } => match self.requests.get(request).and_then(|of| of.on) {
-                Some(_) => Ok(()),
-                None => Err(REGIME.unknown(request)),
-            },
-            PoolEvent::Instance { instance, .. } if !self.names.were_given(*instance) => {
-                Err(REGIME.unknown(instance))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let bad = |why: &str| Err(REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return bad("it is already here, or instances of the one before it are not gone");
-        }
-        if spec.memory.get() == 0 {
-            return bad("memory is 0, need more");
-        }
-        let most = if matches!(spec.work, Work::Inference { .. }) { MOST_DEVICES } else { 1 };
-        if !(1..=most).contains(&spec.devices) {
-            let need = if most == 1 { "1".to_owned() } else { format!("1 to {most}") };
-            return bad(&format!("devices is {}, need {need}", spec.devices));
-        }
-        match &spec.work {
-            Work::Pipeline { .. } => bad("a pipeline needs MIG slices"),
-            Work::Inference { profile: None } => bad("it has no profile"),
-            Work::Inference { profile: Some(_) } => Ok(()),
-            Work::Training { workers, .. } if !(1..=MOST_DEVICES).contains(workers) => {
-                bad(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"))
-            }
-            Work::Training { share, .. } => {
-                Demand::from(share).validate().map_err(|error| REGIME.unsuitable(function, error))
-            }
-        }
     }
 
     /// Handles the deadlines up to now.
@@ -444,7 +377,6 @@ impl Engine for FractionalPool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        self.check(&event)?;
         let event = if self.config.sm_partitions { event } else { on_all_sms(event) };
         // Two events may still be refused, by their engine: it is asked before any change.
         let mut scaled = Vec::new();

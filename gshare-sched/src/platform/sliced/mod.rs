@@ -52,15 +52,15 @@ use crate::pipeline::{
     RouterConfig, SlackRouter,
 };
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceNames, InstanceView, Life, Part, Pool, PoolAction, PoolError,
-    PoolEvent, Regime, StopCause, Work,
+    DeviceSpec, InstanceNames, InstanceView, Life, Part, Pool, PoolAction, PoolError, PoolEvent, Regime,
+    StopCause,
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, SharedSlice,
-    SmShare, TimeWentBack, Timestamp,
+    SmShare, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -269,75 +269,18 @@ impl SlicedPool {
 
     const REGIME: Regime = Regime::Sliced;
 
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
-        self.tickets.check(Self::REGIME, event)?;
-        let known = |function: FunctionId| match self.functions.get(&function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
-            PoolEvent::DeviceLost { gpu } if !self.gpus.contains_key(gpu) => Err(Self::REGIME.unknown(gpu)),
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, max_instances: 0, .. } => known(*function).and_then(|()| {
-                Err(Self::REGIME.refused(format_args!("max_instances of {function} is 0: need more than 0")))
-            }),
-            PoolEvent::BoundsChanged { function, .. }
-            | PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function }
-            | PoolEvent::Arrived { function, .. } => known(*function),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why: &str| Err(Self::REGIME.bad_device(gpu, why));
-        if self.gpus.contains_key(&gpu) {
-            return bad("it is here already");
-        }
-        let Some(layout) = spec.mig.as_ref().filter(|layout| !layout.slices().is_empty()) else {
-            return bad("mig has no slices: need one at least");
-        };
-        match self.nodes.get(&spec.node) {
-            Some(node) if node.model != *layout.model() => bad(&format!(
-                "mig.model is {}, that of the other devices of {} is {}: a node has one",
-                layout.model().name,
-                spec.node,
-                node.model.name
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let unsuitable = |why| Err(Self::REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return unsuitable("it is here already, or has instances that end");
-        }
-        if spec.devices != 1 {
-            return unsuitable("devices: need 1, models are spread over fractional devices only");
-        }
-        if spec.max_instances == 0 {
-            return unsuitable("max_instances is 0: need more than 0");
-        }
-        match spec.work {
-            Work::Pipeline { .. } => Ok(()),
-            Work::Inference { .. } => {
-                unsuitable("work is inference: need a pipeline, whose components have profiles by slice")
-            }
-            Work::Training { .. } => {
-                unsuitable("work is training: slices are given to functions that answer requests")
-            }
-        }
-    }
-
     /// Adds a device to its node's keeper, or makes the keeper.
     fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
         let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
         let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
         if let Some(node) = self.nodes.get_mut(&spec.node) {
+            if node.model != *layout.model() {
+                let (new, name, old) = (&layout.model().name, spec.node, &node.model.name);
+                let why = format!(
+                    "mig.model is {new}, that of the other devices of {name} is {old}: a node has one"
+                );
+                return Err(Self::REGIME.bad_device(gpu, why));
+            }
             let event = InstanceEvent::GpuJoined { gpu, slices };
             node.keeper
                 .handle(self.now, event, &mut actions)
@@ -563,7 +506,6 @@ impl Engine for SlicedPool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         if let PoolEvent::DeviceJoined { gpu, spec } = &event {
             let orders = self.join(*gpu, spec).inspect_err(|_| self.now = before)?;

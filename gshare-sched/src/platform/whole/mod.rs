@@ -57,7 +57,7 @@ use gshare_core::dag::ComponentSet;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    SmShare, TimeWentBack, Timestamp, resource::QuotaRange,
+    SmShare, Timestamp, resource::QuotaRange,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -162,54 +162,8 @@ impl WholePool {
         Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
     }
 
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
-        self.tickets.check(Self::REGIME, event)?;
-        let known = |function: FunctionId| match self.functions.get(&function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
-            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
-                Err(Self::REGIME.unknown(gpu))
-            }
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, min_instances, .. } => {
-                known(*function)?;
-                minimum::check(*min_instances)
-                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))
-            }
-            PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function }
-            | PoolEvent::Arrived { function, .. } => known(*function),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why| Err(Self::REGIME.bad_device(gpu, why));
-        if self.devices.contains_key(&gpu) {
-            return bad("it is here already");
-        }
-        if spec.mig.is_some() {
-            return bad("mig has slices: need none");
-        }
-        if spec.memory == Bytes::ZERO {
-            return bad("memory is 0: need more than 0");
-        }
-        Ok(())
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+    fn check_function(function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
         let unsuitable = |why: &str| Err(Self::REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return unsuitable("it is here already, or has instances that end");
-        }
-        if spec.devices != 1 {
-            return unsuitable("devices: need 1, models are spread over fractional devices only");
-        }
         let Some(infer) = infer(spec) else {
             return unsuitable(
                 "work: need an inference function whose profile has a point of batch 1 with a p50 above 0",
@@ -223,11 +177,7 @@ impl WholePool {
                 return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
-        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
-        match spec.memory {
-            Bytes::ZERO => unsuitable("memory is 0: need more than 0"),
-            _ => Ok(()),
-        }
+        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))
     }
 
     /// Passes an event to the scheduler, which may refuse it; a refused event has changed nothing.
@@ -256,7 +206,9 @@ impl WholePool {
                 let limited = RequestEvent::TenantLimited { tenant: *tenant, memory: limits.memory };
                 self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
             }
-            PoolEvent::BoundsChanged { function, max_instances, .. } => {
+            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
+                minimum::check(*min_instances)
+                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))?;
                 let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
                 let limited = RequestEvent::ModelLimited { model: of.model, copies: *max_instances };
                 let told = self.scheduler.orders(self.now, limited);
@@ -268,6 +220,7 @@ impl WholePool {
                 Ok(())
             }
             PoolEvent::FunctionAdded { function, spec } => {
+                Self::check_function(*function, spec)?;
                 let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
                 let model = known.unwrap_or(ModelId::new(self.next_model));
                 let added = RequestEvent::ModelAdded { model, memory: spec.memory };
@@ -409,7 +362,6 @@ impl Engine for WholePool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         self.admit(&event, actions).inspect_err(|_| self.now = before)?;
         if let PoolEvent::FunctionRemoved { function } = event {
