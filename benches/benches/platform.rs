@@ -226,7 +226,7 @@ fn memory(sizes: &Sizes) {
         platform.handle(Timestamp::ZERO, event, &mut orders).expect("known");
     }
     orders = Vec::new();
-    let waiting: usize = (0..100).map(|function| platform.waiting_in_pool(FunctionId::new(function))).sum();
+    let waiting: usize = (0..100).map(|function| platform.waiting(FunctionId::new(function))).sum();
     let each = resident().saturating_sub(before) / u64::try_from(waiting.max(1)).expect("fits");
     println!("platform: {waiting} requests wait, {each} bytes of resident memory each");
     black_box(&orders);

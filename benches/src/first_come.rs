@@ -15,15 +15,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Least time between two shortages of a function, as our router has it.
 const SHORT_EVERY: Duration = Duration::from_millis(100);
-/// Dispatches of a request before it is given up, as our router has it.
-const MAX_ATTEMPTS: u8 = 3;
 
 #[derive(Debug)]
 struct Request {
     function: FunctionId,
     arrival: u64,
     deadline: Timestamp,
-    attempts: u8,
 }
 
 #[derive(Debug)]
@@ -89,7 +86,6 @@ impl FirstCome {
     fn dispatch(&mut self, function: FunctionId, instance: InstanceId, actions: &mut Vec<RouteAction>) {
         let first = self.queues.get_mut(&function).and_then(BTreeMap::pop_first);
         let (_, request) = first.expect("a function with a request");
-        self.requests.get_mut(&request).expect("a waiting request").attempts += 1;
         self.instances.get_mut(&instance).expect("an instance that is up").has.insert(request);
         actions.push(RouteAction::Dispatch { request, instance });
     }
@@ -157,13 +153,8 @@ impl FirstCome {
     /// Returns the requests of a lost instance to their earlier places in the queue.
     fn down(&mut self, instance: &Instance, actions: &mut Vec<RouteAction>) {
         for &request in &instance.has {
-            let found = &self.requests[&request];
-            if found.attempts >= MAX_ATTEMPTS {
-                self.requests.remove(&request);
-                actions.push(RouteAction::Reject { request, reason: RouteReject::AttemptsExhausted });
-            } else {
-                self.queues.entry(instance.function).or_default().insert(found.arrival, request);
-            }
+            let arrival = self.requests[&request].arrival;
+            self.queues.entry(instance.function).or_default().insert(arrival, request);
         }
         self.serve(instance.function, actions);
         if let Some(at) = instance.slice() {
@@ -212,7 +203,7 @@ impl FirstCome {
             RouteEvent::Arrived { request, function, deadline } => {
                 let (arrival, deadline) = (self.arrivals, deadline.unwrap_or(Timestamp::MAX));
                 self.arrivals += 1;
-                self.requests.insert(request, Request { function, arrival, deadline, attempts: 0 });
+                self.requests.insert(request, Request { function, arrival, deadline });
                 self.queues.entry(function).or_default().insert(arrival, request);
                 self.serve(function, actions);
                 Some(function)

@@ -1,7 +1,7 @@
 //! A function of yours around another author's engine.
 
 use crate::pipeline::{Home, InstanceKeeper, Router};
-use crate::platform::{InstanceView, Pool, Regime};
+use crate::platform::{InstanceNames, InstanceView, Pool, Regime};
 use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
@@ -84,11 +84,17 @@ impl<E: Engine + ?Sized> Engine for Wrapped<E> {
 
 /// Passes on all methods of a policy's trait, also those with a default, since the default would give another answer.
 macro_rules! pass_on {
-    ($policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }) => {
+    (
+        $policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }
+        $(mut { $(fn $change:ident(&mut self, $what:ident: $of:ty);)+ })?
+    ) => {
         impl<E: $policy + ?Sized> $policy for Wrapped<E> {
             $(fn $method(&self $(, $name: $kind)*) $(-> $answer)? {
                 self.engine.$method($($name),*)
             })+
+            $($(fn $change(&mut self, $what: $of) {
+                self.engine.$change($what);
+            })+)?
         }
     };
 }
@@ -133,7 +139,11 @@ pass_on!(Pool {
     fn regime(&self) -> Regime;
     fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
     fn waiting(&self, function: FunctionId) -> usize;
+    fn fits(&self, function: FunctionId) -> bool;
     fn invariants(&self);
+} mut {
+    fn name_instances_by(&mut self, names: InstanceNames);
+    fn withdraw(&mut self, request: RequestId);
 });
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use gshare_sched::request::{
 };
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
-    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, StopReason, VerticalAction, VerticalScaler,
+    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
 };
 use gshare_sim::conformance::{
     Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,
@@ -117,12 +117,12 @@ fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
     let tamper = |actions: &mut Vec<HorizontalAction>| {
         for action in actions {
             if let HorizontalAction::Drain { instance } = *action {
-                *action = HorizontalAction::Stop { instance, reason: StopReason::NotNeeded };
+                *action = HorizontalAction::Stop { instance };
             }
         }
     };
     let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..20));
-    assert_eq!(claim, "an instance that was ready is drained, not stopped, unless it does not drain in time");
+    assert_eq!(claim, "an instance that was ready is drained, not stopped");
     let tamper = |actions: &mut Vec<HorizontalAction>| {
         actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
     };
@@ -300,6 +300,7 @@ fn routers_and_keepers_that_break_a_promise_are_found_out() {
         broken(router_and_keeper(|| slack(RouterConfig::default()), bad, 0..40).map(core::mem::drop))
     }
     assert_eq!(silent(|action| matches!(action, InstanceAction::Evict { .. })), promise, "no eviction");
-    assert_eq!(silent(|action| matches!(action, InstanceAction::Load { .. })), promise, "no load");
+    let served = "without faults no request waits for as long as it may";
+    assert_eq!(silent(|action| matches!(action, InstanceAction::Load { .. })), served, "no load");
     assert_eq!(silent(|action| matches!(action, InstanceAction::Stop { .. })), promise, "no stop");
 }

@@ -13,7 +13,6 @@ struct Waiting {
     function: FunctionId,
     deadline: Timestamp,
     arrival: u64,
-    attempts: u8,
     /// Since it cannot be in time.
     late: bool,
     on: Option<InstanceId>,
@@ -115,7 +114,7 @@ impl Literal {
 
     fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
         let found = self.requests.iter_mut().find(|one| one.id == request).unwrap();
-        (found.on, found.attempts) = (Some(instance), found.attempts + 1);
+        found.on = Some(instance);
         let up = self.instances.iter().find(|up| up.id == instance).unwrap();
         if let Service::Shared { slice, latency, load } = up.service {
             let before = if load.is_zero() { self.worked(slice) } else { Duration::ZERO };
@@ -331,12 +330,8 @@ impl Literal {
                     self.requests.iter().filter(|one| one.on == Some(instance)).cloned().collect();
                 had.sort_by_key(|one| one.arrival);
                 for one in &had {
-                    if one.attempts >= self.config.max_attempts {
-                        self.reject(one.id, RouteReject::AttemptsExhausted);
-                    } else {
-                        let found = self.requests.iter_mut().find(|other| other.id == one.id).unwrap();
-                        (found.on, found.late) = (None, false);
-                    }
+                    let found = self.requests.iter_mut().find(|other| other.id == one.id).unwrap();
+                    (found.on, found.late) = (None, false);
                 }
                 self.serve(now, up.function);
                 if let Some(slice) = up.slice().filter(|_| !had.is_empty()) {
@@ -348,7 +343,7 @@ impl Literal {
                 let deadline = deadline.unwrap_or(Timestamp::MAX);
                 let arrival = self.arrivals;
                 self.arrivals += 1;
-                let new = Waiting { id, function, deadline, arrival, attempts: 0, late: false, on: None };
+                let new = Waiting { id, function, deadline, arrival, late: false, on: None };
                 let count = self.waiting(function).count();
                 let in_time = self.fastest(function).is_some_and(|fast| now + fast <= deadline);
                 if count == 0
@@ -358,10 +353,9 @@ impl Literal {
                     self.requests.push(new);
                     return self.dispatch(id, instance);
                 }
-                let full = count >= self.config.max_waiting as usize;
                 let reject = self.config.late == Late::Reject && self.fastest(function).is_some();
-                if full || (reject && self.too_slow(now, function, deadline)) {
-                    let reason = if full { RouteReject::QueueFull } else { RouteReject::WouldBeLate };
+                if reject && self.too_slow(now, function, deadline) {
+                    let reason = RouteReject::WouldBeLate;
                     self.actions.push(RouteAction::Reject { request: id, reason });
                     return self.tell(now, function);
                 }
@@ -775,24 +769,8 @@ fn what_is_refused_changes_nothing() {
     let change = RouteEvent::ServiceChanged { instance: InstanceId::new(2), service: zero };
     let error = router.handle(Timestamp::from_millis(5), change, &mut Vec::new()).unwrap_err();
     assert_eq!(error, RouteError::Draining { instance: InstanceId::new(2) });
-    let mut config = RouterConfig::default();
-    config.max_attempts = 0;
-    assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "max_attempts is 0: need more than 0");
     let config = RouterConfig::default().with_short_every(Duration::ZERO);
     assert_eq!(SlackRouter::new(config).unwrap_err().to_string(), "short_every is 0: need more than 0");
-}
-
-#[test]
-fn a_request_whose_instances_keep_dying_is_given_up() {
-    let mut router = SlackRouter::new(RouterConfig::default()).unwrap();
-    let mut last = Vec::new();
-    arrive(&mut router, 0, 1, 0, 100);
-    for instance in 0..3 {
-        assert_eq!(dispatched(&up(&mut router, instance, 0, service(false, 0, 10, 0, 1))), [(1, instance)]);
-        last = tell(&mut router, 0, RouteEvent::InstanceDown { instance: InstanceId::new(instance) });
-    }
-    let given_up = RouteAction::Reject { request: RequestId::new(1), reason: RouteReject::AttemptsExhausted };
-    assert_eq!(last, [given_up]);
 }
 
 #[test]

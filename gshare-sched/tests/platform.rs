@@ -2,6 +2,7 @@
 
 mod platform_overload;
 mod platform_pools;
+mod platform_rules;
 #[path = "support/platform.rs"]
 mod support;
 
@@ -14,9 +15,9 @@ use gshare_core::{
 use gshare_sched::mig::GpuModel;
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
-    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
-    InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError,
-    PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceNames,
+    InstanceReport, InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig,
+    PlatformError, PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
 };
 use gshare_sched::request::Tier;
 use proptest::prelude::*;
@@ -467,10 +468,15 @@ impl Pool for Late {
     fn regime(&self) -> Regime {
         Regime::Whole
     }
+    fn name_instances_by(&mut self, _: InstanceNames) {}
     fn instances(&self, _: &mut dyn FnMut(&InstanceView)) {}
     fn waiting(&self, _: FunctionId) -> usize {
         0
     }
+    fn fits(&self, _: FunctionId) -> bool {
+        true
+    }
+    fn withdraw(&mut self, _: RequestId) {}
     fn invariants(&self) {}
 }
 

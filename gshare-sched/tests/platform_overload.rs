@@ -1,13 +1,11 @@
-//! The order in which a fractional pool serves the requests of a function that has more of them than it answers.
+//! The order in which fractional devices serve the requests of a function that has more of them than it answers.
 
 use crate::support::{Host, MS, gib, inference};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, Quota, RequestId, SmShare, Timestamp,
-};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,
-    PlatformAction, PlatformConfig, Pool, PoolAction, PoolEvent, Rejection, Work,
+    PlatformAction, PlatformConfig, PlatformEvent, Rejection, Work,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +14,11 @@ const FUNCTION: FunctionId = FunctionId::new(0);
 /// Requests that an instance answers in a second, by the profile of the function.
 const RATE: u64 = 50;
 
-/// A pool with one function of that many ready instances, and a host that knows which of its requests wait.
+/// A platform with one function of that many ready instances, and a host that knows which of its requests wait.
 struct Line {
-    pool: FractionalPool,
+    platform: Platform,
     config: FractionalConfig,
+    max_wait: Duration,
     slo: Duration,
     instances: u64,
     now: Timestamp,
@@ -32,26 +31,30 @@ struct Line {
 }
 
 impl Line {
-    fn new(config: &FractionalConfig, slo: Duration, instances: u32) -> Self {
-        let mut pool = FractionalPool::new(config.clone(), FractionalPolicies::fast().unwrap()).unwrap();
-        let (mut orders, now) = (Vec::new(), Timestamp::ZERO);
+    fn new(config: &FractionalConfig, max_wait: Duration, slo: Duration, instances: u32) -> Self {
+        let pool = FractionalPool::new(config.clone(), FractionalPolicies::fast().unwrap()).unwrap();
+        let bounds = PlatformConfig::default().with_max_wait(max_wait);
+        let mut platform = Platform::new(bounds, vec![Box::new(pool)]).unwrap();
+        let now = Timestamp::ZERO;
         for gpu in 0..instances {
             let spec = DeviceSpec::new(NodeId::new(0), gib(16));
-            pool.handle(now, PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }, &mut orders).unwrap();
+            platform.orders(now, PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec }).unwrap();
         }
         let (whole, time) = (SmShare::WHOLE, MS(1_000 / RATE));
         let point = ProfilePoint::measured(whole, Quota::WHOLE, 1, RATE as f64, time, time).unwrap();
         let work = Work::Inference { profile: Some(ProfileTable::grid(vec![point]).unwrap()) };
         let spec = FunctionSpec::new(work, Bytes::from_gib(1)).with_slo(slo);
         let spec = Box::new(spec.with_instances(instances, instances));
-        pool.handle(now, PoolEvent::FunctionAdded { function: FUNCTION, spec }, &mut orders).unwrap();
-        for instance in (0..u64::from(instances)).map(InstanceId::new) {
-            let ready = PoolEvent::Instance { instance, report: InstanceReport::Ready };
-            pool.handle(now, ready, &mut orders).unwrap();
+        let deployed = PlatformEvent::FunctionDeployed { function: FUNCTION, spec };
+        for order in platform.orders(now, deployed).unwrap() {
+            let PlatformAction::Start { instance, .. } = order else { panic!("{order:?}") };
+            let ready = PlatformEvent::Instance { instance, report: InstanceReport::Ready };
+            platform.orders(now, ready).unwrap();
         }
         Self {
-            pool,
+            platform,
             config: config.clone(),
+            max_wait,
             slo,
             instances: instances.into(),
             now,
@@ -62,19 +65,19 @@ impl Line {
         }
     }
 
-    /// Tells the pool, and checks each of its choices. Requests that are dispatched now take `takes`.
-    fn tell(&mut self, event: PoolEvent, takes: Duration) {
-        let orders = self.pool.orders(self.now, event).unwrap();
+    /// Tells the platform, and checks each of its choices. Requests that are dispatched now take `takes`.
+    fn tell(&mut self, event: PlatformEvent, takes: Duration) {
+        let orders = self.platform.orders(self.now, event).unwrap();
         let mut behind = None;
         for order in orders {
             match order {
-                PoolAction::Order(PlatformAction::Reject { request, reason }) => {
+                PlatformAction::Reject { request, reason } => {
                     let of = *self.waiting.iter().find(|(_, id)| *id == request).unwrap();
                     assert_eq!(reason, Rejection::WaitedTooLong);
-                    assert!(self.now.saturating_since(of.0) >= self.config.max_wait, "{request} early");
+                    assert!(self.now.saturating_since(of.0) >= self.max_wait, "{request} early");
                     self.waiting.remove(&of);
                 }
-                PoolAction::Order(PlatformAction::Dispatch { request, .. }) => {
+                PlatformAction::Dispatch { request, .. } => {
                     let queue = self.waiting.len() as u64;
                     let whole = MS(1_000).saturating_mul(queue).as_nanos() / (RATE * self.instances);
                     let behind = *behind.get_or_insert(Duration::from_nanos(whole));
@@ -89,9 +92,9 @@ impl Line {
                 _ => {}
             }
         }
-        self.pool.invariants();
+        self.platform.invariants();
         let oldest = self.waiting.first().map_or(Duration::ZERO, |of| self.now.saturating_since(of.0));
-        assert!(oldest <= self.config.max_wait, "one waits for {oldest}");
+        assert!(oldest <= self.max_wait, "one waits for {oldest}");
     }
 
     /// The bound that the documentation gives: who came later goes first only while the oldest is late, and not by more than
@@ -112,16 +115,16 @@ impl Line {
     fn run_until(&mut self, end: Timestamp, takes: Duration) {
         loop {
             let answer = self.served.first_key_value().map(|(&key, &took)| (key, took));
-            let due = self.pool.next_deadline();
+            let due = self.platform.next_deadline();
             let next = answer.map(|((at, _), _)| at).into_iter().chain(due).min();
             let Some(next) = next.filter(|at| *at <= end) else { break };
             self.now = self.now.max(next);
             match answer.filter(|((at, _), _)| due.is_none_or(|due| *at < due)) {
                 Some((key, took)) => {
                     self.served.remove(&key);
-                    self.tell(PoolEvent::Done { request: key.1, took }, takes);
+                    self.tell(PlatformEvent::RequestDone { request: key.1, took }, takes);
                 }
-                None => self.tell(PoolEvent::DeadlineReached, takes),
+                None => self.tell(PlatformEvent::DeadlineReached, takes),
             }
         }
         self.now = end;
@@ -143,14 +146,13 @@ proptest! {
     ) {
         let config = FractionalConfig::default()
             .with_late_wait(late_wait.map(MS))
-            .with_late_stretch_percent(stretch)
-            .with_max_wait(MS(max_wait));
-        let mut line = Line::new(&config, MS(slo), instances);
+            .with_late_stretch_percent(stretch);
+        let mut line = Line::new(&config, MS(max_wait), MS(slo), instances);
         for (number, (pause, takes)) in steps.into_iter().enumerate() {
             line.run_until(line.now + MS(pause), MS(takes));
             let (request, arrived) = (RequestId::new(number as u64), line.now);
             line.waiting.insert((arrived, request));
-            line.tell(PoolEvent::Arrived { request, function: FUNCTION, arrived, held: false, deadline: None }, MS(takes));
+            line.tell(PlatformEvent::RequestArrived { request, function: FUNCTION, deadline: None }, MS(takes));
         }
         line.run_until(line.now + MS(20_000), MS(20));
         prop_assert!(line.waiting.is_empty() && line.served.is_empty());

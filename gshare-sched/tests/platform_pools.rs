@@ -430,8 +430,6 @@ enum Break {
     DispatchesTwice,
     /// `Unpark` comes before the `Park` that makes room for it.
     UnparksFirst,
-    /// The pool takes the same device twice.
-    TakesNonsense,
     /// The pool is told of no maximum.
     IgnoresMaximum,
     /// The pool is told of no minimum, and says that none can be kept.
@@ -457,11 +455,7 @@ fn broken(how: Break) -> Wrapped<SlicedPool> {
             spec.max_instances = 100;
         }
         let mut own = Vec::new();
-        let told = inner.handle(now, event.clone(), &mut own);
-        if matches!((how, &event), (Break::TakesNonsense, PoolEvent::DeviceJoined { .. })) {
-            actions.append(&mut own);
-            return Ok(());
-        }
+        let told = inner.handle(now, event, &mut own);
         for action in own {
             match (how, &action) {
                 (how, PoolAction::Order(PlatformAction::Dispatch { .. })) => {
@@ -500,5 +494,4 @@ fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
     fails(Break::IgnoresMaximum, &["which may have"]);
     fails(Break::ForgetsMinimum, &["of 2 instances since", "fewer than are kept"]);
     fails(Break::IgnoresMinimum, &["instances that are kept", "fewer than are kept"]);
-    fails(Break::TakesNonsense, &["it took DeviceJoined"]);
 }

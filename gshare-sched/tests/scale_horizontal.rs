@@ -9,7 +9,7 @@ use gshare_core::{
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
     HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal,
-    LazyHorizontalConfig, ScaleState, StopReason, VerticalAction, VerticalEvent, VerticalScaler,
+    LazyHorizontalConfig, ScaleState, VerticalAction, VerticalEvent, VerticalScaler,
 };
 use proptest::prelude::*;
 
@@ -61,17 +61,16 @@ fn lazy_compares_strictly() {
     assert!(bench.loads(100, 50).is_empty(), "exactly what is left without the youngest is not below it");
 }
 
-/// An instance that never becomes ready is not counted for ever.
+/// An instance that the host gave up is not counted for ever.
 #[test]
-fn lazy_an_instance_that_does_not_start_is_stopped_and_replaced() {
+fn lazy_an_instance_that_does_not_start_is_replaced() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
     assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
     assert!(bench.loads(100, 80).is_empty(), "it counts while it may still start");
+    assert!(bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) }).is_empty());
     let actions = bench.loads(20, 80);
-    let stop = HorizontalAction::Stop { instance: InstanceId::new(1), reason: StopReason::StartTimedOut };
-    assert_eq!(actions[0], stop);
     assert_eq!(starts(&actions).len(), 1, "its load is seen to: {actions:?}");
     let late = bench.try_handle(HorizontalEvent::InstanceReady { instance: InstanceId::new(1) });
     assert!(matches!(late, Err(HorizontalError::UnknownInstance { expected: "starting", .. })));
@@ -86,15 +85,13 @@ fn lazy_drains_what_is_ready_and_stops_what_is_not() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
-    let stop = HorizontalAction::Stop { instance: InstanceId::new(1), reason: StopReason::NotNeeded };
+    let stop = HorizontalAction::Stop { instance: InstanceId::new(1) };
     assert_eq!(bench.loads(30, 10), [stop], "it was starting");
     bench.ready_at_once = true;
     bench.loads(20, 80);
     assert_eq!(bench.loads(30, 10), [HorizontalAction::Drain { instance: InstanceId::new(2) }]);
     assert_eq!(bench.scaler.instances(F).unwrap().draining, 1);
-    let actions = bench.loads(61, 10);
-    let stop = HorizontalAction::Stop { instance: InstanceId::new(2), reason: StopReason::DrainTimedOut };
-    assert_eq!(actions, [stop], "it did not drain in time");
+    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(2) });
     assert_eq!(bench.scaler.instances(F).unwrap().draining, 0);
 }
 
@@ -349,7 +346,6 @@ fn a_function_that_is_removed_leaves_nothing_behind() {
     bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
     bench.handle(HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 10) });
     assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
-    assert_eq!(bench.scaler.next_deadline(), Some(bench.now.saturating_add(Duration::from_secs(120))));
 }
 
 /// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
@@ -537,10 +533,7 @@ proptest! {
             spec: spec.clone(), throughput: 50, deployed: Vec::new(), next: 0, window: Vec::new(),
             stepped: None, busy: None, refused_until: 0,
         };
-        let mut config = LazyHorizontalConfig::default();
-        config.fleet.start_timeout = Duration::from_secs(3_600);
-        config.fleet.drain_timeout = Duration::from_secs(3_600);
-        let mut scaler = LazyHorizontal::new(config).unwrap();
+        let mut scaler = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
         let mut expected = Vec::new();
         model.minimum(0, &mut expected);
         let at = |second: u64| Timestamp::from_millis(second * 1_000);

@@ -81,8 +81,8 @@ pub struct Decider {
     policy: Policy,
     patience: std::time::Duration,
     scaler: Box<dyn HorizontalScaler>,
-    /// In the order in which they were started.
-    starting: VecDeque<InstanceId>,
+    /// In the order in which they were started, with that time.
+    starting: VecDeque<(InstanceId, Timestamp)>,
     ready: VecDeque<InstanceId>,
     /// From 0 pods to as many as it is to wake up with.
     waking: bool,
@@ -110,7 +110,7 @@ impl Decider {
         now: Timestamp,
         replicas: u32,
     ) -> Result<Self, DeciderError> {
-        let scaler = engine(settings, policy, patience).map_err(DeciderError::Config)?;
+        let scaler = engine(settings, policy).map_err(DeciderError::Config)?;
         let point = ProfilePoint::measured(
             SmShare::WHOLE,
             Quota::WHOLE,
@@ -185,10 +185,17 @@ impl Decider {
         load: Option<RequestRate>,
     ) -> Result<Option<u32>, DeciderError> {
         while self.ready.len() < ready as usize
-            && let Some(instance) = self.starting.pop_front()
+            && let Some((instance, _)) = self.starting.pop_front()
         {
             self.ready.push_back(instance);
             self.tell(now, HorizontalEvent::InstanceReady { instance })?;
+        }
+        let patience = Duration::from_nanos(u64::try_from(self.patience.as_nanos()).unwrap_or(u64::MAX));
+        while let Some(&(instance, since)) = self.starting.front()
+            && now.saturating_since(since) >= patience
+        {
+            self.starting.pop_front();
+            self.tell(now, HorizontalEvent::InstanceGone { instance })?;
         }
         let Some(load) = load else { return Ok(self.desired) };
         self.unmet = RequestRate::ZERO;
@@ -245,13 +252,13 @@ impl Decider {
             self.scaler.handle(now, event, &mut orders).map_err(DeciderError::Event)?;
             for order in orders.drain(..) {
                 match order {
-                    HorizontalAction::Start { instance, .. } => self.starting.push_back(instance),
+                    HorizontalAction::Start { instance, .. } => self.starting.push_back((instance, now)),
                     HorizontalAction::Drain { instance } => {
                         self.ready.retain(|other| *other != instance);
                         todo.push_back(HorizontalEvent::InstanceGone { instance });
                     }
-                    HorizontalAction::Stop { instance, .. } => {
-                        self.starting.retain(|other| *other != instance);
+                    HorizontalAction::Stop { instance } => {
+                        self.starting.retain(|(other, _)| *other != instance);
                         self.ready.retain(|other| *other != instance);
                     }
                     HorizontalAction::Unmet { rate, .. } => self.unmet = rate,
@@ -273,16 +280,12 @@ impl Decider {
     }
 }
 
-fn engine(
-    settings: &Settings,
-    policy: Policy,
-    patience: std::time::Duration,
-) -> Result<Box<dyn HorizontalScaler>, ConfigError> {
+fn engine(settings: &Settings, policy: Policy) -> Result<Box<dyn HorizontalScaler>, ConfigError> {
     Ok(match policy {
-        Policy::Lazy => Box::new(LazyHorizontal::new(lazy(settings, fleet(patience)))?),
+        Policy::Lazy => Box::new(LazyHorizontal::new(lazy(settings, fleet()))?),
         Policy::Heuristic => {
             let mut config = HeuristicHorizontalConfig::default();
-            config.fleet = fleet(patience);
+            config.fleet = fleet();
             if settings.windowed {
                 config.predict_reports = reports(settings);
             }
@@ -297,10 +300,9 @@ fn reports(settings: &Settings) -> u32 {
     u32::try_from(settings.window.as_secs()).unwrap_or(u32::MAX)
 }
 
-fn fleet(patience: std::time::Duration) -> FleetConfig {
+fn fleet() -> FleetConfig {
     let mut fleet = FleetConfig::default();
     fleet.tick = TICK;
-    fleet.start_timeout = Duration::from_secs(patience.as_secs().clamp(1, 3600));
     fleet.max_functions = 1;
     fleet
 }

@@ -67,7 +67,7 @@ pub enum RouteEvent {
     },
     /// The instance gets no more requests; [`RouteAction::Drained`] follows when it has none left.
     InstanceDraining { instance: InstanceId },
-    /// The instance is gone. Requests it had are routed again.
+    /// The instance is gone. Its requests are routed again; the host cancels a request whose instances end too often.
     InstanceDown { instance: InstanceId },
     /// A new request.
     Arrived {
@@ -123,14 +123,10 @@ pub enum RouteAction {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum RouteReject {
-    /// Too many requests wait.
-    QueueFull,
     /// The waiting requests before it would make it late (admission control).
     WouldBeLate,
     /// The request can no longer be answered in time (admission control).
     DeadlineMissed,
-    /// The request was dispatched as often as allowed, and its instances went down.
-    AttemptsExhausted,
     /// The function was removed.
     Removed,
 }

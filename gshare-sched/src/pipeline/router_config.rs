@@ -40,10 +40,6 @@ crate::settings_table::settings! {
         /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer to start.
         #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
         pub short_every: Duration = Duration::from_millis(100), with_short_every;
-        /// Most waiting requests of a function. 100,000: some 10 MB.
-        pub max_waiting: u32 = 100_000, with_max_waiting;
-        /// Most dispatches of a request before the router gives up. 3: a request that kills its instance must end.
-        pub max_attempts: u8 = 3, with_max_attempts;
     }
 }
 
@@ -55,10 +51,6 @@ impl RouterConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        gshare_core::check_fields!(self {
-            max_waiting in 1.., "need more than 0";
-            max_attempts in 1.., "need more than 0";
-        })?;
         ConfigError::unless(!self.short_every.is_zero(), "short_every", 0, "need more than 0")
     }
 

@@ -72,7 +72,6 @@ type Turn = (Timestamp, u64);
 struct Request {
     function: FunctionId,
     turn: Turn,
-    attempts: u8,
     at: At,
 }
 
@@ -330,14 +329,9 @@ impl SlackRouter {
         let idle = self.leave_slice(&instance);
         for (_, request) in instance.has {
             let Some(found) = self.requests.get_mut(&request) else { continue };
-            if found.attempts >= self.config.max_attempts {
-                self.requests.remove(&request);
-                actions.push(RouteAction::Reject { request, reason: RouteReject::AttemptsExhausted });
-            } else {
-                found.at = At::OnTime;
-                let turn = found.turn;
-                self.enqueue(request, function, turn);
-            }
+            found.at = At::OnTime;
+            let turn = found.turn;
+            self.enqueue(request, function, turn);
         }
         self.serve(now, function, actions);
         if let Some(slice) = idle {
@@ -383,7 +377,6 @@ impl SlackRouter {
         let (function, turn, at) = (request.function, request.turn, request.at);
         if let Some(to) = to {
             request.at = At::Instance(to);
-            request.attempts += 1;
         }
         if let Some(of) = self.functions.get_mut(&function) {
             let queue = if at == At::Late { &mut of.late } else { &mut of.on_time };
@@ -689,21 +682,18 @@ impl SlackRouter {
             && (late != Late::Reject || in_time(of))
         {
             let at = At::Instance(instance);
-            self.requests.insert(id, Request { function, turn, attempts: 1, at });
+            self.requests.insert(id, Request { function, turn, at });
             self.start(id, function, turn, instance);
             actions.push(RouteAction::Dispatch { request: id, instance });
             return;
         }
-        let full = of.waiting() >= self.config.max_waiting as usize;
-        let hopeless = late == Late::Reject && of.fastest().is_some() && Self::too_slow(of, now, deadline);
-        if full || hopeless {
-            let reason = if full { RouteReject::QueueFull } else { RouteReject::WouldBeLate };
-            actions.push(RouteAction::Reject { request: id, reason });
+        if late == Late::Reject && of.fastest().is_some() && Self::too_slow(of, now, deadline) {
+            actions.push(RouteAction::Reject { request: id, reason: RouteReject::WouldBeLate });
             self.tell_short(now, function, actions);
             return;
         }
         let others_wait = of.waiting() > 0;
-        self.requests.insert(id, Request { function, turn, attempts: 0, at: At::OnTime });
+        self.requests.insert(id, Request { function, turn, at: At::OnTime });
         self.enqueue(id, function, turn);
         if others_wait {
             // Other requests already wait, so there is no place for this one: only the first request may change.

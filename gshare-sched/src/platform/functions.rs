@@ -1,8 +1,9 @@
 //! Functions from their deployment to their removal.
 
+use super::admission::check_function;
 use super::{
-    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolEvent, Rejection,
-    RequestId, Timestamp, choice, gpu_time,
+    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolAction, PoolEvent,
+    Rejection, RequestId, Timestamp, choice, gpu_time,
 };
 use crate::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::ProfileTable;
@@ -49,6 +50,8 @@ pub struct FunctionView<'a> {
     pub instances: u32,
     /// Counts of the function's requests.
     pub stats: FunctionStats,
+    /// Whether no device so far could hold an instance of the function: its requests are rejected.
+    pub never_fits: bool,
 }
 
 #[derive(Debug)]
@@ -58,9 +61,11 @@ pub(super) struct Function {
     pub(super) pool: usize,
     /// Number of instances the host knows of.
     pub(super) instances: u32,
-    /// Requests that wait for the function's profile, by arrival.
-    pub(super) held: BTreeSet<(Timestamp, RequestId)>,
+    /// Its waiting requests, by arrival.
+    pub(super) waiting: BTreeSet<(Timestamp, RequestId)>,
     pub(super) stats: FunctionStats,
+    /// Whether the devices could hold an instance at any time so far; None before the first device.
+    pub(super) fits: Option<bool>,
     /// The GPU time of one request: the mean of answered requests, with more weight on recent ones.
     pub(super) uses: Option<Duration>,
     /// The time an instance works for one request, as a mean of the same kind.
@@ -103,6 +108,12 @@ impl Function {
         self.uses.or_else(at_best).unwrap_or_default()
     }
 
+    const fn view(&self) -> FunctionView<'_> {
+        let Self { spec, state, instances, stats, .. } = self;
+        let never_fits = matches!(self.fits, Some(false));
+        FunctionView { spec, state: *state, instances: *instances, stats: *stats, never_fits }
+    }
+
     pub(super) const fn trains(&self) -> bool {
         matches!(self.spec.work, Work::Training { .. })
     }
@@ -111,48 +122,18 @@ impl Function {
 impl Platform {
     /// A function, from its deployment until its last instance is gone.
     pub fn function(&self, function: FunctionId) -> Option<FunctionView<'_>> {
-        let of = self.functions.get(&function)?;
-        Some(FunctionView { spec: &of.spec, state: of.state, instances: of.instances, stats: of.stats })
+        self.functions.get(&function).map(Function::view)
     }
 
-    /// Number of requests not dispatched yet, wherever they wait. O(n) over all requests.
+    /// Number of the function's waiting requests. O(log n).
     pub fn waiting(&self, function: FunctionId) -> usize {
-        let held = self.requests.values().filter(|of| of.function == function && of.is_held()).count();
-        held + self.waiting_in_pool(function)
-    }
-
-    /// Number of requests that wait in the function's pool. O(log n).
-    pub fn waiting_in_pool(&self, function: FunctionId) -> usize {
-        self.functions.get(&function).map_or(0, |of| self.pools[of.pool].waiting(function))
+        self.functions.get(&function).map_or(0, |of| of.waiting.len())
     }
 
     /// The function, unless it is unknown or removed.
     pub(super) fn known(&self, function: FunctionId) -> Result<&Function, PlatformError> {
         let of = self.functions.get(&function).filter(|of| of.state != FunctionState::Removed);
         of.ok_or(PlatformError::UnknownFunction { function })
-    }
-
-    pub(super) const fn check_bounds(
-        function: FunctionId,
-        min_instances: u32,
-        max_instances: u32,
-    ) -> Result<(), PlatformError> {
-        if max_instances == 0 || max_instances < min_instances {
-            return Err(PlatformError::BadBounds { function, min_instances, max_instances });
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_deployed(
-        &self,
-        function: FunctionId,
-        spec: &FunctionSpec,
-    ) -> Result<(), PlatformError> {
-        if self.functions.contains_key(&function) {
-            return Err(PlatformError::FunctionExists { function });
-        }
-        Self::check_bounds(function, spec.min_instances, spec.max_instances)?;
-        self.pool_for(spec).map(|_| ())
     }
 
     /// The regime in which the platform would serve the function now.
@@ -163,7 +144,7 @@ impl Platform {
         })
     }
 
-    fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
+    pub(super) fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
         let regime = self.regime_for(spec);
         self.pool_of(regime).ok_or(PlatformError::NoPool { regime })
     }
@@ -179,8 +160,7 @@ impl Platform {
         let state = if profiled { FunctionState::Deployed } else { FunctionState::Profiling };
         let mut orders = Vec::new();
         if profiled {
-            let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-            self.pools[pool].handle(self.now, event, &mut orders)?;
+            orders = self.add_to_pool(pool, function, spec)?;
         } else {
             actions.push(PlatformAction::Profile { function });
         }
@@ -190,14 +170,44 @@ impl Platform {
             state,
             pool,
             instances: 0,
-            held: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             stats,
+            fits: None,
             uses: None,
             takes: None,
         };
         self.functions.insert(function, of);
         self.take(pool, orders, actions);
+        self.look_whether_it_fits(function, actions);
         Ok(())
+    }
+
+    fn add_to_pool(
+        &mut self,
+        pool: usize,
+        function: FunctionId,
+        spec: &FunctionSpec,
+    ) -> Result<Vec<PoolAction>, PlatformError> {
+        check_function(function, self.pools[pool].regime(), spec)?;
+        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
+        Ok(self.pools[pool].orders(self.now, event)?)
+    }
+
+    /// Tells a lack of room now, in which requests wait, from a function that no device so far could hold, whose requests end.
+    pub(super) fn look_whether_it_fits(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let devices = self.devices.values().any(|device| device.pool == of.pool);
+        if of.state != FunctionState::Deployed || of.fits == Some(true) || !devices {
+            return;
+        }
+        let fits = self.pools[of.pool].fits(function);
+        if of.fits.replace(fits) == Some(fits) || fits {
+            return;
+        }
+        of.stats.unmet += 1;
+        for (_, request) in of.waiting.clone() {
+            self.reject(request, Rejection::NeverFits, actions);
+        }
     }
 
     /// The function has its profile: its pool serves it, and its held requests go on.
@@ -213,16 +223,18 @@ impl Platform {
         spec.memory = memory.unwrap_or(spec.memory);
         // Devices may have come and gone since the deployment.
         let pool = self.pool_for(&spec)?;
-        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
-        let orders = self.pools[pool].orders(self.now, event)?;
-        let mut held = BTreeSet::new();
+        let orders = self.add_to_pool(pool, function, &spec)?;
+        let mut waiting = BTreeSet::new();
         if let Some(of) = self.functions.get_mut(&function) {
             (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);
-            held = core::mem::take(&mut of.held);
+            waiting.clone_from(&of.waiting);
         }
         self.take(pool, orders, actions);
-        for (_, request) in held {
-            self.give(request, actions);
+        self.look_whether_it_fits(function, actions);
+        for (_, request) in waiting {
+            if self.requests.get(&request).is_some_and(super::Request::waits_for_profile) {
+                self.give(request, actions);
+            }
         }
         Ok(())
     }
@@ -248,16 +260,13 @@ impl Platform {
     pub(super) fn remove(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let (pool, was) = (of.pool, core::mem::replace(&mut of.state, FunctionState::Removed));
-        let is_held = |(id, of): (&RequestId, &super::Request)| {
-            (of.function == function && of.is_held()).then_some(*id)
-        };
-        let held: Vec<RequestId> = self.requests.iter().filter_map(is_held).collect();
-        for request in held {
-            self.reject_held(request, Rejection::Removed, actions);
+        for (_, request) in of.waiting.clone() {
+            self.reject(request, Rejection::Removed, actions);
         }
         if was == FunctionState::Deployed {
             self.inform(pool, PoolEvent::FunctionRemoved { function }, actions);
         }
+        self.drain_all_of(function);
         self.drop_if_done(function);
     }
 
@@ -276,8 +285,7 @@ impl Platform {
     pub fn functions(&self, visit: &mut dyn FnMut(FunctionId, &FunctionView<'_>)) {
         let functions: &BTreeMap<FunctionId, Function> = &self.functions;
         for (&id, of) in functions {
-            let (spec, state, instances) = (&of.spec, of.state, of.instances);
-            visit(id, &FunctionView { spec, state, instances, stats: of.stats });
+            visit(id, &of.view());
         }
     }
 }

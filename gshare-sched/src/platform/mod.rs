@@ -12,6 +12,7 @@
 //!   a training job, or the devices of a spread model. A **parked** instance has its device state in host memory, and its process lives;
 //! - **pool**: the devices of one regime with the engines that share them: a [`Pool`];
 //! - **held**: a request of a tenant at its limit, or of a function without a profile so far. All others are in their functions' pools.
+//!   A request **waits** until it is dispatched, held or not.
 //!
 //! # Life of an instance
 //! ```text
@@ -20,24 +21,28 @@
 //!             ▼           Park   ▼  │ Unpark, Unparked
 //!         forgotten             Parked
 //! ```
-//! [`InstanceReport::Gone`] may come in every state, since a process can die at any time; its requests are dispatched again, a bounded
-//! number of times. A request goes `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, and may end with `Reject` at any point.
+//! [`InstanceReport::Gone`] may come in every state, since a process can die at any time; its requests wait again, a bounded number of
+//! times. A request goes `RequestArrived` ─▶ (waits) ─▶ `Dispatch` ─▶ `RequestDone`, and may end with `Reject` while it waits.
 //!
 //! # Algorithm
 //! 1. *Devices* go to their regime's pool: [`FractionalPool`] (shared time and SMs), [`SlicedPool`] (MIG) or [`WholePool`] (whole GPUs).
 //! 2. *Functions* go to their regime's pool; without one pipelines go to sliced devices, training to fractional ones, and inference to
 //!    fractional, else whole, else sliced ones. An inference function without a profile is profiled first; its requests wait.
-//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then the pool decides where and when they run. A pool learns of held
-//!    requests while others wait in it: load beyond a limit then counts as far as more instances would help.
-//! 4. *Instances* are the pools' business; the platform names them, books their memory for tenants, and passes orders and reports on.
+//! 3. *Requests* pass their tenant's limits (`tenant_limits.rs`), then the pool decides where and when they run. In every regime the
+//!    platform bounds their number, their wait and their attempts ([`PlatformConfig`]), and withdraws a request from its pool at the
+//!    end. Requests of a function that no device so far could hold are rejected; without a device, or without room now, they wait. A
+//!    pool learns of held requests while others wait in it: load beyond a limit then counts as far as more instances would help.
+//! 4. *Instances* are the pools' business; the platform books their memory for tenants, and passes orders and reports on.
+//!    An instance that does not answer in time is stopped (`instances.rs`), and a function must drain in time once it is removed.
 //!
 //! # Invariants
 //! A request is answered once, or rejected once, or waits in one place; it is dispatched only to a ready instance of its function. No
 //! device holds more than it has (see [`Pool`]). A started instance is known until its host reports it gone or its device is lost.
 //!
 //! # Cost
-//! O(log n) over requests and instances, plus the pool's cost.
+//! O(log n) over requests and instances, plus the pool's cost; O(instances) for a removed function.
 
+mod admission;
 mod choice;
 mod device_spec;
 mod error;
@@ -47,7 +52,7 @@ mod function_spec;
 mod functions;
 mod gpu_time;
 mod host_cache;
-mod naming;
+mod instances;
 mod pool;
 mod queue_order;
 mod requests;
@@ -75,18 +80,34 @@ pub use whole::WholePool;
 
 use functions::Function;
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, TimeWentBack, Timestamp};
-use naming::Instances;
+use instances::Instances;
 use requests::Request;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tenant_limits::Tenants;
 use timers::Timers;
 
 crate::settings_table::settings! {
-    /// Settings of a [`Platform`].
+    /// Bounds that hold in every regime.
     pub struct PlatformConfig {
-        /// The longest time the platform holds a request, for its tenant or a profile. 60 s: a gateway's own time-out.
-        #[cfg_attr(feature = "serde", serde(rename = "max_held_ns"))]
-        pub max_held: Duration = Duration::from_secs(60), with_max_held;
+        /// The longest time until a request's dispatch, from its arrival. 60 s: a gateway's own time-out.
+        #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
+        pub max_wait: Duration = Duration::from_secs(60), with_max_wait;
+        /// Most waiting requests of a function. 10,000: beyond that, waiting requests are hardly worth an answer.
+        pub max_waiting: u32 = 10_000, with_max_waiting;
+        /// Most dispatches of a request before it is rejected, if its instances end each time. 3: a request that kills its instance
+        /// must end.
+        pub max_attempts: u8 = 3, with_max_attempts;
+        /// Time in which an instance must become ready, or twice the expected time of its start where that is longer. 120 s:
+        /// several times the cold start of a large model.
+        #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
+        pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
+        /// The same for an instance to be parked, or to come back. 60 s: several times what the largest model takes.
+        #[cfg_attr(feature = "serde", serde(rename = "park_timeout_ns"))]
+        pub park_timeout: Duration = Duration::from_secs(60), with_park_timeout;
+        /// Time in which a draining instance, or an instance of a removed function, must finish its requests. 60 s: far beyond any
+        /// SLO.
+        #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
+        pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
     }
 }
 
@@ -141,8 +162,12 @@ pub struct Platform {
     instances: Instances,
     requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
-    /// Held requests, and the times until which the platform holds them.
-    held_until: Timers<RequestId>,
+    /// The times until which requests wait.
+    wait_until: Timers<RequestId>,
+    /// Rejections of the last event, for the next one that is not refused.
+    owed: Vec<PlatformAction>,
+    /// Pools with a withdrawn request and no event since then.
+    untold: BTreeSet<usize>,
     /// Events that the platform still has to pass to pools, as a result of the pools' own orders.
     answers: VecDeque<(usize, PoolEvent)>,
     /// Tenants with a request that has ended since the last admission.
@@ -166,17 +191,22 @@ impl Platform {
     ///
     /// # Errors
     /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
-    pub fn new(config: PlatformConfig, pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
+    pub fn new(config: PlatformConfig, mut pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(config {
-            max_held in least..=day, "need more than 0, at most a day";
+            max_wait, start_timeout, park_timeout, drain_timeout in least..=day, "need more than 0, at most a day";
+            max_waiting in 1.., "need more than 0";
+            max_attempts in 1.., "need more than 0";
         })?;
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
                 return Err(PlatformError::PoolTwice { regime: pool.regime() });
             }
         }
-        let (instances, tenants) = (Instances::new(pools.len()), Tenants::default());
+        let (instances, tenants) = (Instances::default(), Tenants::default());
+        for pool in &mut pools {
+            pool.name_instances_by(instances.names.clone());
+        }
         Ok(Self {
             config,
             pools,
@@ -187,7 +217,9 @@ impl Platform {
             instances,
             requests: BTreeMap::new(),
             tenants,
-            held_until: Timers::default(),
+            wait_until: Timers::default(),
+            owed: Vec::new(),
+            untold: BTreeSet::new(),
             answers: VecDeque::new(),
             to_admit: BTreeSet::new(),
         })
@@ -202,13 +234,13 @@ impl Platform {
         Self::new(PlatformConfig::default(), vec![Box::new(pool)])
     }
 
-    /// Calls `visit` with each instance in the pools, by the platform's names.
+    /// Calls `visit` with each instance that the host knows.
     pub fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for (index, pool) in self.pools.iter().enumerate() {
+        for pool in &self.pools {
             pool.instances(&mut |view| {
-                // An instance without room has not been ordered, and has no name outside its pool.
-                if let Some(instance) = self.instances.outside(index, view.instance) {
-                    visit(&InstanceView { instance, ..view.clone() });
+                // An instance without room has not been ordered.
+                if self.instances.get(view.instance).is_some() {
+                    visit(view);
                 }
             });
         }
@@ -216,63 +248,6 @@ impl Platform {
 
     fn pool_of(&self, regime: Regime) -> Option<usize> {
         self.pools.iter().position(|pool| pool.regime() == regime)
-    }
-
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
-        TimeWentBack::check(now, self.now)?;
-        match event {
-            PlatformEvent::DeviceFound { gpu, spec } => {
-                if self.devices.contains_key(gpu) {
-                    return Err(PlatformError::DeviceExists { gpu: *gpu });
-                }
-                let regime = spec.effective_regime();
-                self.pool_of(regime).map(|_| ()).ok_or(PlatformError::NoPool { regime })
-            }
-            PlatformEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
-                Err(PlatformError::UnknownDevice { gpu: *gpu })
-            }
-            PlatformEvent::TenantLimited { tenant, limits } => {
-                if limits.max_processes == 0 {
-                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
-                }
-                Ok(())
-            }
-            PlatformEvent::FunctionDeployed { function, spec } => self.check_deployed(*function, spec),
-            PlatformEvent::ProfileLearned { function, .. } => match self.known(*function)?.state {
-                FunctionState::Profiling => Ok(()),
-                _ => Err(PlatformError::NotProfiling { function: *function }),
-            },
-            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
-                self.known(*function)?;
-                Self::check_bounds(*function, *min_instances, *max_instances)
-            }
-            PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
-            PlatformEvent::RequestArrived { request, function, .. } => {
-                if self.requests.contains_key(request) {
-                    return Err(PlatformError::DuplicateRequest { request: *request });
-                }
-                if self.known(*function)?.trains() {
-                    return Err(PlatformError::NoRequests { function: *function });
-                }
-                Ok(())
-            }
-            PlatformEvent::RequestDone { request, .. } => {
-                let of =
-                    self.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
-                match of.runs_on().is_some_and(|instance| self.instances.get(instance).is_some()) {
-                    true => Ok(()),
-                    false => Err(PlatformError::NotRunning { request: *request }),
-                }
-            }
-            PlatformEvent::RequestCancelled { request } if !self.requests.contains_key(request) => {
-                Err(PlatformError::UnknownRequest { request: *request })
-            }
-            PlatformEvent::Instance { instance, .. } if !self.instances.was_named(*instance) => {
-                Err(PlatformError::UnknownInstance { instance: *instance })
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Passes an event to a pool, and takes the pool's orders.
@@ -283,6 +258,7 @@ impl Platform {
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
         let orders = self.pools[pool].orders(self.now, event)?;
+        self.untold.remove(&pool);
         self.take(pool, orders, actions);
         Ok(())
     }
@@ -313,9 +289,7 @@ impl Platform {
                 self.inform(pool, PoolEvent::DeadlineReached, actions);
             }
         }
-        while let Some(request) = self.held_until.pop(self.now) {
-            self.held_too_long(request, actions);
-        }
+        self.stop_overdue(actions);
         while let Some(tenant) = self.tenants.pop_released(self.now) {
             self.admit(tenant, actions);
         }
@@ -335,20 +309,29 @@ impl Platform {
         self.devices.insert(gpu, Device { pool, memory });
         self.memory += u128::from(memory.get());
         self.take(pool, orders, actions);
+        let unfit = |(function, of): (&FunctionId, &Function)| {
+            (of.pool == pool && of.fits != Some(true)).then_some(*function)
+        };
+        for function in self.functions.iter().filter_map(unfit).collect::<Vec<_>>() {
+            self.look_whether_it_fits(function, actions);
+        }
         Ok(())
     }
 
     fn lose_device(&mut self, gpu: GpuId, actions: &mut Vec<PlatformAction>) {
         let Some(device) = self.devices.remove(&gpu) else { return };
         self.memory -= u128::from(device.memory.get());
+        for (instance, of) in self.instances.lose(gpu) {
+            self.forget_instance(instance, of, actions);
+        }
         let from = actions.len();
         self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
+        // At a passed deadline the pool may have ordered work on the device before it heard of the loss.
         let mut gone = BTreeSet::new();
         for (instance, of) in self.instances.lose(gpu) {
-            self.forget_instance(instance, of);
+            self.forget_instance(instance, of, actions);
             gone.insert(instance);
         }
-        // At a passed deadline the pool may have ordered work on the device before it heard of the loss.
         let orders = actions.split_off(from);
         let there = |order: &PlatformAction| order.instance().is_none_or(|one| !gone.contains(&one));
         actions.extend(orders.into_iter().filter(there));
@@ -364,19 +347,18 @@ impl Platform {
     /// # Panics
     /// On a broken invariant, with a sentence about it.
     pub fn invariants(&self) {
-        for (index, pool) in self.pools.iter().enumerate() {
+        for pool in &self.pools {
             pool.invariants();
             pool.instances(&mut |view| {
                 assert!(self.functions.contains_key(&view.function), "{} of no function", view.instance);
-                if let Some(instance) = self.instances.outside(index, view.instance) {
-                    let function = self.instances.get(instance).map(|of| of.function);
-                    assert_eq!(function, Some(view.function), "{instance} is of another function");
+                if let Some(of) = self.instances.get(view.instance) {
+                    assert_eq!(of.function, view.function, "{} is of another function", view.instance);
                 }
             });
         }
         for (function, of) in &self.functions {
-            let named = self.instances.of_function(*function);
-            assert_eq!(of.instances, named, "{function} counts other instances than there are");
+            let named = self.instances.of_function(*function).count();
+            assert_eq!(of.instances as usize, named, "{function} counts other instances than there are");
         }
         let memory: u128 = self.devices.values().map(|device| u128::from(device.memory.get())).sum();
         assert_eq!(self.memory, memory, "the memory of all devices is another");
@@ -398,6 +380,8 @@ impl Engine for Platform {
     ) -> Result<(), PlatformError> {
         self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
+        // Before any pool may dispatch at this time.
+        self.expire();
         // A pool may refuse a device, a function or its bounds: the platform asks before it changes anything.
         let asked = match &event {
             PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec.clone(), actions),
@@ -414,6 +398,7 @@ impl Engine for Platform {
             self.now = before;
             return Err(error);
         }
+        actions.append(&mut self.owed);
         match event {
             // Before any start on the device or for the function.
             PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
@@ -442,6 +427,8 @@ impl Engine for Platform {
                 self.inform(pool, event, actions);
             } else if let Some(tenant) = self.to_admit.pop_first() {
                 self.admit(tenant, actions);
+            } else if let Some(pool) = self.untold.pop_first() {
+                self.inform(pool, PoolEvent::DeadlineReached, actions);
             } else {
                 return Ok(());
             }
@@ -450,6 +437,9 @@ impl Engine for Platform {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let pools = self.pools.iter().filter_map(|pool| pool.next_deadline());
-        pools.chain(self.held_until.next()).chain(self.tenants.next_deadline()).min()
+        let owed = (!self.owed.is_empty()).then_some(self.now);
+        let own =
+            [self.wait_until.next(), self.instances.next_deadline(), self.tenants.next_deadline(), owed];
+        pools.chain(own.into_iter().flatten()).min()
     }
 }

@@ -3,7 +3,9 @@
 use super::TenantLimits;
 use super::{DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, Regime};
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use std::sync::Arc;
 
 /// An event for a pool, checked by the platform: its function, request, instance or device belongs to the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +41,9 @@ pub enum PoolEvent {
     },
     /// The function is removed.
     FunctionRemoved { function: FunctionId },
-    /// A request of the function came, and waits outside the pool until its tenant may have another request at work, while
-    /// other requests of the function may wait in the pool for an instance. It counts as load now, and not when it
-    /// [arrives](Self::Arrived).
+    /// A request of the function came, and does not enter the pool now: too many wait and it was rejected, or it waits outside until
+    /// its tenant may have another request at work, while other requests of the function wait in the pool. It counts as load now,
+    /// and not when it [arrives](Self::Arrived).
     Held { function: FunctionId },
     /// A new request.
     Arrived {
@@ -51,7 +53,7 @@ pub enum PoolEvent {
         arrived: Timestamp,
         /// Whether the request was [`Held`](Self::Held) before, and has been counted.
         held: bool,
-        /// The time of its rejection if it still waits.
+        /// The time until which an answer is of use. The platform withdraws the request then.
         deadline: Option<Timestamp>,
     },
     /// A dispatched request was answered.
@@ -60,9 +62,7 @@ pub enum PoolEvent {
         /// How long the instance worked for the request.
         took: Duration,
     },
-    /// The caller of a waiting request gave up: forget it without an answer.
-    Cancelled { request: RequestId },
-    /// A change of an instance, reported by its host, with the pool's own name of the instance.
+    /// A change of an instance, reported by its host.
     Instance {
         instance: InstanceId,
         /// The change.
@@ -76,7 +76,7 @@ pub enum PoolEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum PoolAction {
-    /// An order for the host, with the pool's own names of instances. A pool orders no `Profile`.
+    /// An order for the host. A pool orders no `Profile`.
     Order(PlatformAction),
     /// No device of the pool has the resources for the function's next instance, busy devices aside. Repeated only after a change.
     Unmet { function: FunctionId },
@@ -92,12 +92,9 @@ pub enum PoolError {
     /// The pool cannot share out a device of this kind.
     #[error("{gpu} cannot be a {regime} device: {why}")]
     BadDevice { gpu: GpuId, regime: Regime, why: String },
-    /// An event that the pool cannot take; the platform does not send such events.
+    /// New bounds or limits that the pool cannot keep.
     #[error("the {regime} pool refuses: {why}")]
     Refused { regime: Regime, why: String },
-    /// An event for an object unknown to the pool; the platform does not send such events.
-    #[error("{what} is not known to the {regime} pool")]
-    Unknown { regime: Regime, what: String },
 }
 
 /// The refusals of a pool of this regime.
@@ -112,14 +109,9 @@ impl Regime {
         PoolError::BadDevice { gpu, regime: self, why: why.to_string() }
     }
 
-    /// The error for an event that the pool cannot take.
+    /// The error for new bounds or limits: `why` names the field and its bound.
     pub fn refused(self, why: impl fmt::Display) -> PoolError {
         PoolError::Refused { regime: self, why: why.to_string() }
-    }
-
-    /// The error for an event about an object unknown to the pool.
-    pub fn unknown(self, what: impl fmt::Display) -> PoolError {
-        PoolError::Unknown { regime: self, what: what.to_string() }
     }
 }
 
@@ -136,11 +128,28 @@ pub struct InstanceView {
     pub requests: u32,
 }
 
+/// Names of instances, shared by the pools of a platform: each is given once.
+#[derive(Debug, Clone, Default)]
+pub struct InstanceNames(Arc<AtomicU64>);
+
+impl InstanceNames {
+    /// The next name.
+    pub fn give(&self) -> InstanceId {
+        InstanceId::new(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether an instance ever had this name.
+    pub fn were_given(&self, instance: InstanceId) -> bool {
+        instance.number() < self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Devices of one regime, with the engines that share them.
 ///
 /// # Contract
-/// - a request is dispatched until it is done, or rejected once; after `Cancelled` the pool never mentions it again;
-/// - a request goes only to a ready instance of its function; if the instance is gone, it is dispatched again or rejected;
+/// - a request is dispatched until it is done, or rejected once; the pool never mentions a withdrawn request again;
+/// - a request goes only to a ready instance of its function; if the instance is gone, it waits again unless it was withdrawn;
+/// - no request of a removed function waits: the platform has withdrawn them before;
 /// - the shares and memory of the instances on a device, starting and draining instances included, never exceed it;
 /// - an instance is stopped without `Drain` only when it runs no request;
 /// - `DeviceLost` ends every instance with a part on the device, or parked from it, at once and without an order;
@@ -149,11 +158,22 @@ pub trait Pool: Engine<Event = PoolEvent, Action = PoolAction, Error = PoolError
     /// The regime of the pool's devices.
     fn regime(&self) -> Regime;
 
+    /// Gives the pool the names for its instances, before the first event.
+    fn name_instances_by(&mut self, names: InstanceNames);
+
     /// Calls `visit` with each instance in the pool, in the order of their names.
     fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
 
     /// Total number of the function's waiting requests.
     fn waiting(&self, function: FunctionId) -> usize;
+
+    /// Whether the present devices, without any other instance on them, hold an instance of the function. Asked while there are
+    /// devices.
+    fn fits(&self, function: FunctionId) -> bool;
+
+    /// Forgets a request without an answer. It waits, or it runs on an instance whose end the next event tells. An event
+    /// follows at the same time, so nothing is ordered here.
+    fn withdraw(&mut self, request: RequestId);
 
     /// Checks the invariants between events; for tests and fuzzing.
     ///

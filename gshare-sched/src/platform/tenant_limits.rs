@@ -4,7 +4,7 @@
 //! (GPU-enabled FaaS, section VI, here for all regimes). A request at work counts with the earlier use of its function's requests; otherwise all of a burst would be let in
 //! before its first request has ended. Requests that can still meet their SLO go first, in the order of arrival, then the others in
 //! the same order: as in pools ([`FractionalPool`](super::FractionalPool)), all requests behind a burst would be late otherwise.
-//! The platform's `max_held` bounds the wait of a late request.
+//! The platform's `max_wait` bounds the wait of a late request.
 
 use gshare_core::{BasisPoints, Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};

@@ -43,6 +43,12 @@ impl<P: Pool + Debug> Host<P> {
         self.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline })
     }
 
+    /// Withdraws a request, as the platform does, and lets the pool go on.
+    pub(super) fn withdraw(&mut self, request: u64) -> Vec<PlatformAction> {
+        self.pool.withdraw(RequestId::new(request));
+        self.tell(PoolEvent::DeadlineReached)
+    }
+
     pub(super) fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
         self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
     }

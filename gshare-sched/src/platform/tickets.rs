@@ -2,20 +2,18 @@
 //!
 //! # Problem
 //! A routing engine keeps a request until its instance has answered. The pool may have to give the request up before: its caller
-//! went away, or its deadline passed, while an instance was loaded for it. The request's name may then return at once, although the
+//! went away, or it has waited too long, while an instance was loaded for it. The request's name may then return at once, although the
 //! engine still keeps the old request. The engine therefore knows requests by **tickets**, which are never used twice. When the
 //! engine dispatches a ticket without a request, the pool answers it.
 
-use crate::platform::{PoolError, PoolEvent, Regime};
-use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use gshare_core::{FunctionId, InstanceId, RequestId};
+use std::collections::BTreeMap;
 
 /// A request before its end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     pub(super) function: FunctionId,
     pub(super) ticket: RequestId,
-    pub(super) deadline: Option<Timestamp>,
     /// The instance on which the host runs the request.
     pub(super) on: Option<InstanceId>,
 }
@@ -26,23 +24,16 @@ pub(super) struct Tickets {
     next: u64,
     held: BTreeMap<RequestId, Held>,
     names: BTreeMap<RequestId, RequestId>,
-    /// Deadlines of waiting requests.
-    deadlines: BTreeSet<(Timestamp, RequestId)>,
     waiting: BTreeMap<FunctionId, usize>,
 }
 
 impl Tickets {
     /// Adds a waiting request and returns its ticket.
-    pub(super) fn add(
-        &mut self,
-        request: RequestId,
-        function: FunctionId,
-        deadline: Option<Timestamp>,
-    ) -> RequestId {
+    pub(super) fn add(&mut self, request: RequestId, function: FunctionId) -> RequestId {
         let ticket = self.fresh();
-        self.held.insert(request, Held { function, ticket, deadline, on: None });
+        self.held.insert(request, Held { function, ticket, on: None });
         self.names.insert(ticket, request);
-        self.enter(request);
+        *self.waiting.entry(function).or_default() += 1;
         ticket
     }
 
@@ -52,38 +43,12 @@ impl Tickets {
         RequestId::new(self.next - 1)
     }
 
-    fn enter(&mut self, request: RequestId) {
-        let Some(held) = self.held.get(&request) else { return };
-        *self.waiting.entry(held.function).or_default() += 1;
-        self.deadlines.extend(held.deadline.map(|at| (at, request)));
-    }
-
-    fn leave(&mut self, request: RequestId, held: Held) {
-        if let Some(waiting) = self.waiting.get_mut(&held.function) {
+    fn leave(&mut self, function: FunctionId) {
+        if let Some(waiting) = self.waiting.get_mut(&function) {
             *waiting -= 1;
             if *waiting == 0 {
-                self.waiting.remove(&held.function);
+                self.waiting.remove(&function);
             }
-        }
-        if let Some(at) = held.deadline {
-            self.deadlines.remove(&(at, request));
-        }
-    }
-
-    /// Refuses an event for a request that already exists, does not run, or does not wait.
-    pub(super) fn check(&self, regime: Regime, event: &PoolEvent) -> Result<(), PoolError> {
-        let runs = |request| self.get(request).map(|held| held.on.is_some());
-        match *event {
-            PoolEvent::Arrived { request, .. } if runs(request).is_some() => {
-                Err(regime.refused(format_args!("{request} is already here")))
-            }
-            PoolEvent::Done { request, .. } if runs(request) != Some(true) => {
-                Err(regime.unknown(format_args!("{request} as one that runs")))
-            }
-            PoolEvent::Cancelled { request } if runs(request) != Some(false) => {
-                Err(regime.unknown(format_args!("{request} as one that waits")))
-            }
-            _ => Ok(()),
         }
     }
 
@@ -100,8 +65,8 @@ impl Tickets {
     pub(super) fn dispatch(&mut self, request: RequestId, on: InstanceId) {
         let Some(held) = self.held.get_mut(&request) else { return };
         held.on = Some(on);
-        let held = *held;
-        self.leave(request, held);
+        let function = held.function;
+        self.leave(function);
     }
 
     /// Returns the request of a gone instance to the waiting requests.
@@ -109,7 +74,7 @@ impl Tickets {
         if let Some(held) = self.held.get_mut(&request)
             && held.on.take().is_some()
         {
-            self.enter(request);
+            *self.waiting.entry(held.function).or_default() += 1;
         }
     }
 
@@ -118,24 +83,9 @@ impl Tickets {
         let held = self.held.remove(&request)?;
         self.names.remove(&held.ticket);
         if held.on.is_none() {
-            self.leave(request, held);
+            self.leave(held.function);
         }
         Some(held)
-    }
-
-    /// A waiting request with a deadline at or before `now`.
-    pub(super) fn expired(&self, now: Timestamp) -> Option<RequestId> {
-        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, request)| *request)
-    }
-
-    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
-        self.deadlines.first().map(|(at, _)| *at)
-    }
-
-    /// The function's waiting requests, by name.
-    pub(super) fn waiting_of(&self, function: FunctionId) -> Vec<RequestId> {
-        let waits = |held: &Held| held.function == function && held.on.is_none();
-        self.held.iter().filter(|(_, held)| waits(held)).map(|(request, _)| *request).collect()
     }
 
     pub(super) fn waiting(&self, function: FunctionId) -> usize {
@@ -150,15 +100,12 @@ impl Tickets {
     pub(super) fn invariants(&self) {
         assert_eq!(self.held.len(), self.names.len(), "requests and tickets");
         let mut waiting: BTreeMap<FunctionId, usize> = BTreeMap::new();
-        let mut deadlines = BTreeSet::new();
         for (request, held) in &self.held {
             assert_eq!(self.names.get(&held.ticket), Some(request), "ticket of {request}");
             if held.on.is_none() {
                 *waiting.entry(held.function).or_default() += 1;
-                deadlines.extend(held.deadline.map(|at| (at, *request)));
             }
         }
         assert_eq!(waiting, self.waiting, "requests that wait");
-        assert_eq!(deadlines, self.deadlines, "deadlines of requests that wait");
     }
 }

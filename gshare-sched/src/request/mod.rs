@@ -110,9 +110,6 @@ crate::settings_table::settings! {
         /// Age from which a request is not skipped any more. 60 s: no request comes near it unless something is wrong.
         #[cfg_attr(feature = "serde", serde(rename = "skip_age_ns"))]
         pub skip_age: Duration = Duration::from_secs(60), with_skip_age;
-        /// Age at which a request that still waits is rejected. None: clients have their own patience.
-        #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
-        pub max_wait: Option<Duration> = None, with_max_wait;
         /// Most requests of one model that run together. 1, as in the paper.
         pub max_batch: u16 = 1, with_max_batch;
         /// Time of each further request of a batch, as a share of the first one's. 100 %: batching saves nothing.
@@ -123,8 +120,8 @@ crate::settings_table::settings! {
         pub eviction: Duration = Duration::ZERO, with_eviction;
         /// Whether profiled times are corrected by observed ones. Yes.
         pub learn: bool = true, with_learn;
-        /// How often a request is tried before it is rejected. 3.
-        pub max_attempts: u8 = 3, with_max_attempts;
+        /// How many loads for a request may fail before it is rejected. 3.
+        pub max_loads: u8 = 3, with_max_loads;
         /// Pinned memory of each node for models. 0: no such tier, as in the paper.
         #[cfg_attr(feature = "serde", serde(rename = "host_memory_bytes"))]
         pub host_memory: Bytes = Bytes::ZERO, with_host_memory;
@@ -151,14 +148,11 @@ impl SchedulerConfig {
 
     fn validate(&self) -> Result<(), ConfigError> {
         let hour = Duration::from_secs(3600);
-        if let Some(wait) = self.max_wait {
-            ConfigError::unless(!wait.is_zero(), "max_wait", wait, "need more than 0, or none")?;
-        }
         gshare_core::check_fields!(self {
             skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips no request)";
             max_batch in 1..=1024, "need 1 to 1024";
             eviction in ..=hour, "need at most 3600s";
-            max_attempts in 1.., "need more than 0";
+            max_loads in 1.., "need more than 0";
             max_requests in 1..=1 << 26, "need 1 to 67108864";
             max_gpus, max_models in 1..=1 << 24, "need 1 to 16777216";
         })

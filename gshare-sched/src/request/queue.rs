@@ -85,10 +85,8 @@ pub(super) struct Request {
     pub(super) tenant: u32,
     pub(super) gpu: u32,
     mark: u32,
-    pub(super) attempts: u8,
+    pub(super) failed_loads: u8,
     pub(super) place: Place,
-    /// Whether `drop_at` comes from its deadline.
-    pub(super) has_deadline: bool,
 }
 
 impl Request {
@@ -105,9 +103,8 @@ impl Request {
             tenant,
             gpu: NONE,
             mark: 0,
-            attempts: 0,
+            failed_loads: 0,
             place: Place::Queued,
-            has_deadline: false,
         }
     }
 

@@ -181,10 +181,8 @@ pub enum RejectReason {
     QueueFull,
     /// The request can no longer be complete by its deadline.
     DeadlineMissed,
-    /// The request waited for the longest time that is allowed.
-    WaitedTooLong,
-    /// The request was tried as often as is allowed: loads failed, or its GPUs were lost.
-    AttemptsExhausted,
+    /// As many loads for the request failed as may fail.
+    LoadsFailed,
     /// Its client gave up.
     Cancelled,
 }

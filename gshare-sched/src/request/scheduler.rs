@@ -353,11 +353,7 @@ impl LocalityScheduler {
             if at > now {
                 break;
             }
-            let reason = match self.queue.get(slot).has_deadline {
-                true => RejectReason::DeadlineMissed,
-                false => RejectReason::WaitedTooLong,
-            };
-            self.reject(slot, reason, actions);
+            self.reject(slot, RejectReason::DeadlineMissed, actions);
         }
     }
 

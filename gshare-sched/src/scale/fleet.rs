@@ -6,21 +6,18 @@
 //!
 //! ```text
 //! Start ─▶ starting ─ InstanceReady ─▶ ready ─ Drain ─▶ draining ─ InstanceGone ─▶ gone
-//!             │ start_timeout, StartRefused, or not needed     │ drain_timeout
-//!             └────────────────▶ Stop, gone ◀──────────────────┘
+//!             └─ StartRefused, InstanceGone, or not needed: Stop ─▶ gone
 //! ```
 //! Starting and ready instances make up the **capacity**. A stopped instance is forgotten at once, whether the host reports it gone or
-//! not.
+//! not. The time that a start and a drain may take is the host's business.
 
-use crate::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts, StopReason,
-};
+use crate::scale::{FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, InstanceCounts};
 use core::cmp::Ordering;
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{ConfigError, InstanceId, TimeWentBack};
 #[doc(hidden)]
 pub use gshare_core::{Duration, Engine, FunctionId, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The most instances of one function.
 const MAX_INSTANCES: u32 = 4096;
@@ -31,12 +28,6 @@ crate::settings_table::settings! {
         /// Length of a tick. 1 s (Dilu, section 4): shorter ticks see noise, longer ticks miss a burst.
         #[cfg_attr(feature = "serde", serde(rename = "tick_ns"))]
         pub tick: Duration = Duration::from_secs(1), with_tick;
-        /// Time in which an instance must become ready. 120 s: several times the cold start of a large model.
-        #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
-        pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
-        /// Time in which an instance must finish its requests. 60 s: far beyond any SLO.
-        #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
-        pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
         /// Time before another try of a point refused for lack of room. 30 s: placements change by then.
         #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
         pub retry_after: Duration = Duration::from_secs(30), with_retry_after;
@@ -49,7 +40,7 @@ impl FleetConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
         gshare_core::check_fields!("fleet.", self {
-            tick, start_timeout, drain_timeout, retry_after in ms..=hour, "need 1ms to 3600s";
+            tick, retry_after in ms..=hour, "need 1ms to 3600s";
             max_functions in 1..=1 << 24, "need 1 to 16777216";
         })
     }
@@ -81,7 +72,7 @@ macro_rules! horizontal_scaler {
             }
 
             fn next_deadline(&self) -> Option<$crate::scale::fleet::Timestamp> {
-                self.fleet.next_deadline()
+                None
             }
         }
 
@@ -115,7 +106,8 @@ struct Instance {
     /// Index into the profile.
     point: usize,
     stage: Stage,
-    deadline: Timestamp,
+    /// The time of its start.
+    since: Timestamp,
 }
 
 /// A function with its policy's state.
@@ -227,7 +219,6 @@ pub struct Fleet<S> {
     now: Timestamp,
     functions: Vec<Option<Function<S>>>,
     homes: BTreeMap<InstanceId, FunctionId>,
-    deadlines: BTreeSet<(Timestamp, InstanceId)>,
     next_instance: u64,
 }
 
@@ -262,11 +253,6 @@ impl<S: Default> Fleet<S> {
         self.get(function).map(|function| function.counts)
     }
 
-    /// When the next start or drain takes too long.
-    pub fn next_deadline(&self) -> Option<Timestamp> {
-        self.deadlines.first().map(|&(at, _)| at)
-    }
-
     fn stage(&self, instance: InstanceId) -> Option<Stage> {
         let function = self.get(*self.homes.get(&instance)?)?;
         function.instances.iter().find(|other| other.id == instance).map(|instance| instance.stage)
@@ -283,7 +269,7 @@ impl<S: Default> Fleet<S> {
         actions: &mut Vec<HorizontalAction>,
     ) -> Result<Option<(FunctionId, Option<RequestRate>)>, HorizontalError> {
         self.check(now, &event)?;
-        self.catch_up(now, actions);
+        self.now = now;
         if self.rebound(&event, actions) {
             return Ok(None);
         }
@@ -381,22 +367,6 @@ impl<S: Default> Fleet<S> {
         true
     }
 
-    /// Stops instances past their deadline.
-    fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<HorizontalAction>) {
-        self.now = now;
-        while let Some(&(deadline, instance)) = self.deadlines.first() {
-            if deadline > now {
-                break;
-            }
-            let reason = match self.stage(instance) {
-                Some(Stage::Draining) => StopReason::DrainTimedOut,
-                _ => StopReason::StartTimedOut,
-            };
-            self.forget(instance);
-            actions.push(HorizontalAction::Stop { instance, reason });
-        }
-    }
-
     /// Takes in the part of an event without a decision. Answers the function of a load report, and the load.
     fn apply(&mut self, event: HorizontalEvent) -> Option<(FunctionId, RequestRate)> {
         match event {
@@ -408,7 +378,6 @@ impl<S: Default> Fleet<S> {
                 let function = self.functions[function.index()].take()?;
                 for instance in &function.instances {
                     self.homes.remove(&instance.id);
-                    self.deadlines.remove(&(instance.deadline, instance.id));
                 }
                 None
             }
@@ -425,7 +394,7 @@ impl<S: Default> Fleet<S> {
                 Some((function, rate))
             }
             HorizontalEvent::InstanceReady { instance } => {
-                self.enter(instance, Stage::Ready, None);
+                self.enter(instance, Stage::Ready);
                 None
             }
             HorizontalEvent::InstanceGone { instance } => {
@@ -484,16 +453,14 @@ impl<S: Default> Fleet<S> {
 
     /// Starts an instance at a point (by index). The caller must keep to the maximum.
     pub fn start(&mut self, function: FunctionId, point: usize, actions: &mut Vec<HorizontalAction>) {
-        let id = InstanceId::new(self.next_instance);
-        let deadline = self.now.saturating_add(self.config.start_timeout);
+        let (id, since) = (InstanceId::new(self.next_instance), self.now);
         let Some(known) = self.get_mut(function) else { return };
         let chosen = known.spec.profile.points()[point];
-        known.instances.push(Instance { id, point, stage: Stage::Starting, deadline });
+        known.instances.push(Instance { id, point, stage: Stage::Starting, since });
         known.counts.starting += 1;
         known.capacity = known.capacity.saturating_add(chosen.throughput);
         self.next_instance += 1;
         self.homes.insert(id, function);
-        self.deadlines.insert((deadline, id));
         actions.push(HorizontalAction::Start { function, instance: id, point: chosen });
     }
 
@@ -501,37 +468,31 @@ impl<S: Default> Fleet<S> {
     pub fn take_away(&mut self, instance: InstanceId, actions: &mut Vec<HorizontalAction>) {
         match self.stage(instance) {
             Some(Stage::Ready) => {
-                self.enter(instance, Stage::Draining, Some(self.config.drain_timeout));
+                self.enter(instance, Stage::Draining);
                 actions.push(HorizontalAction::Drain { instance });
             }
             Some(Stage::Starting) => {
                 self.forget(instance);
-                actions.push(HorizontalAction::Stop { instance, reason: StopReason::NotNeeded });
+                actions.push(HorizontalAction::Stop { instance });
             }
             _ => {}
         }
     }
 
-    fn enter(&mut self, id: InstanceId, stage: Stage, within: Option<Duration>) {
-        let deadline = within.map_or(Timestamp::MAX, |within| self.now.saturating_add(within));
+    fn enter(&mut self, id: InstanceId, stage: Stage) {
         let Some(known) = self.homes.get(&id).and_then(|home| self.functions[home.index()].as_mut()) else {
             return;
         };
         let Some(instance) = known.instances.iter_mut().find(|instance| instance.id == id) else { return };
-        self.deadlines.remove(&(instance.deadline, id));
         *count(&mut known.counts, instance.stage) -= 1;
         *count(&mut known.counts, stage) += 1;
         if stage == Stage::Ready {
-            let left = instance.deadline.saturating_since(self.now);
-            known.start_time = self.config.start_timeout.saturating_sub(left);
+            known.start_time = self.now.saturating_since(instance.since);
         }
-        (instance.stage, instance.deadline) = (stage, deadline);
+        instance.stage = stage;
         if stage == Stage::Draining {
             let throughput = known.spec.profile.points()[instance.point].throughput;
             known.capacity = known.capacity.saturating_sub(throughput);
-        }
-        if within.is_some() {
-            self.deadlines.insert((deadline, id));
         }
     }
 
@@ -540,7 +501,6 @@ impl<S: Default> Fleet<S> {
         let Some(known) = self.functions[home.index()].as_mut() else { return };
         let Some(place) = known.instances.iter().position(|instance| instance.id == id) else { return };
         let instance = known.instances.remove(place);
-        self.deadlines.remove(&(instance.deadline, id));
         *count(&mut known.counts, instance.stage) -= 1;
         if instance.stage != Stage::Draining {
             let throughput = known.spec.profile.points()[instance.point].throughput;
@@ -565,8 +525,6 @@ impl<S: Default> Fleet<S> {
                 capacity = capacity.saturating_add(known.spec.profile.points()[instance.point].throughput);
             }
             assert_eq!(self.homes.get(&instance.id), Some(&function), "an instance has one home");
-            let waits = self.deadlines.contains(&(instance.deadline, instance.id));
-            assert_eq!(waits, instance.stage != Stage::Ready, "what starts or drains has a deadline");
         }
         assert_eq!((counts, capacity), (known.counts, known.capacity), "counts and capacity are sums");
         assert!(known.deployed() <= known.spec.max_instances, "never more than the most");

@@ -58,7 +58,7 @@ pub enum HorizontalEvent {
     },
     /// An instance serves requests from now on.
     InstanceReady { instance: InstanceId },
-    /// An instance is gone: it was stopped, has drained, or crashed.
+    /// An instance is gone: it was stopped, has drained, crashed, or did not start or drain in the time that the host allows.
     InstanceGone { instance: InstanceId },
     /// A [`HorizontalAction::Start`] failed: no GPU has room for the point.
     StartRefused { instance: InstanceId },
@@ -83,12 +83,8 @@ pub enum HorizontalAction {
     },
     /// Send the instance no more requests, and stop it once it has none left.
     Drain { instance: InstanceId },
-    /// Stop the instance now: it did not become ready, or did not drain, in time.
-    Stop {
-        instance: InstanceId,
-        /// The reason for the stop.
-        reason: StopReason,
-    },
+    /// Stop the instance now: it is not ready yet, and the load does not need it.
+    Stop { instance: InstanceId },
     /// Load that no instance will serve: the function is at its most instances, or no GPU has room.
     Unmet {
         function: FunctionId,
@@ -96,20 +92,6 @@ pub enum HorizontalAction {
         #[cfg_attr(feature = "serde", serde(rename = "rate_milli_rps"))]
         rate: RequestRate,
     },
-}
-
-/// Why an instance is stopped without draining.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum StopReason {
-    /// The instance was not ready by its deadline.
-    StartTimedOut,
-    /// The instance still had requests at its deadline.
-    DrainTimedOut,
-    /// The instance is not needed any more, and was not ready yet.
-    NotNeeded,
 }
 
 /// Why an event of a function was refused. Nothing changed.
@@ -165,8 +147,7 @@ pub struct InstanceCounts {
 /// # Contract
 /// - by the scaler's decision, starting and ready instances of a function are never fewer than its minimum (once it could start them), and
 ///   never more than its maximum;
-/// - a ready instance is drained, and stopped only if it does not drain in time;
-/// - an instance that does not become ready in time is stopped and counts no more;
+/// - a ready instance is drained, and only a starting instance is stopped;
 /// - unserved load is reported, never silently dropped;
 /// - functions do not affect each other;
 /// - the same events give the same actions.

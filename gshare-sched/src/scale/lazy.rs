@@ -7,7 +7,7 @@
 //!
 //! # Terms
 //! The terms of [`crate::scale`], and per function:
-//! - **deployed**: instances that are starting (within their deadline) or ready; **capacity**: their throughputs added up;
+//! - **deployed**: instances that are starting or ready; **capacity**: their throughputs added up;
 //! - **window**: the last 40 load reports, one per tick of 1 s, since instances were last started or taken away.
 //!
 //! # Algorithm
@@ -33,7 +33,7 @@
 //! O(window) for a load report (40 comparisons), O(log n) when an instance changes. A function takes about 500 bytes and its profile.
 //!
 //! # Differences from the paper
-//! - The published implementation counts instances for ever if they never become ready. Here starts have a deadline.
+//! - The published implementation counts instances for ever if they never become ready. Here the host bounds a start, and reports its end.
 //! - The published implementation removes the newest instance with its requests. Here the instance drains.
 //! - The published implementation never scales to zero. Here a function with a minimum of 0 does, and starts its first instance at once.
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.

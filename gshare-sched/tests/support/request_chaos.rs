@@ -8,7 +8,7 @@ use gshare_sim::Rng;
 use gshare_sim::request_cluster::{Fate, Outcome, chaos, simulate};
 use std::collections::BTreeMap;
 
-/// The longest wait that any configuration below allows.
+/// The longest patience of a caller.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 /// A configuration for a seed: every policy, every cache, and options in every mixture.
@@ -24,11 +24,10 @@ pub(crate) fn config(seed: u64) -> SchedulerConfig {
     let caches = [CachePolicy::Lru, CachePolicy::Gdsf, CachePolicy::CostAware];
     let mut config = SchedulerConfig::paper(*rng.pick(&policies).expect("not empty"));
     config.cache = *rng.pick(&caches).expect("not empty");
-    config.max_wait = Some(BOUND);
     config.skip_age = Duration::from_millis(rng.between(500, 60_000));
     config.max_batch = u16::try_from(rng.between(1, 4)).unwrap_or(1);
     config.batch_marginal = BasisPoints::from_percent(50).expect("below 100");
-    config.max_attempts = u8::try_from(rng.between(1, 5)).unwrap_or(3);
+    config.max_loads = u8::try_from(rng.between(1, 5)).unwrap_or(3);
     if rng.percent(30) {
         config.host_memory = Bytes::from_gib(rng.between(1, 16));
     }
@@ -50,7 +49,11 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             scheduler.handle(Timestamp::ZERO, event, &mut Vec::new()).map_err(|error| error.to_string())?;
         }
     }
-    let work = chaos(seed);
+    let mut work = chaos(seed);
+    for arrival in &mut work.arrivals {
+        let patience = arrival.at.saturating_add(BOUND);
+        arrival.deadline = Some(arrival.deadline.map_or(patience, |deadline| deadline.min(patience)));
+    }
     // Until when each GPU's last report counts, and the report if it has not been read yet.
     let mut reports: BTreeMap<GpuId, (Timestamp, Option<GpuRecord>)> = BTreeMap::new();
     let late = rng.below(60);
@@ -83,10 +86,10 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             Fate::Served { waited, .. } => waited,
             Fate::Rejected { after, .. } => after,
         };
-        // No request is given to a GPU after the bound; one that was given before it may fail there, and be tried again
-        // as often as is allowed: an eviction, a load and a run each time.
+        // No request is given to a GPU after the bound; one that was given before it may fail there, and be tried again:
+        // an eviction, a load and a run each time. Few processes die more than three times in a row.
         let attempt = Duration::from_secs(20);
-        if waited > BOUND.saturating_add(attempt.saturating_mul(config.max_attempts.into())) {
+        if waited > BOUND.saturating_add(attempt.saturating_mul(u64::from(config.max_loads) + 3)) {
             return Err(format!("request{index} waited for {waited}"));
         }
     }

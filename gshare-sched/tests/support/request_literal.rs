@@ -16,7 +16,7 @@ struct Request {
     number: u64,
     arrived: Timestamp,
     skips: u32,
-    attempts: u8,
+    failed_loads: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,7 +75,7 @@ pub(crate) struct Literal {
     /// `None`: load balancing.
     limit: Option<u32>,
     skip_age: Duration,
-    max_attempts: u8,
+    max_loads: u8,
     now: Timestamp,
     queue: Vec<Request>,
     gpus: BTreeMap<u32, Gpu>,
@@ -86,8 +86,8 @@ pub(crate) struct Literal {
 }
 
 impl Literal {
-    pub(crate) fn new(limit: Option<u32>, skip_age: Duration, max_attempts: u8) -> Self {
-        Self { limit, skip_age, max_attempts, ..Self::default() }
+    pub(crate) fn new(limit: Option<u32>, skip_age: Duration, max_loads: u8) -> Self {
+        Self { limit, skip_age, max_loads, ..Self::default() }
     }
 
     pub(crate) fn handle(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
@@ -111,11 +111,8 @@ impl Literal {
             }
             RequestEvent::GpuLost { gpu } => {
                 let lost = self.gpus.remove(&gpu.number()).unwrap();
-                for request in lost.local {
+                for request in lost.local.into_iter().chain(lost.running) {
                     self.requeue(request);
-                }
-                if let Some(request) = lost.running {
-                    self.retry(request, out);
                 }
             }
             RequestEvent::ModelAdded { model, memory } => {
@@ -154,7 +151,7 @@ impl Literal {
                             number,
                             arrived: now,
                             skips: 0,
-                            attempts: 0,
+                            failed_loads: 0,
                         });
                     }
                 }
@@ -178,14 +175,8 @@ impl Literal {
             }
             RequestEvent::NotResident { gpu, .. } => {
                 let on = self.gpus.get_mut(&gpu.number()).unwrap();
-                let mut request = on.running.take().unwrap();
-                request.attempts += 1;
-                if request.attempts >= self.max_attempts {
-                    self.lose(gpu.number(), request.model);
-                    let reason = RejectReason::AttemptsExhausted;
-                    out.push(RequestAction::Reject { request: request.id, reason });
-                    self.go_on(gpu.number(), out);
-                } else if self.beyond(request.model) > 0 {
+                let request = on.running.take().unwrap();
+                if self.beyond(request.model) > 0 {
                     self.lose(gpu.number(), request.model);
                     self.requeue(request);
                     self.go_on(gpu.number(), out);
@@ -265,9 +256,9 @@ impl Literal {
     }
 
     fn retry(&mut self, mut request: Request, out: &mut Vec<RequestAction>) {
-        request.attempts += 1;
-        if request.attempts >= self.max_attempts {
-            let reason = RejectReason::AttemptsExhausted;
+        request.failed_loads += 1;
+        if request.failed_loads >= self.max_loads {
+            let reason = RejectReason::LoadsFailed;
             out.push(RequestAction::Reject { request: request.id, reason });
         } else {
             self.requeue(request);

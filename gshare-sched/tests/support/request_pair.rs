@@ -87,7 +87,7 @@ impl Pair {
         config.skip_age = skip_age;
         config.learn = false;
         let engine = LocalityScheduler::new(config).unwrap();
-        let literal = Literal::new(cluster.limit, skip_age, config.max_attempts);
+        let literal = Literal::new(cluster.limit, skip_age, config.max_loads);
         let mut pair = Self {
             engine,
             literal,

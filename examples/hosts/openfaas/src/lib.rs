@@ -345,17 +345,17 @@ fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
         }
         None => PlatformSettings::default(),
     };
-    settings.platform = settings.platform.with_max_held(patience);
-    let pool = settings.fractional.pool.with_max_wait(patience).with_max_waiting(options.queue.max(1));
+    let platform = settings.platform.with_max_wait(patience).with_max_waiting(options.queue.max(1));
     // An attempt is an instance that was lost before the request reached it.
-    settings.fractional.pool = pool.with_max_attempts(u8::MAX).with_host_memory(options.model_memory);
+    settings.platform = platform.with_max_attempts(u8::MAX);
+    settings.fractional.pool = settings.fractional.pool.with_host_memory(options.model_memory);
     // A process that does not start is tried again soon: its file may just have been put there.
     if options.settings.is_none() {
         let mut scaler = HeuristicHorizontalConfig::default();
         scaler.fleet.retry_after = Duration::from_secs(5);
         settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
     }
-    (settings.whole.max_wait, settings.whole.max_attempts) = (Some(patience), u8::MAX);
+    settings.whole.max_loads = u8::MAX;
     Ok(settings)
 }
 

@@ -3,30 +3,28 @@
 //! # Runs
 //! The pool stands in the place of a platform and gets the platform's events, together with the world's faults and its [`Book`].
 //! Devices are lost and come back, starts are refused, take long and die, callers give up, and reports come late. Besides,
-//! functions are removed and deployed again, bounds change, and outdated reports and meaningless events arrive.
+//! functions are removed and deployed again, bounds change, and outdated reports arrive.
 //!
 //! # Checks
 //! The suite checks all rules of the book, and for the pool alone:
-//! - its instances are the book's instances, and its number of waiting requests is the book's number; no request waits for a
-//!   removed function;
+//! - its instances are the book's instances, and its number of waiting requests is the book's number;
 //! - a live function has its minimum of instances, starting instances included, within a minute, unless the pool has reported
 //!   `Unmet` since it last had the minimum. Also after an `Unmet`, it has the minimum again within ten seconds in which it surely
 //!   fits a device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
 //!   its minimum within a bound;
-//! - every part of an instance has a limit of memory, and the pool orders no profile;
-//! - the pool refuses a meaningless event, and then orders nothing.
+//! - every part of an instance has a limit of memory, and the pool orders no profile.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
-use crate::world::{self, Book, Change, Device, Fault, Function, Outcome, Plan};
+use crate::world::{self, Book, Change, Device, Fault, Function, Instance, Outcome, Plan, Request};
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
 use gshare_sched::Wrapped;
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Pool, PoolAction,
     PoolError, PoolEvent, Regime, Rejection, Work,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The devices, functions and load of a pool's trial.
 #[derive(Debug, Clone)]
@@ -47,7 +45,6 @@ pub struct PoolTrial {
 
 const KEEPS: &str = "every order can be carried out, no device is oversold, and each request ends once";
 const TAKES: &str = "an event that may come is taken";
-const REFUSES: &str = "an event that makes no sense is refused";
 const VIEWS: &str = "instances and waiting requests are those that were ordered and told";
 const LEAST: &str = "the fewest instances of a function are kept";
 const SHARES: &str = "an instance is ordered with a share of memory on each device, and without a profile";
@@ -77,6 +74,7 @@ pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome
         quiet: Timestamp::ZERO + plan.length + Duration::from_nanos(plan.settle.as_nanos() / 2),
         live: BTreeMap::new(),
         ready: None,
+        deadlines: BTreeSet::new(),
     };
     let (result, _) = world::story(&plan, seed, alone);
     let outcome = result.map_err(|failure| broken((KEEPS, failure.claim)))?;
@@ -156,6 +154,8 @@ struct Alone {
     live: BTreeMap<FunctionId, Live>,
     /// The function of an instance that is ready just now and may take the place of another instance.
     ready: Option<FunctionId>,
+    /// The deadlines of requests; a request that has ended may still have one.
+    deadlines: BTreeSet<(Timestamp, RequestId)>,
 }
 
 impl Engine for Alone {
@@ -177,7 +177,7 @@ impl Engine for Alone {
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        self.pool.next_deadline()
+        self.pool.next_deadline().into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
     }
 }
 
@@ -188,7 +188,31 @@ impl Alone {
         event: PlatformEvent,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), Broken> {
+        while let Some(&(_, request)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
+            self.deadlines.pop_first();
+            if self.waits(request) {
+                self.withdraw(now, request, Rejection::DeadlineMissed, actions)?;
+            }
+        }
+        let event = match event {
+            PlatformEvent::RequestCancelled { request } if !self.book.is_open(request) => {
+                PlatformEvent::DeadlineReached
+            }
+            event => event,
+        };
+        let lost = self.lost_with(&event);
         self.note(now, &event).map_err(|wrong| (KEEPS, wrong))?;
+        for request in lost {
+            let Some(of) = self.book.requests.get(&request) else { continue };
+            // The platform bounds the attempts of a request, and lets none wait after its deadline or for a removed function.
+            let reason = match () {
+                () if !self.live.contains_key(&of.function) => Rejection::Removed,
+                () if of.deadline.is_some_and(|deadline| deadline <= now) => Rejection::DeadlineMissed,
+                () if self.rng.percent(20) => Rejection::AttemptsExhausted,
+                () => continue,
+            };
+            self.withdraw(now, request, reason, actions)?;
+        }
         let told = match event {
             PlatformEvent::DeviceFound { gpu, spec } => PoolEvent::DeviceJoined { gpu, spec },
             PlatformEvent::DeviceLost { gpu } => PoolEvent::DeviceLost { gpu },
@@ -197,33 +221,63 @@ impl Alone {
             PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
                 PoolEvent::BoundsChanged { function, min_instances, max_instances }
             }
-            PlatformEvent::FunctionRemoved { function } => PoolEvent::FunctionRemoved { function },
+            PlatformEvent::FunctionRemoved { function } => {
+                for request in self.waiting(|of| of == function) {
+                    self.withdraw(now, request, Rejection::Removed, actions)?;
+                }
+                PoolEvent::FunctionRemoved { function }
+            }
             PlatformEvent::RequestArrived { request, function, deadline } => {
+                self.deadlines.extend(deadline.map(|at| (at, request)));
                 PoolEvent::Arrived { request, function, arrived: now, held: false, deadline }
             }
             PlatformEvent::RequestDone { request, took } => PoolEvent::Done { request, took },
             // An instance works for the request, and its answer ends the request.
             PlatformEvent::RequestCancelled { request } if !self.waits(request) => return Ok(()),
             PlatformEvent::RequestCancelled { request } => {
-                let reject = PlatformAction::Reject { request, reason: Rejection::Cancelled };
-                self.order(now, reject, actions)?;
-                PoolEvent::Cancelled { request }
+                self.withdraw(now, request, Rejection::Cancelled, actions)?;
+                PoolEvent::DeadlineReached
             }
             PlatformEvent::Instance { instance, report } => PoolEvent::Instance { instance, report },
             // Every function came with its profile.
             PlatformEvent::ProfileLearned { .. } => return Ok(()),
             PlatformEvent::DeadlineReached => PoolEvent::DeadlineReached,
         };
-        self.tell(now, told.clone(), actions)?;
+        self.tell(now, told, actions)?;
         self.ready = None;
-        if matches!(told, PoolEvent::DeviceJoined { .. } | PoolEvent::Cancelled { .. }) {
-            self.nonsense(now, told)?;
-        }
         if self.faults && self.rng.percent(2) {
             self.old_report(now, actions)?;
-            self.any_nonsense(now)?;
         }
         self.agree(now)
+    }
+
+    /// The requests that run on the instances ended by an event.
+    fn lost_with(&self, event: &PlatformEvent) -> Vec<RequestId> {
+        let ends = |(id, one): &(&InstanceId, &Instance)| match event {
+            PlatformEvent::DeviceLost { gpu } => one.parts.iter().any(|part| part.gpu == *gpu),
+            PlatformEvent::Instance { instance, report } => {
+                use InstanceReport::{Completed, Gone, Refused};
+                instance == *id && matches!(report, Gone | Refused | Completed)
+            }
+            _ => false,
+        };
+        self.book.instances.iter().filter(ends).flat_map(|(_, one)| one.requests.iter().copied()).collect()
+    }
+
+    fn withdraw(
+        &mut self,
+        now: Timestamp,
+        request: RequestId,
+        reason: Rejection,
+        actions: &mut Vec<PlatformAction>,
+    ) -> Result<(), Broken> {
+        self.pool.withdraw(request);
+        self.order(now, PlatformAction::Reject { request, reason }, actions)
+    }
+
+    fn waiting(&self, of: impl Fn(FunctionId) -> bool) -> Vec<RequestId> {
+        let waits = |found: &Request| found.on.is_none() && of(found.function);
+        self.book.requests.iter().filter(|(_, found)| waits(found)).map(|(request, _)| *request).collect()
     }
 
     /// Keeps the books before the pool gets an event.
@@ -306,36 +360,6 @@ impl Alone {
         Ok(())
     }
 
-    /// Sends the pool an event it must refuse.
-    fn nonsense(&mut self, now: Timestamp, event: PoolEvent) -> Result<(), Broken> {
-        let (told, mut orders) = (format!("{event:?}"), Vec::new());
-        let taken = self.pool.handle(now, event, &mut orders).is_ok();
-        self.pool.invariants();
-        claim(!taken, REFUSES, || format!("it took {told}"))
-    }
-
-    fn any_nonsense(&mut self, now: Timestamp) -> Result<(), Broken> {
-        let gone = |gpu: &GpuId| !self.book.devices.contains_key(gpu);
-        let gpu = (0..).map(GpuId::new).find(gone).unwrap_or(GpuId::new(u32::MAX));
-        let removed = self.book.functions.keys().find(|function| !self.live.contains_key(function));
-        let function = removed.copied().unwrap_or(FunctionId::new(u32::MAX));
-        let request = RequestId::new(u64::MAX);
-        let (min_instances, max_instances, took) = (0, 1, Duration::from_millis(1));
-        let open = self.book.requests.iter().map(|(request, found)| (*request, found.function));
-        let open: Vec<(RequestId, FunctionId)> = open.collect();
-        let event = match (self.rng.below(6), self.rng.pick(&open).copied()) {
-            (0, _) => PoolEvent::DeviceLost { gpu },
-            (1, _) => PoolEvent::FunctionRemoved { function },
-            (2, _) => PoolEvent::BoundsChanged { function, min_instances, max_instances },
-            (3, Some((request, function))) => {
-                PoolEvent::Arrived { request, function, arrived: now, held: false, deadline: None }
-            }
-            (4, Some((request, _))) if self.waits(request) => PoolEvent::Done { request, took },
-            _ => PoolEvent::Cancelled { request },
-        };
-        self.nonsense(now, event)
-    }
-
     /// Sends the pool a report about an unknown instance, or a repeated report.
     fn old_report(&mut self, now: Timestamp, actions: &mut Vec<PlatformAction>) -> Result<(), Broken> {
         const OLD: [InstanceReport; 5] = [
@@ -371,11 +395,8 @@ impl Alone {
             format!("the pool's instances are {views:?}, those of the book {book:?}")
         })?;
         for &function in self.book.functions.keys() {
-            let waiting =
-                self.book.requests.values().filter(|one| one.function == function && one.on.is_none());
-            let (told, waits) = (self.pool.waiting(function), waiting.count());
-            let may = self.live.contains_key(&function) || waits == 0;
-            claim(told == waits && may, VIEWS, || {
+            let (told, waits) = (self.pool.waiting(function), self.waiting(|of| of == function).len());
+            claim(told == waits, VIEWS, || {
                 format!("{told} requests of {function} wait, {waits} by the book")
             })?;
         }

@@ -5,19 +5,21 @@
 use super::story::{Log, Story};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
-use crate::world::{self, Fault, Function, Outcome, Plan};
+use crate::world::{self, Fault, Function, FunctionOutcome, Outcome, Plan};
 use core::fmt::Display;
 use core::ops::Range;
 use gshare_core::dag::{Component, Dag, DagError};
 use gshare_core::{Bytes, Duration, NodeId};
 use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Pool, SlicedConfig, SlicedPool, Work,
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Pool, Rejection, SlicedConfig, SlicedPool,
+    Work,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 const OBEYED: &str = "every order can be carried out, no slice is oversold, and each request ends once";
+const SERVED: &str = "without faults no request waits for as long as it may";
 
 /// Runs the suite over the pairs of `router` and `keeper`. A keeper gets its node with the first, free GPU, and hears of the other
 /// GPUs later. Returns counts of all runs.
@@ -46,11 +48,16 @@ pub fn router_and_keeper(
             // The pool panics if it, the router and the keeper disagree about an instance.
             let ran = catch_unwind(AssertUnwindSafe(|| {
                 let plan = plan(seed).map_err(text)?;
-                world::run(&plan, seed, platform).map_err(|failure| failure.claim)
+                let outcome = world::run(&plan, seed, platform).map_err(|failure| failure.claim)?;
+                Ok((outcome, plan.faults.every.is_empty()))
             }));
             let wrong = |wrong| log.story(seed, (OBEYED, wrong));
-            let outcome = ran.map_err(|panic| wrong(said(&*panic)))?.map_err(wrong)?;
+            let (outcome, faultless) = ran.map_err(|panic| wrong(said(&*panic)))?.map_err(wrong)?;
             log.is_unbroken().map_err(|broken| log.story(seed, broken))?;
+            let starves = |of: &&FunctionOutcome| of.rejected.contains_key(&Rejection::WaitedTooLong);
+            if let Some(of) = outcome.functions.iter().find(starves).filter(|_| faultless) {
+                return Err(log.story(seed, (SERVED, format!("{}: {:?}", of.name, of.rejected))));
+            }
             Ok((log, outcome))
         };
         let ((log, outcome), (again, _)) = (run()?, run()?);

@@ -388,6 +388,7 @@ impl Scenario {
             functions.push(new);
         }
         let mut plan = Plan::new(devices, functions, length);
+        plan.bounds = Some(self.settings().platform);
         plan.tenants =
             self.tenant.iter().map(|tenant| (TenantId::new(tenant.tenant), tenant.limits())).collect();
         if self.jitter_percent > 99 {

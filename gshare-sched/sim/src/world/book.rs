@@ -19,6 +19,7 @@
 //!   draining and stopping instances count until they are gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
+use super::bounds::{Bounds, Due};
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
 use super::tenants::Tenants;
 use gshare_core::profile::ProfileTable;
@@ -87,8 +88,9 @@ pub(crate) struct Instance {
 pub(crate) struct Request {
     pub(crate) function: FunctionId,
     arrived: Timestamp,
-    deadline: Option<Timestamp>,
+    pub(crate) deadline: Option<Timestamp>,
     pub(crate) on: Option<InstanceId>,
+    attempts: u32,
     cancelled: bool,
 }
 
@@ -101,6 +103,7 @@ pub(crate) struct Function {
     memory: u64,
     devices: u32,
     slo: Option<Duration>,
+    min_instances: u32,
     max_instances: u32,
     /// The instances that start, are ready or are parked.
     pub(crate) instances: u32,
@@ -118,6 +121,9 @@ pub struct Book {
     pub(crate) names: BTreeSet<InstanceId>,
     pub(crate) requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
+    /// The bounds of the platform, if it promises any, and the request of the present event, if it is new.
+    pub(super) bounds: Option<Bounds>,
+    arrived: Option<RequestId>,
     /// The times of held devices and slices, if the plan has them recorded.
     pub(super) spans: Option<Spans>,
 }
@@ -133,6 +139,10 @@ impl Book {
     /// # Errors
     /// A sentence about an impossible event of the host.
     pub fn told(&mut self, now: Timestamp, event: &PlatformEvent) -> Result<(), String> {
+        self.arrived = None;
+        if let Some(bounds) = &self.bounds {
+            bounds.keep(now)?;
+        }
         match event {
             PlatformEvent::DeviceFound { gpu, spec } => {
                 let new = self.devices.insert(*gpu, Device::new(spec.clone()));
@@ -158,6 +168,7 @@ impl Book {
                     memory: spec.memory_per_device().get(),
                     devices: spec.devices,
                     slo: spec.slo,
+                    min_instances: spec.min_instances,
                     max_instances: spec.max_instances,
                     instances: 0,
                     removed: false,
@@ -170,10 +181,20 @@ impl Book {
                 }
                 self.functions.insert(*function, entry);
             }
-            PlatformEvent::BoundsChanged { function, max_instances, .. } => {
-                self.function(*function)?.max_instances = *max_instances;
+            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
+                let of = self.function(*function)?;
+                (of.min_instances, of.max_instances) = (*min_instances, *max_instances);
             }
-            PlatformEvent::FunctionRemoved { function } => self.function(*function)?.removed = true,
+            PlatformEvent::FunctionRemoved { function } => {
+                self.function(*function)?.removed = true;
+                if let Some(bounds) = &mut self.bounds {
+                    let all = self.instances.iter().filter(|(_, one)| one.function == *function);
+                    for (id, _) in all.filter(|(_, one)| !matches!(one.life, Life::Draining | Life::Stopped))
+                    {
+                        bounds.begins(now, *id, Due::Drain, Duration::ZERO);
+                    }
+                }
+            }
             PlatformEvent::RequestArrived { request, function, deadline } => {
                 self.function(*function)?.outcome.requests += 1;
                 let new = Request {
@@ -181,8 +202,15 @@ impl Book {
                     arrived: now,
                     deadline: *deadline,
                     on: None,
+                    attempts: 0,
                     cancelled: false,
                 };
+                self.arrived = Some(*request);
+                if let Some(bounds) = &mut self.bounds {
+                    bounds.waits(*request, *function, (now, *deadline));
+                }
+                let tenant = self.function(*function)?.tenant;
+                self.tenants.waits(tenant);
                 let old = self.requests.insert(*request, new);
                 old.map_or(Ok(()), |_| Err(format!("the host has two of {request}")))?;
             }
@@ -212,7 +240,8 @@ impl Book {
         match action {
             PlatformAction::Dispatch { request, instance } => self.dispatched(now, *request, *instance),
             PlatformAction::Reject { request, reason } => self.rejected(now, *request, *reason),
-            PlatformAction::Start { instance, function, parts, parked, .. } => {
+            PlatformAction::Start { instance, function, parts, parked, takes, .. } => {
+                self.begins(now, *instance, Due::Start, *takes);
                 self.started(now, *instance, *function, parts, *parked)
             }
             PlatformAction::Park { instance } => {
@@ -222,15 +251,17 @@ impl Book {
                     return Err(format!("{instance} is parked while it is {life} and has {count} requests"));
                 }
                 (found.life, found.moving) = (Life::Parked, true);
+                self.begins(now, *instance, Due::Move, Duration::ZERO);
                 Ok(())
             }
-            PlatformAction::Unpark { instance, parts, .. } => {
+            PlatformAction::Unpark { instance, parts, takes, .. } => {
                 let found = self.ready_for("unparked", *instance)?;
                 if found.life != Life::Parked {
                     return Err(format!("{instance} is unparked while it is {}", found.life));
                 }
                 (found.moving, found.since) = (true, now);
                 found.parts.clone_from(parts);
+                self.begins(now, *instance, Due::Move, *takes);
                 self.place(*instance)
             }
             PlatformAction::Drain { instance } => {
@@ -241,6 +272,7 @@ impl Book {
                 found.life = Life::Draining;
                 let function = found.function;
                 self.function(function)?.instances -= 1;
+                self.begins(now, *instance, Due::Drain, Duration::ZERO);
                 Ok(())
             }
             PlatformAction::Stop { instance, cause } => self.stopped(*instance, *cause),
@@ -308,6 +340,44 @@ impl Book {
         match self.instances.iter().find(open) {
             Some((id, one)) => Err(format!("{id} of {} is still {}", one.function, one.life)),
             None => Ok(()),
+        }
+    }
+
+    /// Checks the state after an event and its orders.
+    ///
+    /// # Errors
+    /// A sentence about the broken promise.
+    pub fn settled(&self) -> Result<(), String> {
+        let Some((request, found)) = self.arrived.and_then(|one| Some((one, self.requests.get(&one)?)))
+        else {
+            return Ok(());
+        };
+        if let Some(bounds) = &self.bounds {
+            bounds.may_wait(request, found.function)?;
+        }
+        match self.functions.get(&found.function) {
+            Some(function) if found.on.is_none() => self.tenants.may_wait(function.tenant),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that each function has its minimum of instances, which fit together. Training jobs are between two starts at times.
+    ///
+    /// # Errors
+    /// A sentence about a function with fewer.
+    pub fn minimums(&self) -> Result<(), String> {
+        let lacks = |of: &&Function| {
+            of.instances < of.min_instances && !of.removed && !matches!(of.work, Work::Training { .. })
+        };
+        let found = self.functions.iter().find(|(_, of)| self.bounds.is_some() && lacks(of));
+        found.map_or(Ok(()), |(function, of)| {
+            Err(format!("{function} has {} of {} instances", of.instances, of.min_instances))
+        })
+    }
+
+    fn begins(&mut self, now: Timestamp, instance: InstanceId, due: Due, expected: Duration) {
+        if let Some(bounds) = &mut self.bounds {
+            bounds.begins(now, instance, due, expected);
         }
     }
 
@@ -481,9 +551,11 @@ impl Book {
     /// Lets the requests of these parts wait again.
     fn release(&mut self, parts: &[Part], requests: &[RequestId]) {
         self.count_running(parts, -(isize::try_from(requests.len()).unwrap_or(isize::MAX)));
-        for request in requests {
-            if let Some(request) = self.requests.get_mut(request) {
-                request.on = None;
+        for id in requests {
+            let Some(request) = self.requests.get_mut(id) else { continue };
+            request.on = None;
+            if let Some(bounds) = &mut self.bounds {
+                bounds.waits(*id, request.function, (request.arrived, request.deadline));
             }
         }
     }
@@ -496,14 +568,17 @@ impl Book {
             // An order to stop was faster.
             (InstanceReport::Ready | InstanceReport::Unparked, Life::Stopped) => found.moving = false,
             (InstanceReport::Ready, _) => {
+                self.bounds.iter_mut().for_each(|bounds| bounds.ends(id, Due::Start));
                 found.life = if found.placed { Life::Ready } else { Life::Parked };
                 found.ready = Some(now);
             }
             (InstanceReport::Parked, _) => {
+                self.bounds.iter_mut().for_each(|bounds| bounds.ends(id, Due::Move));
                 found.moving = false;
                 self.unplace(now, id);
             }
             (InstanceReport::Unparked, life) => {
+                self.bounds.iter_mut().for_each(|bounds| bounds.ends(id, Due::Move));
                 found.moving = false;
                 // A draining instance was parked, and stays in its new state.
                 found.life = if life == Life::Parked { Life::Ready } else { life };
@@ -521,6 +596,7 @@ impl Book {
     /// Forgets a departed instance; its requests wait again.
     fn forget(&mut self, now: Timestamp, id: InstanceId) {
         self.unplace(now, id);
+        self.bounds.iter_mut().for_each(|bounds| bounds.over(id));
         let Some(gone) = self.instances.remove(&id) else { return };
         self.release(&gone.parts, &gone.requests);
         if let Some(function) = self.functions.get(&gone.function) {
@@ -557,6 +633,7 @@ impl Book {
         let counted = found.life != Life::Draining;
         found.life = Life::Stopped;
         let function = found.function;
+        self.bounds.iter_mut().for_each(|bounds| bounds.over(id));
         let function = self.function(function)?;
         function.instances -= u32::from(counted);
         function.outcome.migrated += u64::from(cause == StopCause::Replaced);
@@ -591,9 +668,14 @@ impl Book {
             ));
         }
         asked.on = Some(id);
+        asked.attempts += 1;
         found.requests.push(request);
+        if let Some(bounds) = &mut self.bounds {
+            bounds.leaves(request, found.function);
+            bounds.may_try(request, asked.attempts)?;
+        }
         if let Some(function) = self.functions.get(&found.function) {
-            self.tenants.runs(function.tenant)?;
+            self.tenants.runs(function.tenant, asked.attempts == 1)?;
         }
         for part in &found.parts {
             let Some(device) = self.devices.get_mut(&part.gpu) else { continue };
@@ -620,6 +702,13 @@ impl Book {
         };
         if let Some(on) = asked.on {
             return Err(format!("{request} is rejected ({reason}), but it runs on {on}"));
+        }
+        if let Some(bounds) = &mut self.bounds {
+            bounds.leaves(request, asked.function);
+        }
+        let tenant = self.function(asked.function)?.tenant;
+        if asked.attempts == 0 {
+            self.tenants.waits_no_more(tenant);
         }
         let function = self.function(asked.function)?;
         let holds = match reason {

@@ -1,6 +1,7 @@
 //! The loop: events in order of their time, the execution of orders, faults, and the book beside it all.
 
 use super::book::Book;
+use super::bounds::Bounds;
 use super::faults::Fault;
 use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, Sample, device_time, name_of};
@@ -144,6 +145,7 @@ where
             });
         }
         let (mut book, mut floor) = (Book::new(), Floor::new(&plan.devices, nodes));
+        book.bounds = plan.bounds.clone().map(Bounds::new);
         book.spans = plan.record.then(Default::default);
         floor.record = plan.record.then(Default::default);
         Self {
@@ -194,6 +196,7 @@ where
         self.until(end.saturating_add(Duration::from_nanos(settle.as_nanos() / 2)), |_| false)?;
         self.until(end.saturating_add(settle), |world| world.book.quiet().is_ok())?;
         self.book.quiet().map_err(|left| format!("{settle} after load and faults have ended, {left}"))?;
+        self.book.minimums()?;
         for function in 0..self.plan.functions.len() {
             self.change(function, Change::Removed)?;
         }
@@ -444,9 +447,12 @@ where
             return Ok(());
         }
         self.floor.end(self.now, job, body);
-        let function = body.function;
+        let (function, hangs) = (body.function, body.hangs);
         if let Some(request) = request {
             self.schedule_ends();
+            if hangs {
+                return Ok(());
+            }
             let host = self.plan.functions[function].host;
             let took = self.now.saturating_since(began).saturating_add(host);
             if !host.is_zero() {
@@ -576,7 +582,11 @@ where
                     None => false,
                 }
             }
-            Fault::StartRefused | Fault::LoadSlow | Fault::ReportLate => {
+            Fault::StartRefused
+            | Fault::LoadSlow
+            | Fault::ReportLate
+            | Fault::OrderHangs
+            | Fault::DrainHangs => {
                 self.armed[fault as usize] = true;
                 true
             }
@@ -664,7 +674,7 @@ where
             self.obey(&action);
         }
         self.actions = actions;
-        Ok(())
+        self.book.settled()
     }
 
     fn note(&mut self, line: impl FnOnce() -> String) {
@@ -723,10 +733,12 @@ where
                 let takes = self.slowed(*takes);
                 self.moves(*instance, Phase::Away, Phase::Returning, takes, Some(parts));
             }
-            PlatformAction::Drain { .. }
-            | PlatformAction::Reject { .. }
-            | PlatformAction::Fetch { .. }
-            | PlatformAction::Forget { .. } => {}
+            PlatformAction::Drain { instance } => {
+                if let Some(body) = self.bodies.get_mut(instance).filter(|body| !body.jobs.is_empty()) {
+                    body.hangs = core::mem::take(&mut self.armed[Fault::DrainHangs as usize]);
+                }
+            }
+            PlatformAction::Reject { .. } | PlatformAction::Fetch { .. } | PlatformAction::Forget { .. } => {}
             PlatformAction::Stop { instance, .. } => self.stops(*instance),
             PlatformAction::Dispatch { request, instance } => {
                 // The platform may not know yet that the instance is gone. It will hear it, and dispatch the request again.
@@ -783,7 +795,9 @@ where
         } else {
             let takes = self.slowed(takes);
             let takes = self.vary(takes);
-            self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+            if !core::mem::take(&mut self.armed[Fault::OrderHangs as usize]) {
+                self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+            }
         }
         self.bodies.insert(id, body);
     }
@@ -799,7 +813,9 @@ where
         body.phase = to;
         body.epoch += 1;
         body.unparked = parts.map(|_| (self.now, self.now + takes));
-        self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+        if !core::mem::take(&mut self.armed[Fault::OrderHangs as usize]) {
+            self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
+        }
     }
 
     fn stops(&mut self, id: InstanceId) {

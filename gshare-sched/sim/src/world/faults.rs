@@ -23,11 +23,15 @@ pub enum Fault {
     ReportLate,
     /// The caller of a request gives up.
     ClientCancels,
+    /// The next `Start`, `Park` or `Unpark` is never carried out.
+    OrderHangs,
+    /// The next draining instance with requests answers none of them.
+    DrainHangs,
 }
 
 impl Fault {
     /// All kinds of faults.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::DeviceLost,
         Self::NodeLost,
         Self::InstanceDies,
@@ -35,7 +39,12 @@ impl Fault {
         Self::LoadSlow,
         Self::ReportLate,
         Self::ClientCancels,
+        Self::OrderHangs,
+        Self::DrainHangs,
     ];
+
+    /// The faults that a platform without time-outs does not survive.
+    pub const HANGS: [Self; 2] = [Self::OrderHangs, Self::DrainHangs];
 }
 
 // The names are the same as in a scenario: `device_lost`, `node_lost`, …
@@ -47,6 +56,8 @@ gshare_core::display_as!(Fault {
     LoadSlow => "load_slow",
     ReportLate => "report_late",
     ClientCancels => "client_cancels",
+    OrderHangs => "order_hangs",
+    DrainHangs => "drain_hangs",
 });
 
 /// The kinds of faults with their intervals. None by default.

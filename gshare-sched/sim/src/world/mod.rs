@@ -69,6 +69,7 @@
 //! ```
 
 mod book;
+mod bounds;
 mod curve;
 mod drive;
 mod faults;
@@ -82,8 +83,8 @@ mod tenants;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use book::Device;
 pub use book::{Book, room};
+pub(crate) use book::{Device, Instance, Request};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};

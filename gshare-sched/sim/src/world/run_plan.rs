@@ -6,7 +6,7 @@ use crate::arrivals::Arrivals;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Duration, ServiceClass, TenantId};
 use gshare_sched::platform::TenantLimits;
-use gshare_sched::platform::{DeviceSpec, FunctionSpec};
+use gshare_sched::platform::{DeviceSpec, FunctionSpec, PlatformConfig};
 use gshare_sched::scale::VerticalScaler;
 
 /// The depth of the devices' simulation, `requests` or `kernels` as text.
@@ -128,6 +128,8 @@ pub struct Plan {
     pub devices: Vec<DeviceSpec>,
     /// The functions; the number in the list is the [`FunctionId`](gshare_core::FunctionId).
     pub functions: Vec<Function>,
+    /// The bounds of the platform, which the book checks; `None` means that the engine promises none.
+    pub bounds: Option<PlatformConfig>,
     /// The limits of tenants.
     pub tenants: Vec<(TenantId, TenantLimits)>,
     /// The faults of the run.
@@ -175,6 +177,7 @@ impl Plan {
         Self {
             devices,
             functions,
+            bounds: None,
             tenants: Vec::new(),
             faults: Faults::default(),
             changes: Vec::new(),

@@ -78,6 +78,8 @@ pub(super) struct Body {
     free: Vec<Timestamp>,
     /// Its processes, if kernels are simulated.
     workers: Vec<Worker>,
+    /// Whether its requests are never answered.
+    pub(super) hangs: bool,
     /// The time of its last order to come back to its device, and the time of its arrival there.
     pub(super) unparked: Option<(Timestamp, Timestamp)>,
 }

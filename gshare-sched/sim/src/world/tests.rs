@@ -255,7 +255,8 @@ fn plan() -> Plan {
     let mut plan =
         Plan::new(vec![device(0), device(1)], (0..4).map(function).collect(), Duration::from_secs(120));
     let often = |fault| (fault, Duration::from_secs(if fault == Fault::ClientCancels { 2 } else { 20 }));
-    plan.faults.every = Fault::ALL.into_iter().map(often).collect();
+    let all = Fault::ALL.into_iter().filter(|fault| !Fault::HANGS.contains(fault));
+    plan.faults.every = all.map(often).collect();
     plan
 }
 
@@ -269,7 +270,7 @@ fn a_platform_of_one_queue_keeps_its_promises_under_every_fault() {
     for seed in 0..40 {
         all.add(&play(seed, None).unwrap());
     }
-    for fault in Fault::ALL {
+    for fault in Fault::ALL.into_iter().filter(|fault| !Fault::HANGS.contains(fault)) {
         assert!(all.faults.get(&fault).is_some_and(|count| *count > 0), "{fault} never happened");
     }
     assert!(all.deaths.len() >= 2, "deaths in {:?}", all.deaths);

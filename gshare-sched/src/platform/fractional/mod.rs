@@ -16,7 +16,7 @@
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
-//!    replaces this order. After [`max_wait`](FractionalConfig::max_wait) every request is rejected.
+//!    replaces this order.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
 //!    fewest victims are parked for it, two seconds after they came; after a wait of two seconds busy ones too, once they have
 //!    answered their requests. A parked instance comes back for a waiting request.
@@ -56,14 +56,15 @@ use super::host_cache::HostCache;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
-    PoolError, PoolEvent, QueueOrder, Regime, Rejection, StopCause, Work,
+    DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
+    PoolAction, PoolError, PoolEvent, QueueOrder, Regime, StopCause, Work,
 };
 use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
 use gshare_core::{
-    ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId,
+    Timestamp,
 };
 use request_order::LateLast;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -147,9 +148,6 @@ struct Function {
 struct Request {
     function: FunctionId,
     arrived: Timestamp,
-    /// The time of its rejection if it still waits.
-    until: Timestamp,
-    attempts: u8,
     on: Option<InstanceId>,
 }
 
@@ -158,10 +156,6 @@ struct Request {
 enum Timer {
     /// Reports the function's load.
     Report(FunctionId),
-    /// Rejects a request after its longest wait.
-    Request(RequestId),
-    /// The host has not answered for the instance.
-    Answer(InstanceId),
     /// Tries again to make room.
     Room,
     /// Starts missing instances of the minimum again, some time after the host refused a start.
@@ -187,7 +181,7 @@ pub struct FractionalPool {
     wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
-    next: u64,
+    names: InstanceNames,
     /// Functions with requests that may find an instance now.
     to_serve: BTreeSet<FunctionId>,
     /// Whether an instance left a device since the last search for room.
@@ -201,9 +195,6 @@ pub struct FractionalPool {
 gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances });
 
 const REGIME: Regime = Regime::Fractional;
-
-/// The most devices of an instance.
-const MOST_DEVICES: u32 = 64;
 
 impl FractionalPool {
     /// A pool without devices and functions.
@@ -228,7 +219,7 @@ impl FractionalPool {
             wanting: VecDeque::new(),
             timers: Timers::default(),
             cache,
-            next: 0,
+            names: InstanceNames::default(),
             to_serve: BTreeSet::new(),
             room_changed: false,
             idle_gangs: BTreeSet::new(),
@@ -242,75 +233,6 @@ impl FractionalPool {
         Self { order, ..self }
     }
 
-    fn check(&self, event: &PoolEvent) -> Result<(), PoolError> {
-        let known = |function: &FunctionId| match self.functions.get(function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => {
-                let bad = |why| Err(REGIME.bad_device(*gpu, why));
-                match () {
-                    () if self.devices.contains_key(gpu) => bad("it is already here"),
-                    () if spec.mig.is_some() => bad("it has MIG slices"),
-                    () if spec.memory.get() == 0 => bad("memory is 0, need more"),
-                    () => Ok(()),
-                }
-            }
-            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => Err(REGIME.unknown(gpu)),
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, .. }
-            | PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function } => known(function),
-            PoolEvent::Arrived { request, function, .. } => {
-                known(function)?;
-                if self.functions[function].gang.is_some() {
-                    return Err(REGIME.unsuitable(*function, "a training function answers no requests"));
-                }
-                if self.requests.contains_key(request) { Err(REGIME.unknown(request)) } else { Ok(()) }
-            }
-            PoolEvent::Done { request, .. } => match self.requests.get(request).and_then(|of| of.on) {
-                Some(_) => Ok(()),
-                None => Err(REGIME.unknown(request)),
-            },
-            PoolEvent::Cancelled { request } => match self.requests.get(request) {
-                Some(Request { on: None, .. }) => Ok(()),
-                _ => Err(REGIME.unknown(request)),
-            },
-            // Names are given out in order: a smaller number named an instance that is gone.
-            PoolEvent::Instance { instance, .. } if instance.number() >= self.next => {
-                Err(REGIME.unknown(instance))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let bad = |why: &str| Err(REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return bad("it is already here, or instances of the one before it are not gone");
-        }
-        if spec.memory.get() == 0 {
-            return bad("memory is 0, need more");
-        }
-        let most = if matches!(spec.work, Work::Inference { .. }) { MOST_DEVICES } else { 1 };
-        if !(1..=most).contains(&spec.devices) {
-            let need = if most == 1 { "1".to_owned() } else { format!("1 to {most}") };
-            return bad(&format!("devices is {}, need {need}", spec.devices));
-        }
-        match &spec.work {
-            Work::Pipeline { .. } => bad("a pipeline needs MIG slices"),
-            Work::Inference { profile: None } => bad("it has no profile"),
-            Work::Inference { profile: Some(_) } => Ok(()),
-            Work::Training { workers, .. } if !(1..=MOST_DEVICES).contains(workers) => {
-                bad(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"))
-            }
-            Work::Training { share, .. } => {
-                Demand::from(share).validate().map_err(|error| REGIME.unsuitable(function, error))
-            }
-        }
-    }
-
     /// Handles the deadlines up to now.
     fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
         if self.scaler.next_deadline().is_some_and(|due| due <= self.now) {
@@ -319,8 +241,6 @@ impl FractionalPool {
         while let Some(timer) = self.timers.pop(self.now) {
             match timer {
                 Timer::Report(function) => self.report(function, actions),
-                Timer::Request(request) => self.waited_too_long(request, actions),
-                Timer::Answer(instance) => self.stop(instance, StopCause::TimedOut, actions),
                 Timer::Room => self.room_changed = true,
                 Timer::Minimum(function) => self.keep_minimum(function, actions),
                 Timer::Restart(function) => self.start_gang(function, actions),
@@ -408,11 +328,8 @@ impl FractionalPool {
     fn remove_function(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.removed = true;
-        let (queue, instances) = (core::mem::take(&mut of.queue), of.instances.clone());
+        let instances = of.instances.clone();
         let trains = of.gang.is_some();
-        for (_, request) in queue {
-            self.reject(request, Rejection::Removed, actions);
-        }
         self.timers.clear(Timer::Report(function));
         self.timers.clear(Timer::Restart(function));
         self.timers.clear(Timer::Minimum(function));
@@ -462,7 +379,6 @@ impl Engine for FractionalPool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        self.check(&event)?;
         let event = if self.config.sm_partitions { event } else { on_all_sms(event) };
         // Two events may still be refused, by their engine: it is asked before any change.
         let mut scaled = Vec::new();
@@ -520,14 +436,13 @@ impl Engine for FractionalPool {
             | PoolEvent::DeadlineReached => {}
             PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
             PoolEvent::Held { function } => self.called(function, actions),
-            PoolEvent::Arrived { request, function, arrived, held, deadline } => {
+            PoolEvent::Arrived { request, function, arrived, held, .. } => {
                 if !held {
                     self.called(function, actions);
                 }
-                self.arrived(request, function, arrived, deadline, actions);
+                self.arrived(request, function, arrived, actions);
             }
             PoolEvent::Done { request, .. } => self.done(request, actions),
-            PoolEvent::Cancelled { request } => self.forget_waiting(request),
             PoolEvent::Instance { instance, report } => self.reported(instance, report, actions),
         }
         self.scaled(scaled, actions);
@@ -561,6 +476,40 @@ impl Pool for FractionalPool {
         self.functions.get(&function).map_or(0, |of| of.queue.len())
     }
 
+    fn name_instances_by(&mut self, names: InstanceNames) {
+        self.names = names;
+    }
+
+    fn fits(&self, function: FunctionId) -> bool {
+        let Some(of) = self.functions.get(&function) else { return false };
+        let holds = |memory: Bytes| self.devices.values().filter(move |device| device.memory >= memory);
+        match of.spec.work {
+            Work::Training { workers, share } => {
+                holds(share.memory().unwrap_or(of.spec.memory)).count() >= workers as usize
+            }
+            _ => {
+                let mut nodes: BTreeMap<NodeId, u32> = BTreeMap::new();
+                for device in holds(of.spec.memory_per_device()) {
+                    *nodes.entry(device.node).or_default() += 1;
+                }
+                nodes.values().any(|count| *count >= of.spec.devices)
+            }
+        }
+    }
+
+    fn withdraw(&mut self, request: RequestId) {
+        let Some(of) = self.requests.remove(&request) else { return };
+        if let Some(instance) = of.on {
+            // Before the instance has another place among the open ones.
+            self.close(instance);
+            self.instances.entry(instance).and_modify(|on| {
+                on.requests.remove(&request);
+            });
+        } else if let Some(function) = self.functions.get_mut(&of.function) {
+            function.queue.remove(&(of.arrived, request));
+        }
+    }
+
     fn invariants(&self) {
         for (id, of) in &self.instances {
             let function = &self.functions[&of.function];
@@ -584,6 +533,7 @@ impl Pool for FractionalPool {
         }
         for (id, of) in &self.functions {
             assert!(of.queue.is_empty() || of.open.is_empty(), "{id} has room, and requests that wait");
+            assert!(of.queue.is_empty() || !of.removed, "{id} is removed, and requests wait");
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
             let ready = of.instances.iter().map(|one| &self.instances[one]);
             let ready = ready.filter(|of| of.state == State::Ready);

@@ -3,7 +3,7 @@
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an instance with
 //! calls. The device is the one with the fewest victims; among equals, with the victims longest unused.
 
-use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY, PARK_TIMEOUT};
+use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY};
 use super::{
     Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
     PoolAction, State, Timer, Timestamp,
@@ -211,7 +211,6 @@ impl FractionalPool {
 
     pub(super) fn park(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         if self.enter(instance, State::Parking).is_some() {
-            self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
             actions.push(PoolAction::Order(PlatformAction::Park { instance }));
         }
     }
@@ -223,7 +222,6 @@ impl FractionalPool {
         let spec = &self.functions[&function].spec;
         // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
         let takes = spec.load_host;
-        self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
         actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));
     }
 }

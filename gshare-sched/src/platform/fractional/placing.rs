@@ -1,14 +1,12 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
-use super::pool_config::PARK_TIMEOUT;
 use super::{
     FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, Rejection, RequestId,
-    RequestRate, START_AGAIN, State, StopCause, Timer,
+    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, RequestRate, START_AGAIN,
+    State, StopCause, Timer,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
-use crate::scale::StopReason;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
 use std::collections::BTreeSet;
@@ -34,15 +32,10 @@ impl FractionalPool {
                         self.drain(instance, StopCause::Drained, actions);
                     }
                 }
-                HorizontalAction::Stop { instance, reason } => {
+                HorizontalAction::Stop { instance } => {
                     let Some(&instance) = self.by_scaler.get(&instance) else { continue };
                     self.forget_scaled(instance);
-                    let cause = match reason {
-                        StopReason::StartTimedOut => StopCause::TimedOut,
-                        StopReason::DrainTimedOut => StopCause::DrainTimedOut,
-                        _ => StopCause::NotNeeded,
-                    };
-                    self.stop(instance, cause, actions);
+                    self.stop(instance, StopCause::NotNeeded, actions);
                 }
                 // Load beyond the function's maximum of instances is no lack of devices.
                 HorizontalAction::Unmet { function, .. } if self.is_full(function) => {}
@@ -125,8 +118,7 @@ impl FractionalPool {
             used: self.now,
             came: self.now,
         };
-        let instance = InstanceId::new(self.next);
-        self.next += 1;
+        let instance = self.names.give();
         if let Some(scaled) = scaled {
             self.by_scaler.insert(scaled, instance);
         }
@@ -221,7 +213,6 @@ impl FractionalPool {
             (InstanceReport::Ready, State::Starting) => self.ready(instance, actions),
             (InstanceReport::Refused, State::Starting) => self.refused(instance, actions),
             (InstanceReport::Parked, State::Parking) => {
-                self.timers.clear(Timer::Answer(instance));
                 self.enter(instance, State::Parked);
                 if let Some(of) = self.instances.get_mut(&instance) {
                     let placements = core::mem::take(&mut of.placements);
@@ -229,10 +220,7 @@ impl FractionalPool {
                 }
                 self.to_serve.insert(function);
             }
-            (InstanceReport::Unparked, State::Unparking) => {
-                self.timers.clear(Timer::Answer(instance));
-                self.open(instance);
-            }
+            (InstanceReport::Unparked, State::Unparking) => self.open(instance),
             (InstanceReport::Completed, _) => self.completed(instance, actions),
             // An instance stopped before its start reports the failed start.
             (InstanceReport::Gone | InstanceReport::Refused, _) => {
@@ -314,7 +302,6 @@ impl FractionalPool {
             return;
         }
         self.close(instance);
-        self.timers.clear(Timer::Answer(instance));
         if self.enter(instance, State::Stopping) == Some(State::WaitingForRoom) {
             // The host does not know the instance.
             self.gone(instance, actions);
@@ -340,10 +327,6 @@ impl FractionalPool {
         }
         self.close(instance);
         self.enter(instance, State::Draining);
-        if self.instances[&instance].scaled.is_none() {
-            // The scaler no longer watches the instance.
-            self.timers.set(Timer::Answer(instance), self.now.saturating_add(PARK_TIMEOUT));
-        }
         actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
     }
 
@@ -366,7 +349,6 @@ impl FractionalPool {
     /// Forgets an instance that has ended entirely.
     pub(super) fn gone(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
         self.close(instance);
-        self.timers.clear(Timer::Answer(instance));
         self.unwant(instance);
         let scaled = self.instances.get(&instance).and_then(|of| of.scaled);
         self.forget_scaled(instance);
@@ -377,7 +359,11 @@ impl FractionalPool {
             function.instances.remove(&instance);
         }
         for request in of.requests {
-            self.again(request, actions);
+            let Some(waits) = self.requests.get_mut(&request) else { continue };
+            waits.on = None;
+            if let Some(function) = self.functions.get_mut(&of.function) {
+                function.queue.insert((waits.arrived, request));
+            }
         }
         if let Some(scaled) = scaled {
             self.scale(HorizontalEvent::InstanceGone { instance: scaled }, actions);
@@ -385,24 +371,5 @@ impl FractionalPool {
         self.gang_gone(of.function);
         self.to_serve.insert(of.function);
         self.drop_if_done(of.function);
-    }
-
-    /// Returns the request of an ended instance to its place by arrival.
-    fn again(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.requests.get_mut(&request) else { return };
-        of.on = None;
-        let of = *of;
-        let Some(function) = self.functions.get_mut(&of.function).filter(|function| !function.removed) else {
-            self.reject(request, Rejection::Removed, actions);
-            return;
-        };
-        if of.attempts >= self.config.max_attempts {
-            self.reject(request, Rejection::AttemptsExhausted, actions);
-        } else if of.until <= self.now {
-            self.waited_too_long(request, actions);
-        } else {
-            function.queue.insert((of.arrived, request));
-            self.timers.set(Timer::Request(request), of.until);
-        }
     }
 }

@@ -12,21 +12,12 @@ pub(super) const PARK_STAY: Duration = Duration::from_secs(2);
 /// How long an instance waits for room before a busy instance is parked for it: parking takes a second for a large model, and must
 /// not be most of a device's work.
 pub(super) const PARK_BUSY_AFTER: Duration = Duration::from_secs(2);
-/// The time in which a host must answer `Park` and `Unpark`: several times what the largest model takes.
-pub(super) const PARK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min.
 pub(super) const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
-        /// Most waiting requests of a function. 10,000: beyond that, waiting requests are hardly worth an answer.
-        pub max_waiting: u32 = 10_000, with_max_waiting;
-        /// The longest wait of a request. 60 s: a gateway's own time-out.
-        #[cfg_attr(feature = "serde", serde(rename = "max_wait_ns"))]
-        pub max_wait: Duration = Duration::from_secs(60), with_max_wait;
-        /// Most dispatches of a request before it is rejected, if its instances end each time. 3.
-        pub max_attempts: u8 = 3, with_max_attempts;
         /// How long after its SLO a late request waits behind requests of its function that can be in time, while more requests
         /// wait than are served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and
         /// within a client's patience. None: the order of arrival, as in FaST-GShare and Dilu, where all requests behind a
@@ -60,9 +51,7 @@ impl FractionalConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(self {
-            max_wait, keep_alive in least..=day, "need more than 0, at most a day";
-            max_waiting in 1.., "need more than 0";
-            max_attempts in 1.., "need more than 0";
+            keep_alive in least..=day, "need more than 0, at most a day";
             sm_limit_factor in 1..=100, "need 1 to 100";
         })
     }

@@ -3,7 +3,7 @@
 use super::pool_config::PARK_IDLE;
 use super::{
     Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
-    PoolAction, Rejection, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
+    PoolAction, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
 use crate::platform::WaitQueue;
 
@@ -34,22 +34,13 @@ impl FractionalPool {
         request: RequestId,
         function: FunctionId,
         arrived: Timestamp,
-        deadline: Option<Timestamp>,
         actions: &mut Vec<PoolAction>,
     ) {
         let now = self.now;
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.used = now;
-        if of.queue.len() >= self.config.max_waiting as usize {
-            let reason = Rejection::QueueFull;
-            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-            return;
-        }
         of.queue.insert((arrived, request));
-        let longest = arrived.saturating_add(self.config.max_wait);
-        let until = deadline.map_or(longest, |deadline| deadline.min(longest));
-        self.requests.insert(request, Request { function, arrived, until, attempts: 0, on: None });
-        self.timers.set(Timer::Request(request), until);
+        self.requests.insert(request, Request { function, arrived, on: None });
         self.activate(function, actions);
         self.report_early(function, actions);
         self.to_serve.insert(function);
@@ -88,9 +79,7 @@ impl FractionalPool {
             of.queue.remove(&waiting);
             of.open.remove(&key);
             let (request, instance) = (waiting.1, key.2);
-            self.timers.clear(Timer::Request(request));
             if let Some(of) = self.requests.get_mut(&request) {
-                of.attempts = of.attempts.saturating_add(1);
                 of.on = Some(instance);
             }
             let Some(of) = self.instances.get_mut(&instance) else { continue };
@@ -143,27 +132,6 @@ impl FractionalPool {
             }
             _ => {}
         }
-    }
-
-    /// Forgets a waiting request.
-    pub(super) fn forget_waiting(&mut self, request: RequestId) {
-        self.timers.clear(Timer::Request(request));
-        let Some(of) = self.requests.remove(&request) else { return };
-        if let Some(function) = self.functions.get_mut(&of.function) {
-            function.queue.remove(&(of.arrived, request));
-        }
-    }
-
-    pub(super) fn reject(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
-        self.forget_waiting(request);
-        actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-    }
-
-    pub(super) fn waited_too_long(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.requests.get(&request) else { return };
-        let waited = self.now.saturating_since(of.arrived) >= self.config.max_wait;
-        let reason = if waited { Rejection::WaitedTooLong } else { Rejection::DeadlineMissed };
-        self.reject(request, reason, actions);
     }
 
     /// Reports the load as soon as the scaler takes a report, when more requests wait than can be served at once: a queue that

@@ -5,8 +5,8 @@
 //! Neither knows changing devices, a host's orders, or the other engine. The pool connects them and turns their decisions into orders.
 //!
 //! # Algorithm
-//! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool names each instance once and for all, and
-//!    maps the name to the keeper's own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
+//! 1. **Keepers**: each node with a device has one keeper, and one router serves all. The pool maps an instance's name to the keeper's
+//!    own name on the instance's node. A keeper's knowledge of gaps ends with its node's last device.
 //! 2. **A request** goes to the router with the earlier of its SLO and its deadline, and to one keeper: on the first node with instances
 //!    of its function, else on a node that the function fits. A dispatch on another node is told to the keeper there, so that each keeper
 //!    knows the use of its instances.
@@ -20,7 +20,6 @@
 //!    the node with the fewest slices held that can start them. They are checked again after each end or change of an instance or device,
 //!    and ten seconds after a failed start. The host learns `Unmet` where no node can.
 //! 7. **An inference function** is a DAG of one component (`inference.rs`). Its time on a slice is measured at a point of its profile.
-//! 8. **Deadlines**: a waiting request is rejected at its deadline, even while an instance is being unparked for it.
 //!
 //! # Example
 //! Functions A and B share a slice with room for one of them, now A. A request for B comes while the slice is idle. Orders: `Park A`; on
@@ -38,7 +37,7 @@
 //! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the host learns `Unmet`. The default keepers let a minimum wait
 //!   while other functions work on its slices;
 //! - `max_instances` bounds starts: a replacement and the old instance coexist for a while, and a lowered bound stops no instance;
-//! - limits of tenants are the platform's task, and a host that never answers an order keeps the instance as it is: there is no time-out.
+//! - limits of tenants, and the time in which a host must answer, are the platform's task.
 
 mod inference;
 mod minimum;
@@ -55,15 +54,15 @@ use crate::pipeline::{
     RouterConfig, SlackRouter,
 };
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceView, Life, Part, PlatformAction, Pool, PoolAction, PoolError,
-    PoolEvent, Regime, Rejection, StopCause, Work,
+    DeviceSpec, InstanceNames, InstanceView, Life, Part, Pool, PoolAction, PoolError, PoolEvent, Regime,
+    StopCause,
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, SharedSlice,
-    SmShare, TimeWentBack, Timestamp,
+    SmShare, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -130,6 +129,8 @@ struct Instance {
     /// The ticket for which the instance is unparked.
     pending: Option<RequestId>,
     requests: BTreeSet<RequestId>,
+    /// Tickets of withdrawn requests that ran here; the router learns of them after the instance's end.
+    withdrawn: Vec<RequestId>,
     cause: StopCause,
 }
 
@@ -200,8 +201,10 @@ pub struct SlicedPool {
     gpus: BTreeMap<GpuId, NodeId>,
     functions: BTreeMap<FunctionId, Function>,
     instances: BTreeMap<InstanceId, Instance>,
-    next: u64,
+    names: InstanceNames,
     tickets: Tickets,
+    /// Tickets that the router has given to an instance and has no answer for.
+    given: BTreeMap<RequestId, InstanceId>,
     /// The router's numbers of shared slices.
     numbers: BTreeMap<(NodeId, SharedSlice), SharedSlice>,
     now: Timestamp,
@@ -239,8 +242,9 @@ impl SlicedPool {
             gpus: BTreeMap::new(),
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),
-            next: 0,
+            names: InstanceNames::default(),
             tickets: Tickets::default(),
+            given: BTreeMap::new(),
             numbers: BTreeMap::new(),
             now: Timestamp::ZERO,
             tasks: VecDeque::new(),
@@ -267,75 +271,18 @@ impl SlicedPool {
 
     const REGIME: Regime = Regime::Sliced;
 
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
-        self.tickets.check(Self::REGIME, event)?;
-        let known = |function: FunctionId| match self.functions.get(&function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
-            PoolEvent::DeviceLost { gpu } if !self.gpus.contains_key(gpu) => Err(Self::REGIME.unknown(gpu)),
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, max_instances: 0, .. } => known(*function).and_then(|()| {
-                Err(Self::REGIME.refused(format_args!("max_instances of {function} is 0: need more than 0")))
-            }),
-            PoolEvent::BoundsChanged { function, .. }
-            | PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function }
-            | PoolEvent::Arrived { function, .. } => known(*function),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why: &str| Err(Self::REGIME.bad_device(gpu, why));
-        if self.gpus.contains_key(&gpu) {
-            return bad("it is here already");
-        }
-        let Some(layout) = spec.mig.as_ref().filter(|layout| !layout.slices().is_empty()) else {
-            return bad("mig has no slices: need one at least");
-        };
-        match self.nodes.get(&spec.node) {
-            Some(node) if node.model != *layout.model() => bad(&format!(
-                "mig.model is {}, that of the other devices of {} is {}: a node has one",
-                layout.model().name,
-                spec.node,
-                node.model.name
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
-        let unsuitable = |why| Err(Self::REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return unsuitable("it is here already, or has instances that end");
-        }
-        if spec.devices != 1 {
-            return unsuitable("devices: need 1, models are spread over fractional devices only");
-        }
-        if spec.max_instances == 0 {
-            return unsuitable("max_instances is 0: need more than 0");
-        }
-        match spec.work {
-            Work::Pipeline { .. } => Ok(()),
-            Work::Inference { .. } => {
-                unsuitable("profile: need measured points, which say what a slice serves")
-            }
-            Work::Training { .. } => {
-                unsuitable("work is training: slices are given to functions that answer requests")
-            }
-        }
-    }
-
     /// Adds a device to its node's keeper, or makes the keeper.
     fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
         let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
         let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
         if let Some(node) = self.nodes.get_mut(&spec.node) {
+            if node.model != *layout.model() {
+                let (new, name, old) = (&layout.model().name, spec.node, &node.model.name);
+                let why = format!(
+                    "mig.model is {new}, that of the other devices of {name} is {old}: a node has one"
+                );
+                return Err(Self::REGIME.bad_device(gpu, why));
+            }
             let event = InstanceEvent::GpuJoined { gpu, slices };
             node.keeper
                 .handle(self.now, event, &mut actions)
@@ -354,8 +301,7 @@ impl SlicedPool {
         Ok(actions)
     }
 
-    /// Tells a node's keeper of the functions that fit the node only now. While there are devices, requests of a function that
-    /// fits no node are rejected.
+    /// Tells a node's keeper of the functions that fit the node only now.
     fn refit(&mut self, at: NodeId, actions: &mut Vec<PoolAction>) {
         let all: Vec<FunctionId> =
             self.functions.iter().filter(|(_, of)| !of.removed).map(|(function, _)| *function).collect();
@@ -364,7 +310,6 @@ impl SlicedPool {
         }
         self.version += 1;
         self.look = true;
-        self.reject_unfit(actions);
     }
 
     fn fit(&mut self, function: FunctionId, at: NodeId, actions: &mut Vec<PoolAction>) {
@@ -388,20 +333,6 @@ impl SlicedPool {
         if new && self.tickets.waiting(function) > 0 {
             let node = self.node_for(function).unwrap_or(at);
             self.keep(node, InstanceEvent::Requested { function });
-        }
-    }
-
-    fn reject_unfit(&mut self, actions: &mut Vec<PoolAction>) {
-        if self.gpus.is_empty() {
-            return;
-        }
-        let unfit = |of: &Function| of.nodes.is_empty() && !of.removed;
-        let all: Vec<FunctionId> =
-            self.functions.iter().filter(|(_, of)| unfit(of)).map(|(function, _)| *function).collect();
-        for function in all {
-            for request in self.tickets.waiting_of(function) {
-                self.give_up(request, Rejection::NeverFits, actions);
-            }
         }
     }
 
@@ -442,32 +373,15 @@ impl SlicedPool {
         request: RequestId,
         function: FunctionId,
         (arrived, deadline): (Timestamp, Option<Timestamp>),
-        actions: &mut Vec<PoolAction>,
     ) {
         let Some(of) = self.functions.get(&function) else { return };
-        let reject = |reason| PoolAction::Order(PlatformAction::Reject { request, reason });
-        if deadline.is_some_and(|at| at <= self.now) {
-            return actions.push(reject(Rejection::DeadlineMissed));
-        }
-        if of.nodes.is_empty() && !self.gpus.is_empty() {
-            actions.push(reject(Rejection::NeverFits));
-            return self.unmet(function, None, actions);
-        }
         let due = of.slo.map(|slo| arrived.saturating_add(slo));
         let due = [due, deadline].into_iter().flatten().min();
-        let ticket = self.tickets.add(request, function, deadline);
+        let ticket = self.tickets.add(request, function);
         if let Some(node) = self.node_for(function) {
             self.keep(node, InstanceEvent::Requested { function });
         }
         self.route(RouteEvent::Arrived { request: ticket, function, deadline: due });
-    }
-
-    /// Ends a waiting request. The router forgets it now, or after the arrival of the instance that is unparked for it.
-    fn give_up(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
-        if let Some(held) = self.tickets.remove(request) {
-            self.route(RouteEvent::Cancelled { request: held.ticket });
-            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-        }
     }
 
     fn done(&mut self, request: RequestId, took: Duration) {
@@ -486,10 +400,7 @@ impl SlicedPool {
         self.route(RouteEvent::Completed { request: held.ticket, instance: id });
     }
 
-    fn remove(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        for request in self.tickets.waiting_of(function) {
-            self.give_up(request, Rejection::Removed, actions);
-        }
+    fn remove(&mut self, function: FunctionId) {
         if let Some(of) = self.functions.get_mut(&function) {
             of.removed = true;
         }
@@ -553,9 +464,6 @@ impl SlicedPool {
         if self.retry.is_some_and(|at| at <= self.now) {
             (self.retry, self.look) = (None, true);
         }
-        while let Some(request) = self.tickets.expired(self.now) {
-            self.give_up(request, Rejection::DeadlineMissed, actions);
-        }
         self.run(actions);
     }
 
@@ -601,7 +509,6 @@ impl Engine for SlicedPool {
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
         let event = inference::as_pipeline(event)?;
-        self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         if let PoolEvent::DeviceJoined { gpu, spec } = &event {
             let orders = self.join(*gpu, spec).inspect_err(|_| self.now = before)?;
@@ -611,7 +518,7 @@ impl Engine for SlicedPool {
         }
         if let PoolEvent::FunctionRemoved { function } = event {
             // Before any start for the function.
-            self.remove(function, actions);
+            self.remove(function);
         }
         self.catch_up(actions);
         match event {
@@ -625,14 +532,9 @@ impl Engine for SlicedPool {
                 }
             }
             PoolEvent::Arrived { request, function, arrived, deadline, .. } => {
-                self.arrived(request, function, (arrived, deadline), actions);
+                self.arrived(request, function, (arrived, deadline));
             }
             PoolEvent::Done { request, took } => self.done(request, took),
-            PoolEvent::Cancelled { request } => {
-                if let Some(held) = self.tickets.remove(request) {
-                    self.route(RouteEvent::Cancelled { request: held.ticket });
-                }
-            }
             PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
             PoolEvent::FunctionRemoved { .. }
             | PoolEvent::TenantLimited { .. }
@@ -648,8 +550,7 @@ impl Engine for SlicedPool {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let keepers = self.due.first().map(|(at, _)| *at);
-        let engines = [keepers, self.router.next_deadline(), self.tickets.next_deadline()];
-        engines.into_iter().chain([self.retry]).flatten().min()
+        [keepers, self.router.next_deadline(), self.retry].into_iter().flatten().min()
     }
 }
 
@@ -673,6 +574,26 @@ impl Pool for SlicedPool {
 
     fn waiting(&self, function: FunctionId) -> usize {
         self.tickets.waiting(function)
+    }
+
+    fn name_instances_by(&mut self, names: InstanceNames) {
+        self.names = names;
+    }
+
+    fn fits(&self, function: FunctionId) -> bool {
+        self.functions.get(&function).is_some_and(|of| !of.nodes.is_empty())
+    }
+
+    fn withdraw(&mut self, request: RequestId) {
+        let Some(held) = self.tickets.remove(request) else { return };
+        match held.on.and_then(|id| self.instances.get_mut(&id)) {
+            Some(one) => {
+                one.requests.remove(&request);
+                one.withdrawn.push(held.ticket);
+            }
+            // Forgotten now, or after the arrival of the instance that is unparked for it.
+            None => self.route(RouteEvent::Cancelled { request: held.ticket }),
+        }
     }
 
     fn invariants(&self) {

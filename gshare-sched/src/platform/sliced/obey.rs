@@ -28,12 +28,19 @@ impl SlicedPool {
                     }
                 }
                 Task::Route(event) => {
-                    if let RouteEvent::InstanceDraining { instance } = event {
-                        self.drains(instance, actions);
+                    match event {
+                        RouteEvent::InstanceDraining { instance } => self.drains(instance, actions),
+                        // Its dispatch is answered without a caller.
+                        RouteEvent::Cancelled { request } if self.given.contains_key(&request) => continue,
+                        RouteEvent::Completed { request, .. } => {
+                            self.given.remove(&request);
+                        }
+                        RouteEvent::InstanceDown { instance } => self.given.retain(|_, on| *on != instance),
+                        _ => {}
                     }
                     let mut orders = Vec::new();
                     let told = self.router.handle(self.now, event, &mut orders);
-                    // A cancelled request with an instance on its way is forgotten after the arrival.
+                    // The router may have rejected the request just before.
                     let given_up = matches!(event, RouteEvent::Cancelled { .. });
                     debug_assert!(given_up || told.is_ok(), "router: {told:?}");
                     for order in orders {
@@ -131,8 +138,7 @@ impl SlicedPool {
             return self.keep(at, InstanceEvent::Gone { instance: local });
         }
         let parts = self.parts(function, &node.model, &home);
-        let id = InstanceId::new(self.next);
-        self.next += 1;
+        let id = self.names.give();
         let parked = matches!(home, Home::Shared { .. });
         if let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) {
             of.instances.insert(id);
@@ -157,6 +163,7 @@ impl SlicedPool {
             draining: false,
             pending: None,
             requests: BTreeSet::new(),
+            withdrawn: Vec::new(),
             cause: StopCause::Drained,
         };
         self.instances.insert(id, new);
@@ -223,16 +230,17 @@ impl SlicedPool {
     /// Carries out the router's order.
     fn direct(&mut self, order: RouteAction, actions: &mut Vec<PoolAction>) {
         match order {
-            RouteAction::Dispatch { request, instance } => self.dispatch(request, instance, actions),
+            RouteAction::Dispatch { request, instance } => {
+                self.given.insert(request, instance);
+                self.dispatch(request, instance, actions);
+            }
             RouteAction::Reject { request: ticket, reason } => {
                 if let Some(request) = self.tickets.holder(ticket) {
-                    let deadline = self.tickets.remove(request).and_then(|held| held.deadline);
-                    let reason = match rejection(reason) {
-                        // The router means the SLO where the caller set no deadline, or a later one.
-                        Rejection::DeadlineMissed if deadline.is_none_or(|at| at > self.now) => {
-                            Rejection::WouldBeLate
-                        }
-                        reason => reason,
+                    self.tickets.remove(request);
+                    let reason = match reason {
+                        RouteReject::Removed => Rejection::Removed,
+                        // The SLO: at its deadline the request was withdrawn.
+                        _ => Rejection::WouldBeLate,
                     };
                     actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
                 }
@@ -266,27 +274,14 @@ impl SlicedPool {
 
     /// Lets the host run a request, or answers in its place when no caller waits any more.
     pub(super) fn send(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
-        let holder = self.tickets.holder(ticket);
-        let late = |request: &RequestId| {
-            self.tickets.get(*request).and_then(|held| held.deadline).is_some_and(|at| at <= self.now)
+        let Some(request) = self.tickets.holder(ticket) else {
+            return self.route(RouteEvent::Completed { request: ticket, instance: id });
         };
-        match holder {
-            Some(request) if !late(&request) => {
-                self.tickets.dispatch(request, id);
-                if let Some(one) = self.instances.get_mut(&id) {
-                    one.requests.insert(request);
-                }
-                actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance: id }));
-            }
-            holder => {
-                if let Some(request) = holder {
-                    self.tickets.remove(request);
-                    let reason = Rejection::DeadlineMissed;
-                    actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-                }
-                self.route(RouteEvent::Completed { request: ticket, instance: id });
-            }
+        self.tickets.dispatch(request, id);
+        if let Some(one) = self.instances.get_mut(&id) {
+            one.requests.insert(request);
         }
+        actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance: id }));
     }
 
     /// Tells a keeper that the function's instances cannot serve the waiting requests in time: first the node with the fewest
@@ -344,15 +339,5 @@ const fn cause(reason: InstanceReason) -> StopCause {
         InstanceReason::Removed => StopCause::Removed,
         InstanceReason::Replaced { .. } => StopCause::Replaced,
         _ => StopCause::Drained,
-    }
-}
-
-const fn rejection(reason: RouteReject) -> Rejection {
-    match reason {
-        RouteReject::QueueFull => Rejection::QueueFull,
-        RouteReject::WouldBeLate => Rejection::WouldBeLate,
-        RouteReject::AttemptsExhausted => Rejection::AttemptsExhausted,
-        RouteReject::Removed => Rejection::Removed,
-        _ => Rejection::DeadlineMissed,
     }
 }

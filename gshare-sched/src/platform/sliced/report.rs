@@ -3,7 +3,7 @@
 use super::super::START_AGAIN;
 use super::{Function, Instance, Memory, SlicedPool};
 use crate::pipeline::{AssignedSlice, InstanceEvent, RouteEvent};
-use crate::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Rejection, Work};
+use crate::platform::{FunctionSpec, InstanceReport, Life, PoolAction, Work};
 use gshare_core::{Duration, FunctionId, InstanceId, NodeId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,9 +35,6 @@ impl SlicedPool {
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
         for node in nodes {
             self.fit(function, node, actions);
-        }
-        if !self.gpus.is_empty() && self.functions[&function].nodes.is_empty() {
-            self.unmet(function, None, actions);
         }
         self.look_at(function);
     }
@@ -97,7 +94,7 @@ impl SlicedPool {
     /// Forgets a gone instance and tells the router. The caller tells the keeper.
     pub(super) fn forget(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
         let Some(one) = self.instances.remove(&id) else { return };
-        let Instance { function, node: at, local, ref home, ref requests, up, .. } = one;
+        let Instance { function, node: at, local, ref home, ref requests, up, ref withdrawn, .. } = one;
         let slices: Vec<AssignedSlice> = home.slices().collect();
         if let Some(node) = self.nodes.get_mut(&at) {
             node.names.remove(&local);
@@ -116,12 +113,12 @@ impl SlicedPool {
         if up {
             self.route(RouteEvent::InstanceDown { instance: id });
         }
+        for &request in withdrawn {
+            self.route(RouteEvent::Cancelled { request });
+        }
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.instances.remove(&id);
         if of.removed {
-            for &request in requests {
-                self.give_up(request, Rejection::Removed, actions);
-            }
             self.route(RouteEvent::FunctionRemoved { function });
             self.forget_removed(function);
         }

@@ -4,7 +4,7 @@ use super::*;
 use crate::Wrapped;
 use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
-use crate::platform::{InstanceReport, MigLayout};
+use crate::platform::{FunctionSpec, InstanceReport, MigLayout, PlatformAction, Rejection, Work};
 use crate::request::Tier;
 use gshare_core::Quota;
 use gshare_core::dag::Component;
@@ -146,16 +146,15 @@ fn a_request_that_misses_its_slo_and_has_no_deadline_is_rejected_as_late() {
 }
 
 #[test]
-fn a_request_whose_deadline_passes_while_an_instance_comes_for_it_is_rejected_once() {
+fn a_request_that_is_withdrawn_while_an_instance_comes_for_it_is_forgotten() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
     host.arrive(0, 0, Some(500));
     host.arrive(1, 0, None);
     host.now = 400;
     assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
-    assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(500)));
     host.now = 500;
-    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
+    assert_eq!(host.withdraw(0), []);
     assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
     // The name may return at once.
     assert_eq!(host.arrive(0, 0, None), []);
@@ -306,7 +305,7 @@ fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is
 }
 
 #[test]
-fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name() {
+fn a_removed_function_finishes_what_runs_and_frees_its_name() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
     host.arrive(0, 0, None);
@@ -314,14 +313,10 @@ fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name()
     host.report(0, InstanceReport::Unparked);
     assert_eq!(host.arrive(1, 0, None), []);
     let function = FunctionId::new(0);
+    host.pool.withdraw(RequestId::new(1));
     let removed = host.tell(PoolEvent::FunctionRemoved { function });
     let drain = PlatformAction::Drain { instance: InstanceId::new(0) };
-    assert_eq!(removed, [reject(1, Rejection::Removed), drain]);
-    let twice = host.try_tell(PoolEvent::FunctionRemoved { function }).unwrap_err();
-    assert_eq!(twice, "fn0 is not known to the sliced pool");
-    let spec = Box::new(chain(1, 3));
-    let early = host.try_tell(PoolEvent::FunctionAdded { function, spec }).unwrap_err();
-    assert!(early.contains("has instances that end"), "{early}");
+    assert_eq!(removed, [drain]);
     let stop = PlatformAction::Stop { instance: InstanceId::new(0), cause: StopCause::Removed };
     assert_eq!(host.done(0), [stop]);
     let forget = PlatformAction::Forget { node: NodeId::new(0), function };
@@ -330,63 +325,22 @@ fn a_removed_function_rejects_what_waits_finishes_what_runs_and_frees_its_name()
 }
 
 #[test]
-fn what_fits_no_device_is_rejected_and_waits_only_while_there_is_none() {
-    let mut host = Host::new(&[]);
-    host.add(0, chain(1, 30));
-    assert_eq!(host.arrive(0, 0, None), []);
-    assert_eq!(host.join(0, 0, &["2g.20gb"]), [reject(0, Rejection::NeverFits)]);
-    let mut actions = Vec::new();
-    for request in 1..3 {
-        let (request, function) = (RequestId::new(request), FunctionId::new(0));
-        let event =
-            PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, held: false, deadline: None };
-        host.pool.handle(Timestamp::ZERO, event, &mut actions).unwrap();
-    }
-    let unmet = PoolAction::Unmet { function: FunctionId::new(0) };
-    let order = |request| PoolAction::Order(reject(request, Rejection::NeverFits));
-    assert_eq!(actions, [order(1), unmet, order(2)], "told once");
-    host.join(1, 0, &["3g.40gb"]);
-    let start = host.arrive(3, 0, None);
-    assert!(
-        matches!(&start[..], [PlatformAction::Start { parts, .. }] if parts[0].gpu == GpuId::new(1)),
-        "{start:?}"
-    );
-}
-
-#[test]
-fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
+fn a_device_of_another_model_than_its_nodes_is_refused() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
-    let mut device = |gpu: u32, spec: DeviceSpec| {
-        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }).unwrap_err()
-    };
-    let plain = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80));
-    assert_eq!(device(1, plain), "gpu1 cannot be a sliced device: mig has no slices: need one at least");
-    assert!(device(0, mig(0, "A100-80", &["1g.10gb"])).ends_with("it is here already"));
-    let other = device(1, mig(0, "H100-80", &["1g.10gb"]));
+    let spec = mig(0, "H100-80", &["1g.10gb"]);
+    let other = host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(1), spec }).unwrap_err();
     assert!(other.contains("mig.model is H100-80, that of the other devices of node0 is A100-80"), "{other}");
-    let mut function = |spec: FunctionSpec| {
-        let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
-        host.try_tell(event).unwrap_err()
-    };
-    let text = function(measured(14, 4, 9));
+    let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(measured(14, 4, 9)) };
+    let text = host.try_tell(event).unwrap_err();
     assert!(text.starts_with("fn0 cannot run on sliced devices: profile: need a point of batch 1"), "{text}");
-    let work = Work::Inference { profile: None };
-    assert!(function(FunctionSpec::new(work, Bytes::from_gib(1))).contains("need measured points"));
-    let work = Work::Training { workers: 2, share: GpuShare::WHOLE };
-    assert!(function(FunctionSpec::new(work, Bytes::from_gib(1))).contains("work is training"));
-    assert!(function(chain(1, 1).with_instances(0, 0)).contains("max_instances is 0"));
-    host.now = 5;
-    host.add(0, chain(1, 1));
-    host.now = 4;
-    assert!(host.try_tell(PoolEvent::DeadlineReached).unwrap_err().contains("time went back"));
 }
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let router = RouterConfig::default().with_max_attempts(0);
+    let router = RouterConfig::default().with_short_every(Duration::ZERO);
     let config = SlicedConfig::default().with_router(router);
     let error = SlicedPool::with_config(config).unwrap_err().to_string();
-    assert_eq!(error, "router: max_attempts is 0: need more than 0");
+    assert_eq!(error, "router: short_every is 0: need more than 0");
     let mut config = SlicedConfig::default();
     config.keeper.max_shared = 0;
     let error = SlicedPool::with_config(config).unwrap_err().to_string();

@@ -73,12 +73,7 @@ impl WholePool {
                     return self.not_warmed(ticket, reason, actions);
                 };
                 let held = self.tickets.remove(request);
-                let passed = held.as_ref().is_some_and(|held| held.deadline.is_some_and(|at| at <= self.now));
-                let reason = match rejection(reason) {
-                    // The scheduler gives up a request as soon as it cannot be complete in time.
-                    Rejection::DeadlineMissed if !passed => Rejection::WouldBeLate,
-                    other => other,
-                };
+                let reason = rejection(reason);
                 actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
                 if let Some(held) = held.filter(|_| reason == Rejection::NeverFits) {
                     self.unmet(held.function, actions);
@@ -100,11 +95,11 @@ impl WholePool {
             return self.tasks.push_back(RequestEvent::LoadFailed { gpu, model });
         };
         let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
-        let instance = InstanceId::new(self.next);
-        self.next += 1;
+        let instance = self.names.give();
         of.instances.insert(instance);
         let (life, since, requests) = (Life::Starting, self.now, BTreeSet::new());
-        self.instances.insert(instance, Instance { function, model, gpu, life, since, requests });
+        let new = Instance { function, model, gpu, life, since, requests, withdrawn: Vec::new() };
+        self.instances.insert(instance, new);
         self.resident.insert((gpu, model), instance);
         self.look_at(function);
         let parts = vec![self.part(function, gpu)];
@@ -122,19 +117,9 @@ impl WholePool {
             // The first of its batch found no copy: all of them wait again.
             return;
         }
-        let holder = self.tickets.holder(ticket);
-        let deadline = holder.and_then(|request| self.tickets.get(request)?.deadline);
-        let Some(request) = holder.filter(|_| deadline.is_none_or(|at| at > self.now)) else {
+        let Some(request) = self.tickets.holder(ticket) else {
             self.warming.remove(&ticket);
-            // No caller waits for the request, so the GPU is free at once; the scheduler learns the time from the profile.
-            let of = self.models.get(&model).and_then(|function| self.functions.get(function));
-            let took = of.map_or(Duration::ZERO, |of| of.infer);
-            if let Some(request) = holder {
-                self.tickets.remove(request);
-                let reason = Rejection::DeadlineMissed;
-                actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-            }
-            return self.tasks.push_back(RequestEvent::Completed { gpu, request: ticket, took });
+            return self.tasks.push_back(self.without_caller((gpu, model), ticket));
         };
         let found = self.resident.get(&(gpu, model)).copied();
         let Some((instance, one)) = found.and_then(|id| Some((id, self.instances.get_mut(&id)?))) else {
@@ -143,6 +128,12 @@ impl WholePool {
         one.requests.insert(request);
         self.tickets.dispatch(request, instance);
         actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
+    }
+
+    /// No caller waits for the request, so the GPU is free at once; the scheduler learns the time from the profile.
+    fn without_caller(&self, (gpu, model): (GpuId, ModelId), request: RequestId) -> RequestEvent {
+        let of = self.models.get(&model).and_then(|function| self.functions.get(function));
+        RequestEvent::Completed { gpu, request, took: of.map_or(Duration::ZERO, |of| of.infer) }
     }
 
     pub(super) fn done(&mut self, request: RequestId, took: Duration) {
@@ -166,7 +157,9 @@ impl WholePool {
             (InstanceReport::Refused | InstanceReport::Gone | InstanceReport::Completed, _) => {
                 let first = one.requests.first().copied();
                 let ticket = first.and_then(|request| Some(self.tickets.get(request)?.ticket));
-                self.forget(id);
+                for request in self.forget(id) {
+                    self.tasks.push_back(self.without_caller((gpu, model), request));
+                }
                 self.tasks.push_back(match (life, ticket) {
                     (Life::Starting, _) => RequestEvent::LoadFailed { gpu, model },
                     (Life::Stopped, _) => RequestEvent::Evicted { gpu, model },
@@ -178,9 +171,9 @@ impl WholePool {
         }
     }
 
-    /// Forgets a gone instance. The caller tells the scheduler.
-    pub(super) fn forget(&mut self, id: InstanceId) {
-        let Some(one) = self.instances.remove(&id) else { return };
+    /// Forgets a gone instance, and returns the tickets of its withdrawn requests. The caller tells the scheduler.
+    pub(super) fn forget(&mut self, id: InstanceId) -> Vec<RequestId> {
+        let Some(one) = self.instances.remove(&id) else { return Vec::new() };
         if self.resident.get(&(one.gpu, one.model)) == Some(&id) {
             self.resident.remove(&(one.gpu, one.model));
         }
@@ -191,14 +184,12 @@ impl WholePool {
         for request in one.requests {
             self.tickets.wait(request);
         }
+        one.withdrawn
     }
 
-    /// Gives up the rest of removed functions: requests of gone instances, and instances without requests.
+    /// Gives up the instances without requests of removed functions.
     pub(super) fn end_removed(&mut self, actions: &mut Vec<PoolAction>) {
         for function in self.ending.clone() {
-            for request in self.tickets.waiting_of(function) {
-                self.reject(request, Rejection::Removed, actions);
-            }
             let Some(of) = self.functions.get(&function) else { continue };
             for one in of.instances.iter().map(|id| &self.instances[id]) {
                 if one.life == Life::Ready && one.requests.is_empty() {
@@ -221,9 +212,9 @@ impl WholePool {
 pub(super) const fn rejection(reason: RejectReason) -> Rejection {
     match reason {
         RejectReason::QueueFull => Rejection::QueueFull,
-        RejectReason::DeadlineMissed => Rejection::DeadlineMissed,
-        RejectReason::WaitedTooLong => Rejection::WaitedTooLong,
-        RejectReason::AttemptsExhausted => Rejection::AttemptsExhausted,
+        // The scheduler gives a request up as soon as it cannot be complete in time; at its deadline it was withdrawn.
+        RejectReason::DeadlineMissed => Rejection::WouldBeLate,
+        RejectReason::LoadsFailed => Rejection::AttemptsExhausted,
         RejectReason::Cancelled => Rejection::Cancelled,
         _ => Rejection::NeverFits,
     }

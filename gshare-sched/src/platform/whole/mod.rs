@@ -37,7 +37,7 @@
 //! - `min_instances` above 1 is refused, since a second request would go to the first copy and the scheduler has no order for another
 //!   load; a scheduler that evicts pinned models keeps no minimum, and under one without a limit of copies functions are refused;
 //! - SLOs: the scheduler orders requests by arrival and locality. A request is rejected as soon as it cannot meet its deadline;
-//! - requests before the first device wait outside the scheduler; a host that never answers an order keeps the GPU waiting forever.
+//! - requests before the first device wait outside the scheduler; the platform bounds the time of a host's answer.
 
 mod carry;
 mod minimum;
@@ -46,8 +46,8 @@ mod tests;
 
 use super::tickets::Tickets;
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool, PoolAction,
-    PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
+    DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
+    PoolAction, PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
 };
 use crate::request::{
     LocalityScheduler, ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler,
@@ -57,7 +57,7 @@ use gshare_core::dag::ComponentSet;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    SmShare, TimeWentBack, Timestamp, resource::QuotaRange,
+    SmShare, Timestamp, resource::QuotaRange,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -89,6 +89,8 @@ struct Instance {
     life: Life,
     since: Timestamp,
     requests: BTreeSet<RequestId>,
+    /// Tickets of withdrawn requests that ran here; the scheduler learns of them after the instance's end.
+    withdrawn: Vec<RequestId>,
 }
 
 /// GPUs that serve one request at a time and keep models in their memory, under any request scheduler.
@@ -103,14 +105,14 @@ pub struct WholePool {
     retired: BTreeMap<Bytes, Vec<ModelId>>,
     next_model: u32,
     instances: BTreeMap<InstanceId, Instance>,
-    next: u64,
+    names: InstanceNames,
     /// The instance of each model on each GPU, without stopped instances.
     resident: BTreeMap<(GpuId, ModelId), InstanceId>,
     tickets: Tickets,
     /// Removed functions.
     ending: BTreeSet<FunctionId>,
-    /// Tickets from before the first device.
-    early: BTreeSet<RequestId>,
+    /// Tickets from before the first device, with the deadlines of their requests.
+    early: BTreeMap<RequestId, Option<Timestamp>>,
     /// Tickets without a request, for the load of a copy that is to be kept.
     warming: BTreeMap<RequestId, FunctionId>,
     /// Functions that may lack their kept copy, or have it pinned at a wrong place.
@@ -138,11 +140,11 @@ impl WholePool {
             retired: BTreeMap::new(),
             next_model: 0,
             instances: BTreeMap::new(),
-            next: 0,
+            names: InstanceNames::default(),
             resident: BTreeMap::new(),
             tickets: Tickets::default(),
             ending: BTreeSet::new(),
-            early: BTreeSet::new(),
+            early: BTreeMap::new(),
             warming: BTreeMap::new(),
             lacking: BTreeSet::new(),
             look: false,
@@ -160,54 +162,8 @@ impl WholePool {
         Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
     }
 
-    /// Refuses impossible events before any change.
-    fn check(&self, now: Timestamp, event: &PoolEvent) -> Result<(), PoolError> {
-        TimeWentBack::check(now, self.now).map_err(|error| Self::REGIME.refused(error))?;
-        self.tickets.check(Self::REGIME, event)?;
-        let known = |function: FunctionId| match self.functions.get(&function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(Self::REGIME.unknown(function)),
-        };
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.check_device(*gpu, spec),
-            PoolEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
-                Err(Self::REGIME.unknown(gpu))
-            }
-            PoolEvent::FunctionAdded { function, spec } => self.check_function(*function, spec),
-            PoolEvent::BoundsChanged { function, min_instances, .. } => {
-                known(*function)?;
-                minimum::check(*min_instances)
-                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))
-            }
-            PoolEvent::FunctionRemoved { function }
-            | PoolEvent::Held { function }
-            | PoolEvent::Arrived { function, .. } => known(*function),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_device(&self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
-        let bad = |why| Err(Self::REGIME.bad_device(gpu, why));
-        if self.devices.contains_key(&gpu) {
-            return bad("it is here already");
-        }
-        if spec.mig.is_some() {
-            return bad("mig has slices: need none");
-        }
-        if spec.memory == Bytes::ZERO {
-            return bad("memory is 0: need more than 0");
-        }
-        Ok(())
-    }
-
-    fn check_function(&self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+    fn check_function(function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
         let unsuitable = |why: &str| Err(Self::REGIME.unsuitable(function, why));
-        if self.functions.contains_key(&function) {
-            return unsuitable("it is here already, or has instances that end");
-        }
-        if spec.devices != 1 {
-            return unsuitable("devices: need 1, models are spread over fractional devices only");
-        }
         let Some(infer) = infer(spec) else {
             return unsuitable(
                 "work: need an inference function whose profile has a point of batch 1 with a p50 above 0",
@@ -221,11 +177,7 @@ impl WholePool {
                 return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
-        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
-        match spec.memory {
-            Bytes::ZERO => unsuitable("memory is 0: need more than 0"),
-            _ => Ok(()),
-        }
+        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))
     }
 
     /// Passes an event to the scheduler, which may refuse it; a refused event has changed nothing.
@@ -254,7 +206,9 @@ impl WholePool {
                 let limited = RequestEvent::TenantLimited { tenant: *tenant, memory: limits.memory };
                 self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
             }
-            PoolEvent::BoundsChanged { function, max_instances, .. } => {
+            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
+                minimum::check(*min_instances)
+                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))?;
                 let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
                 let limited = RequestEvent::ModelLimited { model: of.model, copies: *max_instances };
                 let told = self.scheduler.orders(self.now, limited);
@@ -266,6 +220,7 @@ impl WholePool {
                 Ok(())
             }
             PoolEvent::FunctionAdded { function, spec } => {
+                Self::check_function(*function, spec)?;
                 let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
                 let model = known.unwrap_or(ModelId::new(self.next_model));
                 let added = RequestEvent::ModelAdded { model, memory: spec.memory };
@@ -307,17 +262,12 @@ impl WholePool {
         deadline: Option<Timestamp>,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        if deadline.is_some_and(|at| at <= self.now) {
-            let reason = Rejection::DeadlineMissed;
-            actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-            return Ok(());
-        }
-        let ticket = self.tickets.add(request, function, deadline);
+        let ticket = self.tickets.add(request, function);
         if self.kinds.is_empty() {
-            self.early.insert(ticket);
+            self.early.insert(ticket, deadline);
             return Ok(());
         }
-        let told = match self.arrival(ticket) {
+        let told = match self.arrival(ticket, deadline) {
             Some(event) => self.try_tell(event, |why| Self::REGIME.refused(why), actions),
             None => Ok(()),
         };
@@ -328,10 +278,10 @@ impl WholePool {
     }
 
     /// The scheduler's event for a request.
-    fn arrival(&self, ticket: RequestId) -> Option<RequestEvent> {
+    fn arrival(&self, ticket: RequestId, deadline: Option<Timestamp>) -> Option<RequestEvent> {
         let held = self.tickets.get(self.tickets.holder(ticket)?)?;
         let of = self.functions.get(&held.function)?;
-        let (model, tenant, deadline) = (of.model, of.spec.tenant, held.deadline);
+        let (model, tenant) = (of.model, of.spec.tenant);
         Some(RequestEvent::Arrived { request: ticket, model, tenant, deadline })
     }
 
@@ -346,43 +296,28 @@ impl WholePool {
             let all: Vec<RequestEvent> = self.functions.values().map(|of| profiled(of, spec.kind)).collect();
             self.tasks.extend(all);
         }
-        for ticket in core::mem::take(&mut self.early) {
-            self.tasks.extend(self.arrival(ticket));
+        for (ticket, deadline) in core::mem::take(&mut self.early) {
+            self.tasks.extend(self.arrival(ticket, deadline));
         }
     }
 
     fn lost(&mut self, gpu: GpuId) {
         self.devices.remove(&gpu);
         let on = self.instances.iter().filter(|(_, one)| one.gpu == gpu).map(|(id, _)| *id);
+        let mut withdrawn = Vec::new();
         for id in on.collect::<Vec<_>>() {
-            self.forget(id);
+            withdrawn.extend(self.forget(id));
         }
         for of in self.functions.values_mut() {
             of.told_unmet = false;
         }
         self.look = true;
         self.tasks.push_back(RequestEvent::GpuLost { gpu });
+        // They wait at the scheduler by then.
+        self.tasks.extend(withdrawn.into_iter().map(|request| RequestEvent::Cancelled { request }));
     }
 
-    /// Ends a waiting request silently. The scheduler forgets it, or, once the request has a GPU, gets an answer at its
-    /// dispatch.
-    fn give_up(&mut self, request: RequestId) {
-        if let Some(held) = self.tickets.remove(request)
-            && !self.early.remove(&held.ticket)
-        {
-            self.tasks.push_back(RequestEvent::Cancelled { request: held.ticket });
-        }
-    }
-
-    fn reject(&mut self, request: RequestId, reason: Rejection, actions: &mut Vec<PoolAction>) {
-        self.give_up(request);
-        actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
-    }
-
-    fn remove(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        for request in self.tickets.waiting_of(function) {
-            self.reject(request, Rejection::Removed, actions);
-        }
+    fn remove(&mut self, function: FunctionId) {
         if let Some(of) = self.functions.get_mut(&function) {
             of.removed = true;
             self.ending.insert(function);
@@ -398,9 +333,6 @@ impl WholePool {
         }
         if self.retry.is_some_and(|at| at <= self.now) {
             (self.retry, self.look) = (None, true);
-        }
-        while let Some(request) = self.tickets.expired(self.now) {
-            self.reject(request, Rejection::DeadlineMissed, actions);
         }
         self.run(actions);
     }
@@ -430,12 +362,11 @@ impl Engine for WholePool {
         event: PoolEvent,
         actions: &mut Vec<PoolAction>,
     ) -> Result<(), PoolError> {
-        self.check(now, &event)?;
         let before = core::mem::replace(&mut self.now, now);
         self.admit(&event, actions).inspect_err(|_| self.now = before)?;
         if let PoolEvent::FunctionRemoved { function } = event {
             // Before any start for the function.
-            self.remove(function, actions);
+            self.remove(function);
         }
         self.catch_up(actions);
         match event {
@@ -457,7 +388,6 @@ impl Engine for WholePool {
                 }
             }
             PoolEvent::Done { request, took } => self.done(request, took),
-            PoolEvent::Cancelled { request } => self.give_up(request),
             PoolEvent::Instance { instance, report } => self.report(instance, report),
             _ => {}
         }
@@ -470,8 +400,7 @@ impl Engine for WholePool {
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        let all = [self.scheduler.next_deadline(), self.tickets.next_deadline(), self.retry];
-        all.into_iter().flatten().min()
+        [self.scheduler.next_deadline(), self.retry].into_iter().flatten().min()
     }
 }
 
@@ -494,6 +423,26 @@ impl Pool for WholePool {
 
     fn waiting(&self, function: FunctionId) -> usize {
         self.tickets.waiting(function)
+    }
+
+    fn name_instances_by(&mut self, names: InstanceNames) {
+        self.names = names;
+    }
+
+    fn fits(&self, function: FunctionId) -> bool {
+        let memory = self.functions.get(&function).map(|of| of.spec.memory);
+        self.devices.values().any(|device| memory.is_some_and(|memory| device.memory >= memory))
+    }
+
+    fn withdraw(&mut self, request: RequestId) {
+        let Some(held) = self.tickets.remove(request) else { return };
+        if let Some(one) = held.on.and_then(|id| self.instances.get_mut(&id)) {
+            one.requests.remove(&request);
+            one.withdrawn.push(held.ticket);
+        } else if self.early.remove(&held.ticket).is_none() {
+            // A request with a GPU cannot be cancelled; its dispatch is answered at once.
+            self.tasks.push_back(RequestEvent::Cancelled { request: held.ticket });
+        }
     }
 
     fn invariants(&self) {

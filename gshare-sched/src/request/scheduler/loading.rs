@@ -256,7 +256,13 @@ impl LocalityScheduler {
         }
         self.lose_copy(gpu, model);
         for slot in running {
-            self.retry(slot, actions);
+            let request = self.queue.get_mut(slot);
+            request.failed_loads += 1;
+            if request.failed_loads >= self.config.max_loads {
+                self.reject(slot, RejectReason::LoadsFailed, actions);
+            } else {
+                self.requeue(slot);
+            }
         }
         self.go_on(gpu, actions);
     }
@@ -272,14 +278,6 @@ impl LocalityScheduler {
                 copy.users -= 1;
             }
             self.requeue(other);
-        }
-        let request = self.queue.get_mut(slot);
-        request.attempts += 1;
-        if request.attempts >= self.config.max_attempts {
-            self.lose_copy(gpu, model);
-            self.reject(slot, RejectReason::AttemptsExhausted, actions);
-            self.go_on(gpu, actions);
-            return;
         }
         if self.m(model).is_over() {
             self.lose_copy(gpu, model);

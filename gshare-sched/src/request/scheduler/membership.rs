@@ -62,11 +62,8 @@ impl LocalityScheduler {
                 self.host_copy_done(lost.node, model, false, actions);
             }
         }
-        for slot in lost.local {
+        for slot in lost.local.into_iter().chain(lost.running) {
             self.requeue(slot);
-        }
-        for slot in lost.running {
-            self.retry(slot, actions);
         }
     }
 }

@@ -22,17 +22,6 @@ impl LocalityScheduler {
         self.queue.enter(slot, kinds);
     }
 
-    /// One more attempt of a request has failed: it is queued again, or rejected.
-    pub(super) fn retry(&mut self, slot: u32, actions: &mut Vec<RequestAction>) {
-        let request = self.queue.get_mut(slot);
-        request.attempts += 1;
-        if request.attempts >= self.config.max_attempts {
-            self.reject(slot, RejectReason::AttemptsExhausted, actions);
-        } else {
-            self.requeue(slot);
-        }
-    }
-
     /// Ends a request that is not completed. One that is placed has been taken off its GPU by the caller.
     pub(super) fn reject(&mut self, slot: u32, reason: RejectReason, actions: &mut Vec<RequestAction>) {
         let request = *self.queue.get(slot);
@@ -74,16 +63,9 @@ impl LocalityScheduler {
         let known = self.m(model.number());
         let fastest = known.costs.iter().map(|costs| costs.infer.mean()).min().unwrap_or(0);
         let mut request = Request::new(id, model.number(), tenant.number(), now);
-        if let Some(longest) = self.config.max_wait {
-            request.drop_at = now.saturating_add(longest);
-        }
         if let Some(deadline) = deadline {
             // The request can start as late as this, no later.
-            let latest = deadline.saturating_sub(Duration::from_nanos(fastest - 1));
-            if latest <= request.drop_at {
-                request.drop_at = latest;
-                request.has_deadline = true;
-            }
+            request.drop_at = deadline.saturating_sub(Duration::from_nanos(fastest.saturating_sub(1)));
         }
         let (bytes, profiled, kinds) = (known.bytes, !known.costs.is_empty(), known.kinds);
         let share = self.tenants.get(&tenant.number()).map_or(BasisPoints::WHOLE, |tenant| tenant.share);
@@ -96,14 +78,8 @@ impl LocalityScheduler {
             Some(RejectReason::TenantMemory)
         } else if self.queue.known() >= self.config.max_requests as usize {
             Some(RejectReason::QueueFull)
-        } else if request.drop_at <= now {
-            Some(if request.has_deadline {
-                RejectReason::DeadlineMissed
-            } else {
-                RejectReason::WaitedTooLong
-            })
         } else {
-            None
+            (request.drop_at <= now).then_some(RejectReason::DeadlineMissed)
         };
         if let Some(reason) = reason {
             self.stats.rejected += 1;

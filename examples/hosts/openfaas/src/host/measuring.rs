@@ -30,6 +30,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+/// The time of trials on a share, which never report that they are ready. They bound each of their steps themselves.
+const TRIALS: Duration = Duration::from_secs(3_600);
 /// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.
 const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
 /// The time that trials on a slice or a whole device take, as the platform plans with it: some calls, and two starts of the program.
@@ -83,7 +85,7 @@ impl Host {
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate() {
             let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
             let work = Work::Training { workers: plan.devices, share };
-            let spec = FunctionSpec::new(work, memory).with_tenant(plan.tenant);
+            let spec = FunctionSpec::new(work, memory).with_tenant(plan.tenant).with_loads(TRIALS, TRIALS);
             let trial = self.add_trial(function, &version);
             let mut actions = Vec::new();
             let event = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };

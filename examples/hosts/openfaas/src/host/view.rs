@@ -4,7 +4,7 @@ use super::{Doing, Host, Totals, Version, client};
 use crate::deployment::Wants;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
-use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Work};
+use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Rejection, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -206,6 +206,7 @@ impl Host {
             Work::Inference { profile } => profile.clone(),
             _ => None,
         });
+        let never_fits = platform.as_ref().is_some_and(|view| view.never_fits);
         Some(View {
             version: Arc::clone(&known.version),
             created_ms: function.created_ms,
@@ -217,7 +218,7 @@ impl Host {
             profile: profile
                 .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
             memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
-            problem: known.problem.clone(),
+            problem: known.problem.clone().or_else(|| never_fits.then(|| Rejection::NeverFits.to_string())),
             others: known.measuring.found.as_ref().map(|found| found.others),
             completed: known.completed,
         })

@@ -1,0 +1,135 @@
+//! Events that are refused before any change: what cannot be, in any regime or in the named one. A pool refuses only what its policies
+//! cannot do.
+
+use super::functions::FunctionState;
+use super::{
+    Bytes, DeviceSpec, FunctionId, FunctionSpec, GpuId, Platform, PlatformError, PlatformEvent, PoolError,
+    Regime, TimeWentBack, Timestamp, Work,
+};
+use crate::pack::Demand;
+
+/// The most devices of an instance.
+const MOST_DEVICES: u32 = 64;
+
+impl Platform {
+    /// Refuses impossible events before any change.
+    pub(super) fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
+        TimeWentBack::check(now, self.now)?;
+        match event {
+            PlatformEvent::DeviceFound { gpu, spec } => {
+                if self.devices.contains_key(gpu) {
+                    return Err(PlatformError::DeviceExists { gpu: *gpu });
+                }
+                let regime = spec.effective_regime();
+                self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
+                Ok(check_device(*gpu, spec)?)
+            }
+            PlatformEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
+                Err(PlatformError::UnknownDevice { gpu: *gpu })
+            }
+            PlatformEvent::TenantLimited { tenant, limits } => {
+                if limits.max_processes == 0 {
+                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
+                }
+                Ok(())
+            }
+            PlatformEvent::FunctionDeployed { function, spec } => self.check_deployed(*function, spec),
+            PlatformEvent::ProfileLearned { function, .. } => match self.known(*function)?.state {
+                FunctionState::Profiling => Ok(()),
+                _ => Err(PlatformError::NotProfiling { function: *function }),
+            },
+            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
+                self.known(*function)?;
+                Self::check_bounds(*function, *min_instances, *max_instances)
+            }
+            PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
+            PlatformEvent::RequestArrived { request, function, .. } => {
+                if self.requests.contains_key(request) {
+                    return Err(PlatformError::DuplicateRequest { request: *request });
+                }
+                if self.known(*function)?.trains() {
+                    return Err(PlatformError::NoRequests { function: *function });
+                }
+                Ok(())
+            }
+            PlatformEvent::RequestDone { request, .. } => {
+                let of =
+                    self.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
+                match of.runs_on().is_some_and(|instance| self.instances.get(instance).is_some()) {
+                    true => Ok(()),
+                    false => Err(PlatformError::NotRunning { request: *request }),
+                }
+            }
+            PlatformEvent::RequestCancelled { request } if !self.requests.contains_key(request) => {
+                Err(PlatformError::UnknownRequest { request: *request })
+            }
+            PlatformEvent::Instance { instance, .. } if !self.instances.names.were_given(*instance) => {
+                Err(PlatformError::UnknownInstance { instance: *instance })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) const fn check_bounds(
+        function: FunctionId,
+        min_instances: u32,
+        max_instances: u32,
+    ) -> Result<(), PlatformError> {
+        if max_instances == 0 || max_instances < min_instances {
+            return Err(PlatformError::BadBounds { function, min_instances, max_instances });
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_deployed(
+        &self,
+        function: FunctionId,
+        spec: &FunctionSpec,
+    ) -> Result<(), PlatformError> {
+        if self.functions.contains_key(&function) {
+            return Err(PlatformError::FunctionExists { function });
+        }
+        Self::check_bounds(function, spec.min_instances, spec.max_instances)?;
+        self.pool_for(spec).map(|_| ())
+    }
+}
+
+/// Refuses a device that no regime can share out.
+fn check_device(gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
+    let bad = |why| Err(spec.effective_regime().bad_device(gpu, why));
+    match &spec.mig {
+        Some(layout) if layout.slices().is_empty() => bad("mig has no slices: need one at least"),
+        _ if spec.memory == Bytes::ZERO => bad("memory is 0: need more than 0"),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a function that its regime cannot serve.
+pub(super) fn check_function(
+    function: FunctionId,
+    regime: Regime,
+    spec: &FunctionSpec,
+) -> Result<(), PoolError> {
+    let unsuitable = |why: &str| Err(regime.unsuitable(function, why));
+    if spec.memory == Bytes::ZERO {
+        return unsuitable("memory is 0: need more than 0");
+    }
+    let spread = regime == Regime::Fractional && matches!(spec.work, Work::Inference { .. });
+    let most = if spread { MOST_DEVICES } else { 1 };
+    if !(1..=most).contains(&spec.devices) {
+        let need = if spread { format!("1 to {most}") } else { "1".to_owned() };
+        return unsuitable(&format!("devices is {}, need {need}", spec.devices));
+    }
+    match (regime, &spec.work) {
+        (Regime::Fractional, Work::Training { workers, share }) => {
+            if !(1..=MOST_DEVICES).contains(workers) {
+                return unsuitable(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"));
+            }
+            Demand::from(share).validate().map_err(|error| regime.unsuitable(function, error))
+        }
+        (Regime::Sliced, Work::Pipeline { .. }) | (_, Work::Inference { profile: Some(_) }) => Ok(()),
+        (_, Work::Training { .. }) => unsuitable("work is training: need fractional devices"),
+        (_, Work::Pipeline { .. }) => unsuitable("work is a pipeline: need devices with MIG slices"),
+        (_, Work::Inference { profile: None }) => unsuitable("it has no profile"),
+    }
+}
