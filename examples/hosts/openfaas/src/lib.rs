@@ -70,6 +70,7 @@
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
 
 pub mod api;
+pub mod between;
 pub mod client_body;
 pub mod demo;
 pub mod deployment;
@@ -455,8 +456,22 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
         eprintln!("openfaas: containers of an earlier host: {error}");
     }
-    let runner =
-        Runner { hook, devices, partitioned, daemon: asked, models, traces, user, cgroups, podman, mps };
+    let between = between::Between::new(&state)
+        .inspect_err(|error| eprintln!("openfaas: stages hand all values on over HTTP: /dev/shm: {error}"))
+        .ok();
+    let runner = Runner {
+        hook,
+        devices,
+        partitioned,
+        daemon: asked,
+        models,
+        traces,
+        user,
+        cgroups,
+        podman,
+        mps,
+        between,
+    };
     let node = Node::start(store, runner, platform, options.guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });

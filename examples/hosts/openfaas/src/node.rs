@@ -1,6 +1,7 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
 use super::api::ApiError;
+use super::between::{Between, OnItsWay};
 use super::deployment::Wants;
 use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
@@ -62,6 +63,8 @@ pub struct Runner {
     pub podman: Option<Podman>,
     /// Pipes of MPS, where real devices are partitioned.
     pub mps: Option<std::path::PathBuf>,
+    /// Shared memory between stages, where there is any.
+    pub between: Option<Between>,
 }
 
 /// Functions and instances of this node.
@@ -292,6 +295,12 @@ impl Node {
                 let names: Vec<&str> = names.map(|one| one.name.as_str()).collect();
                 command.env("GSHARE_COMPONENTS", names.join(","));
                 command.env("GSHARE_STAGE", part.stage.to_string());
+                command.env("GSHARE_STAGES", launch.processes().to_string());
+                // A container has another `/dev/shm`.
+                let folders = self.runner.between.as_ref().filter(|_| launch.version.plan.image.is_none());
+                if let Some(between) = folders.filter(|_| launch.processes() > 1) {
+                    command.env("GSHARE_BETWEEN", between.folder(launch.instance, self.runner.user)?);
+                }
             }
             _ => {}
         }
@@ -422,6 +431,18 @@ impl Ticket {
         if let Some(instance) = self.instance.filter(|_| !self.broken) {
             self.node.free(instance, stage, sender);
         }
+    }
+
+    /// The file that the answer of a stage names, if it names one.
+    ///
+    /// # Errors
+    /// 502 where the name is not that of a file in the instance's folder.
+    pub fn on_its_way(&self, name: &str, answer: &HeaderMap) -> Result<Option<OnItsWay>, ApiError> {
+        let (Some(instance), Some(between)) = (self.instance, &self.node.runner.between) else {
+            return Ok(None);
+        };
+        let why = |why| ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {why}"));
+        between.on_its_way(instance, answer).map_err(why)
     }
 
     /// The instance broke it off.
@@ -663,6 +684,8 @@ async fn exited(
         // The other processes of the instance end, too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
+        // Without one stage the files for the others are of no use.
+        node.runner.between.iter().for_each(|between| between.forget(launch.instance));
     }
     ended
 }
@@ -686,6 +709,7 @@ mod tests {
             cgroups: None,
             podman: None,
             mps: None,
+            between: None,
         };
         let node = Node {
             host: Mutex::new(host),

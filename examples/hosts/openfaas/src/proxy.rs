@@ -1,6 +1,7 @@
 //! `/function/{name}`: a request and its answer, both streamed, through an instance that the platform chooses.
 
 use super::api::ApiError;
+use super::between::FILE;
 use super::client_body::{ClientBody, Fault};
 use super::node::{Line, Node, Sender, Ticket};
 use axum::body::{Body, Bytes};
@@ -73,6 +74,8 @@ pub async fn forward(
     let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
     prepare(&mut request, path, upgrade)?;
     let last = streams.len().saturating_sub(1);
+    // Removed once the stage that reads it has answered.
+    let mut file = None;
     for (stage, stream) in streams.into_iter().enumerate() {
         let again = (stage < last).then(|| {
             let place = request.headers().get(TRACEPARENT).cloned();
@@ -87,6 +90,7 @@ pub async fn forward(
             }
             answer = ask(&mut ticket, name, stream, request, upgrade, patience, &fault) => answer?,
         };
+        drop(file.take());
         let Some((method, uri, place)) = again.filter(|_| answer.status().is_success()) else {
             let status = answer.status();
             ticket.answered(status, answer.headers_mut());
@@ -98,12 +102,14 @@ pub async fn forward(
                 return Ok(answer.map(Body::new));
             }
             drop_hops(answer.headers_mut(), false);
+            answer.headers_mut().remove(FILE);
             let sender = Some(sender).filter(|_| !upgrade);
             return Ok(answer.map(|body| {
                 let over = body.is_end_stream();
                 Body::new(Served { body, ticket, stage, sender, over })
             }));
         };
+        file = ticket.on_its_way(name, answer.headers())?;
         request = tokio::select! {
             biased;
             why = losses.next() => {
@@ -141,10 +147,10 @@ async fn hand_on(
         ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {error}"))
     })?;
     // A stage that is asked by GET gets what the one before it made by POST.
-    let method = if body.is_empty() { method } else { Method::POST };
+    let method = if body.is_empty() && !head.headers.contains_key(FILE) { method } else { Method::POST };
     let mut next = Request::new(Body::from(body));
     (*next.method_mut(), *next.uri_mut()) = (method, uri);
-    for key in [header::CONTENT_TYPE, TRACEPARENT] {
+    for key in [header::CONTENT_TYPE, TRACEPARENT, FILE] {
         if let Some(value) = head.headers.get(&key) {
             next.headers_mut().insert(key, value.clone());
         }
@@ -247,6 +253,7 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
             headers.insert(name, value);
         }
     };
+    headers.remove(FILE);
     absent(headers, "x-forwarded-host", host);
     if let Some(peer) = peer {
         // What a client says of those before it stands first, and is not to be trusted.

@@ -208,7 +208,7 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
     story.deploy(
         "pipe",
         &json!({"gshare/workload": "pipeline", "gshare/dag": dag, "gshare/slo": "500ms"}),
-        &json!({}),
+        &json!({"envVars": {"FILE_KIB": "1024"}}),
     );
     story.deploy(
         "train",
@@ -226,6 +226,10 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
         });
         let through =
             |answer: &Value| answer["components"] == "classify" && answer["before"]["components"] == "detect";
+        // What the first stage says goes to the second one in shared memory.
+        for answer in seen.iter().filter(|answer| through(answer)) {
+            assert_eq!(answer["before"]["file_bytes"], 1 << 20, "{answer}");
+        }
         staged.extend(story.parts("pipe", "ready").into_iter().find(|parts| parts.len() == 2));
         seen.iter().any(through)
     });
