@@ -371,13 +371,10 @@ fn what_a_regime_cannot_do_is_refused_by_field_and_bound() {
             (deployed(plain.clone().with_devices(0)), "devices is 0, need 1"),
         ];
         match regime {
-            Regime::Sliced => refused.extend([
-                (
-                    found(DeviceSpec::new(node, gib(80)).with_mig(none)),
-                    "mig has no slices: need one at least",
-                ),
-                (deployed(inference(2).with_regime(regime)), "work is inference: need a pipeline"),
-            ]),
+            Regime::Sliced => {
+                let bare = found(DeviceSpec::new(node, gib(80)).with_mig(none));
+                refused.push((bare, "mig has no slices: need one at least"));
+            }
             _ => refused.extend([
                 (found(DeviceSpec::new(node, Bytes::ZERO)), "memory is 0: need more than 0"),
                 (deployed(function(Regime::Sliced, 2).with_regime(regime)), "need devices with MIG slices"),

@@ -241,7 +241,10 @@ fn simulate(policy: Policy<'_>, args: &Args, counts: &[u64]) -> Result<Outcome> 
     let devices = vec![DeviceSpec::new(NodeId::new(0), memory); most as usize];
     // Scalers know full batches.
     let work = Work::Inference { profile: Some(profile(TIMES[TIMES.len() - 1].0)?) };
-    let mut spec = FunctionSpec::new(work, memory).with_instances(1, most).with_slo(args.slo);
+    let mut spec = FunctionSpec::new(work, memory)
+        .with_time_limit(Quota::WHOLE)
+        .with_instances(1, most)
+        .with_slo(args.slo);
     // The first instance finds the weights on the disk and is there at once; then they are in the node's memory.
     (spec.load_disk, spec.load_host) = (Duration::ZERO, args.cold_start);
     let mut function = Function::new("roberta-large", spec).with_arrivals(Arrivals::times(came)?);

@@ -123,7 +123,7 @@ fn simulate(new: &New<'_>, slo: Option<Duration>, cold: Duration, seed: Option<u
     let (memory, pods) = (Bytes::from_gib(16), 64);
     let devices = vec![DeviceSpec::new(NodeId::new(0), memory); pods as usize];
     let work = Work::Inference { profile: Some(profile()?) };
-    let mut spec = FunctionSpec::new(work, memory).with_instances(1, pods);
+    let mut spec = FunctionSpec::new(work, memory).with_time_limit(Quota::WHOLE).with_instances(1, pods);
     // The first pod finds the weights on the disk and is there at once; then they are in the node's memory.
     (spec.load_disk, spec.load_host) = (Duration::ZERO, cold);
     // A pod has the quota of its point.

@@ -206,6 +206,13 @@ pub(crate) fn aligned(indent: &str, lines: &[Vec<String>]) -> String {
     lines.iter().map(line).collect()
 }
 
+/// The platform of the papers' policies, under which requests wait for up to a day.
+pub(crate) fn without_bounds() -> gshare_sched::platform::PlatformConfig {
+    gshare_sched::platform::PlatformConfig::default()
+        .with_max_wait(gshare_core::Duration::from_secs(86_400))
+        .with_max_waiting(u32::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use anyhow::{Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
 use gshare_sched::Wrapped;
-use gshare_sched::platform::{DeviceSpec, FunctionSpec, Platform, PlatformConfig, Regime, WholePool, Work};
+use gshare_sched::platform::{DeviceSpec, FunctionSpec, Platform, Regime, WholePool, Work};
 use gshare_sched::request::{ModelProfile, RequestEvent, RequestScheduler, RequestStats};
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::world::{self, Function, Plan};
@@ -51,7 +51,7 @@ impl Cluster {
         let plan = self.plan()?;
         let make = || {
             let scheduler = noted(scheduler()?, &notes);
-            Ok(Platform::new(PlatformConfig::default(), vec![Box::new(WholePool::new(Box::new(scheduler)))])?)
+            Ok(Platform::new(super::without_bounds(), vec![Box::new(WholePool::new(Box::new(scheduler)))])?)
         };
         let make = || make().map_err(|error: anyhow::Error| error.to_string());
         let outcome = world::run(&plan, seed, make).map_err(|broken| anyhow!("{broken}"))?;

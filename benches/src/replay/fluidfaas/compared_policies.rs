@@ -9,7 +9,7 @@ use gshare_sched::pipeline::{
     EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
     Partitioner, RankMode, Router, RouterConfig, SlackRouter,
 };
-use gshare_sched::platform::{Platform, PlatformConfig, SlicedConfig, SlicedPool};
+use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
 use gshare_sim::scenario::MakeKeeper;
 use gshare_sim::world::Plan;
@@ -125,6 +125,6 @@ impl Policy<'_> {
             Routing::Own(make) => make(),
         };
         let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);
-        Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
+        Ok(Platform::new(crate::replay::without_bounds(), vec![Box::new(pool)])?)
     }
 }

@@ -214,9 +214,8 @@ impl FunctionText {
             spec =
                 spec.with_loads(disk.positive(&self.field("loads"))?, host.positive(&self.field("loads"))?);
         }
-        if let Some(limit) = &self.time_limit {
-            spec = spec.with_time_limit(limit.0);
-        }
+        // A scenario compares policies, so an instance has no limit that it does not name.
+        spec = spec.with_time_limit(self.time_limit.as_ref().map_or(Quota::WHOLE, |limit| limit.0));
         let mut function = Function::new(&self.name, spec);
         function.class = self.class.map(|class| class.0);
         function.limits = self.limits.unwrap_or_default();

@@ -84,7 +84,7 @@ fn an_inference_function_is_served_on_a_slice_as_large_as_its_point() {
     host.done(0);
     // A slice that is too slow for the latency is none at all.
     host.add(1, measured(14, 1, 20).with_slo(Duration::from_millis(10)));
-    assert_eq!(host.arrive(1, 1, None), [reject(1, Rejection::NeverFits)]);
+    assert_eq!(host.arrive(1, 1, None), []);
 }
 
 fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
