@@ -1,7 +1,7 @@
 //! Cases of a scenario beside each other and beside published numbers.
 //!
-//! A figure of a case is the mean of that of its seeds. Two cases that differ in one axis are compared seed by seed, see
-//! [`paired`](crate::replay::paired); there is no verdict over fewer than [`VERDICT_SEEDS`] seeds.
+//! A case's figure is the mean over its seeds. Two cases with a difference in one axis are compared seed by seed, see
+//! [`paired`](crate::replay::paired). Fewer than [`VERDICT_SEEDS`] seeds give no verdict.
 
 use crate::replay::paired::Paired;
 use crate::replay::{columns, mean};
@@ -18,7 +18,7 @@ pub const VERDICT_SEEDS: usize = 10;
 /// All functions together, where there are several.
 const ALL: &str = "all";
 
-/// A case and what its seeds showed.
+/// A case and the results of its seeds.
 #[derive(Debug)]
 pub struct CaseRun {
     /// The case.
@@ -53,7 +53,7 @@ impl CaseRun {
             };
             outcome.functions.iter().for_each(|of| note(&of.name, of));
             if outcome.functions.len() > 1 {
-                // GPU time of a trainer is none that requests were answered with.
+                // A trainer's GPU time answers no request.
                 note(
                     ALL,
                     &sum(match name {
@@ -106,7 +106,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// A case beside the one of the same other options that its axis is compared with.
+/// A case beside its counterpart: the case with the option that its axis is compared with, and with the same other options.
 struct Beside<'a> {
     case: String,
     against: String,
@@ -177,7 +177,7 @@ fn published(runs: &[CaseRun]) -> Vec<Map<String, Value>> {
     rows
 }
 
-/// Published numbers beside ours, and those that cannot be reproduced; empty for a scenario without them.
+/// Published numbers beside ours, and the numbers without a reproduction; empty for a scenario without published numbers.
 pub fn paper(runs: &[CaseRun]) -> String {
     let Some(paper) = runs.first().and_then(CaseRun::paper) else { return String::new() };
     let mut text = format!("paper: {}\n", paper.source);
@@ -192,7 +192,7 @@ pub fn paper(runs: &[CaseRun]) -> String {
     text
 }
 
-/// All cases, what is compared, and what was published.
+/// All cases, the comparisons and the published numbers.
 pub fn text(runs: &[CaseRun]) -> String {
     let mut text = columns(&rows(runs));
     let enough = runs.iter().all(|run| run.by_seed.len() >= VERDICT_SEEDS);

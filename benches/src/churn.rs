@@ -17,7 +17,7 @@ pub struct Churn<P: Pool> {
     mix: Mix,
     divide: u16,
     live: Vec<(P::Handle, u32)>,
-    /// Work space: what a round releases, and the demands that it takes.
+    /// Work space: the releases of a round, and the demands that it takes.
     leaving: Vec<P::Handle>,
     arriving: Vec<(u16, u16)>,
     area: u64,
@@ -80,7 +80,7 @@ impl<P: Pool> Churn<P> {
     }
 
     fn fill(&mut self, timing: &mut impl Record) {
-        // A pool whose holes are all too small must not hang the bench: give up a round after as many failures.
+        // A pool with too small holes only must not hang the bench: give up a round after as many failures.
         let until = self.rejected + 64;
         while self.area < self.target && self.rejected < until {
             self.arriving.clear();
@@ -186,8 +186,8 @@ impl Record for Times {
     }
 }
 
-/// Sums of times. The clock is read around calls in a row, not around each: to read it costs a sixth of a place, and where
-/// it ticks every 10 ns, what that costs cannot be taken off to better than a tenth.
+/// Sums of times. The clock is read around calls in a row, not around each call. A reading costs a sixth of a place, and with a
+/// clock that ticks every 10 ns, its cost cannot be taken off to better than a tenth.
 #[derive(Debug, Default)]
 pub struct Sums {
     /// Time in places.

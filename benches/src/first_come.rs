@@ -169,7 +169,7 @@ impl FirstCome {
         }
     }
 
-    /// Acts on an event; returns the function whose queue or instances it changed.
+    /// Acts on an event; returns the function with a changed queue or changed instances.
     fn act(&mut self, event: RouteEvent, actions: &mut Vec<RouteAction>) -> Option<FunctionId> {
         match event {
             RouteEvent::InstanceUp { instance, function, service } => {

@@ -166,7 +166,7 @@ impl PeakHorizontal {
         let wanted = peak.max(sustained.saturating_add(another(known)));
         while let Some(known) = self.fleet.get(function) {
             let enough = known.deployed() > 0 && wanted <= part(PEAK_SHARE, known.surge());
-            // At the maximum of instances, a rest beyond the deployed ones stays unmet.
+            // At the maximum of instances, a rest beyond the deployed instances stays unmet.
             let full = known.deployed() >= known.spec().max_instances;
             if enough || (known.deployed() >= known.state.entitled && !full) {
                 return;

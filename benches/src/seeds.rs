@@ -1,5 +1,5 @@
-//! Simulations of many seeds at once. Their results are handed on in the order of the seeds, so that what is printed, and which
-//! seed is the first to fail, do not depend on how many CPUs there are.
+//! Simulations of many seeds at once. The caller gets the results in the order of the seeds. The output and the first failing seed
+//! therefore do not depend on the number of CPUs.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;

@@ -1,10 +1,10 @@
 //! `reality`: the same functions and load in `World` and as real processes on the simulated driver, and how far the two are apart.
 //!
-//! A scenario is deployed to a host that this program starts; the host measures the functions, and `World` is given the points
-//! that it measured, the time of a call that uses no GPU, and the time in which a program starts. Then both get the same Poisson
-//! arrivals, whose rates change in steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook
-//! and the daemon are real on one side, and on the other nothing is. One run differs from the next, since a decision that falls the
-//! other way changes all that follow: with `--seeds` the difference is the mean over the seeds, with its standard error.
+//! A scenario is deployed to a host that this program starts. The host measures the functions, and `World` is given the measured
+//! points, the time of a call without GPU work, and the time in which a program starts. Then both get the same Poisson arrivals
+//! with rates that change in steps, so that instances are started under load and some requests are late. Processes, HTTP, the hook
+//! and the daemon are real on one side, and on the other nothing is. One run differs from the next, since a decision the other way
+//! changes all later decisions. With `--seeds` the difference is the mean over the seeds, with its standard error.
 //!
 //! With `--gpu` the processes run on the first GPU of this machine, and `World` has one device as well; scenarios on MIG slices are
 //! left out. The program's kernels take the same time on any GPU, as they look at its clock.
@@ -139,12 +139,12 @@ struct Seen {
     mean_ms: f64,
     /// Device time that a request takes, in ms, not weighted by its share of the SMs; 0 on slices.
     gpu_ms: f64,
-    /// Requests that went through several stages, and instances that took another one's place.
+    /// Requests that went through several stages, and instances that replaced another instance.
     pipelined: u64,
     migrated: u64,
 }
 
-/// The graph of a pipeline, whose components take these kernels each: less on a slice with more SMs.
+/// The graph of a pipeline with these kernels for each component: less on a slice with more SMs.
 fn dag(served: &Served) -> Value {
     const SLICES: [(&str, u64); 4] = [("1g.10gb", 14), ("2g.20gb", 28), ("3g.40gb", 42), ("4g.40gb", 56)];
     let component = |name: &str| {
@@ -254,7 +254,7 @@ impl Host {
     }
 }
 
-/// Times of a Poisson process in s, whose rate changes with each step: those of the highest rate, thinned.
+/// Times of a Poisson process in s, with a rate that changes with each step. They are the times of the highest rate, thinned.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "steps of some seconds")]
 fn times(rates: &[f64], seconds: u64, seed: u64) -> Vec<f64> {
     let (mut random, mut due) = (Rng::new(seed), 0.0_f64);
@@ -308,7 +308,7 @@ fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
     })
 }
 
-/// Median time of calls that use no GPU, sent as those of the load are: of the client, HTTP and the host alone.
+/// Median time of calls without GPU work, sent as the calls of the load are: the time of the client, HTTP and the host alone.
 fn overhead(url: &str, name: &str) -> Result<Duration> {
     const RATE: &[f64] = &[20.0];
     const SECONDS: u64 = 5;
@@ -399,7 +399,7 @@ fn real(options: &Options, scenario: &Scenario, start: Duration, seed: u64) -> R
         let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    // The host learns within two seconds what was used last.
+    // The host learns within two seconds of the last use.
     std::thread::sleep(std::time::Duration::from_secs(3));
     let mut seen = Vec::new();
     for ((served, before), latencies) in scenario.functions.iter().zip(before).zip(&latencies) {
@@ -437,7 +437,7 @@ fn spec(
     } else {
         let goal = Goal::default().with_runtime_memory(Bytes::from_mib(256));
         let dag = serde_json::from_value(dag(served))?;
-        // The weights that the program has: what is moved when it makes room.
+        // The program's weights, which are moved when it makes room.
         memory = Bytes::from_mib(64);
         (Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) }, None)
     };
@@ -530,7 +530,7 @@ fn main() -> Result<()> {
             [] => &[("requests", Depth::Requests), ("kernels", Depth::Kernels)],
             _ => &[("requests", Depth::Requests)],
         };
-        // For each seed and place, all functions: the real ones first.
+        // For each seed and place, all functions: the real functions first.
         let mut runs: Vec<Vec<Vec<Seen>>> = Vec::new();
         for seed in options.seed..options.seed.saturating_add(options.seeds) {
             let real = real(&options, scenario, start, seed).with_context(|| scenario.name)?;
@@ -563,7 +563,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Prints how far all functions of a scenario are from the real ones: the mean of the seeds, and its standard error.
+/// Prints how far all functions of a scenario are from the real functions: the mean of the seeds, and its standard error.
 fn apart(options: &Options, (scenario, place): (&str, &str), pairs: &[(Seen, Seen)]) {
     let percent = |real: f64, other: f64| (real > 0.0).then(|| (other / real - 1.0) * 100.0);
     let of = |figure: &dyn Fn(&(Seen, Seen)) -> Option<f64>| -> Option<(f64, Option<f64>)> {

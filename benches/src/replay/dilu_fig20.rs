@@ -4,13 +4,13 @@
 //! `type`, `gpu_num`, `sm_requests`, `sm_limits`, `memory` in GB per GPU), or events drawn from the published
 //! distributions.
 //!
-//! Mode `paper` follows the rules of the published simulation, its floating-point sums, its loosened limits of split models
-//! and its nodes of four GPUs included. Ties it leaves to the order of a hashed set: here the lowest number is taken, and
-//! `least_`, `median_` and `most_of_any_order` are those over other orders. Mode `ours` is [`DiluPacker`]: integer sums,
-//! gamma exact, any node. `ours_same_node` keeps the published rule that the workers of a job and the parts of a model are on one
-//! node, so it is on equal terms with `paper_dilu`; `ours_repacking` also carries out a repacking plan before it opens a GPU.
-//! `placing_ms` is for all placements and releases of the stream together. A packer of the program's own (see [`super::main`]) is in
-//! the place of `ours`, under its name.
+//! Mode `paper` follows the rules of the published simulation, its floating-point sums, its loosened limits of split models and its
+//! nodes of four GPUs included. The published simulation leaves ties to the order of a hashed set. Here the lowest number is taken,
+//! and `least_`, `median_` and `most_of_any_order` are figures over other orders. Mode `ours` is [`DiluPacker`]: integer sums,
+//! gamma exact, any node. `ours_same_node` keeps the published rule of one node for the workers of a job and the parts of a model,
+//! so it is on equal terms with `paper_dilu`. `ours_repacking` also carries out a repacking plan before it opens a GPU.
+//! `placing_ms` is for all placements and releases of the stream together. A packer of the program's own (see [`super::main`])
+//! takes the place of `ours`, under its name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -281,7 +281,7 @@ fn paper(events: &[Event], rules: Rules, gamma: f64, ties: Ties) -> Result<Outco
     let mut idle: Vec<usize> = (0..gpus.len()).collect();
     idle.sort_by_key(|gpu| ties.rank(*gpu));
     let mut active: Vec<usize> = Vec::new();
-    // Per job: the GPU, and what is subtracted when it ends.
+    // Per job: the GPU, and the charge subtracted when the job ends.
     let mut places: BTreeMap<&str, Vec<(usize, PaperGpu)>> = BTreeMap::new();
     let mut outcome = Outcome::default();
     let (alpha, beta) = if rules == Rules::Dilu { (0.6, 0.4) } else { (1.0, 0.0) };
@@ -387,7 +387,7 @@ fn by_node(active: &[usize], fits: impl Fn(usize) -> bool) -> Vec<(usize, Vec<us
     nodes
 }
 
-/// The first node with enough fitting active GPUs; else the first where active and idle ones together suffice.
+/// The first node with enough fitting active GPUs; else the first node where active and idle GPUs together suffice.
 fn paper_training(
     gpus: &[PaperGpu],
     active: &[usize],
@@ -416,8 +416,8 @@ fn paper_training(
     chosen.into_iter().map(|gpu| (gpu, charge, charge)).collect()
 }
 
-/// The first node whose active GPUs with SM room have the memory together; the fullest first. The request is charged
-/// as the limit, but the limit is what is given back.
+/// The first node with enough memory on its active GPUs with SM room together; the fullest GPU first. The request is charged as the
+/// limit, but the limit is given back.
 fn paper_split(
     gpus: &[PaperGpu],
     active: &[usize],
@@ -503,7 +503,7 @@ fn packed<P: Packer + ?Sized>(
     Ok(outcome)
 }
 
-/// The GPUs that something is placed on.
+/// The GPUs with a placement.
 fn open<P: Packer + ?Sized>(pool: &P) -> usize {
     let mut open = 0;
     pool.gpus(&mut |gpu| open += usize::from(gpu.placements > 0));
@@ -566,8 +566,8 @@ impl Nodes {
             && used.memory + memory <= self.most.memory
     }
 
-    /// A job's workers on different GPUs of one node: one where open GPUs suffice, else one where the fewest are opened. A large
-    /// model that no open GPU holds on the GPUs of the first node that hold it together.
+    /// A job's workers go to different GPUs of one node: a node where open GPUs suffice, else the node where the fewest are opened.
+    /// A large model that fits no open GPU goes to the GPUs of the first node that hold it together.
     fn place<P: Packer + ?Sized>(
         &mut self,
         pool: &mut P,

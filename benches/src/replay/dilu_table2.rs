@@ -1,15 +1,15 @@
 //! Dilu, table 2: how many trials it takes to find the best SM share and batch size of an inference function.
 //!
-//! Each file of a folder is one model's profile: lines of `batch,SM %,execution seconds,requests per second`, for every
-//! batch size and share of a grid; or a file has many models' and begins with the header
-//! `model,batch,sm_pct,quota_pct,latency_ms`, of which the lines with all of the time count. The searches may look at one line per
-//! trial; what they choose is compared with the best of all lines that keep to the bound.
+//! Each file of a folder is one model's profile: lines of `batch,SM %,execution seconds,requests per second`, for every batch size
+//! and share of a grid. A file may also hold the profiles of many models. It then begins with the header
+//! `model,batch,sm_pct,quota_pct,latency_ms`, and only its lines with the whole quota count. The searches may look at one line per
+//! trial. Their choice is compared with the best of all lines that keep to the bound.
 //!
 //! A model of the table without a file in the folder has a row that says so.
 //!
-//! With `--sweep N` every model is searched under N bounds, evenly by factor from 1.1 times the time of one request on the whole GPU
-//! to the longest time of its profile, at least twice the first. A row is all of that for a file: in how many searches
-//! the optimum was found, how much of its efficacy was lost on average and at worst (100 where nothing was found), and trials.
+//! With `--sweep N` every model is searched under N bounds, evenly by factor from 1.1 times the time of one request on the whole
+//! GPU to the longest time of its profile, at least twice the first bound. A row has the sums for one file: the number of searches
+//! that found the optimum, the loss of its efficacy on average and at worst (100 where nothing was found), and trials.
 //!
 //! Policies: `traversal` (all lines), `published` (Hybrid Growth Search as the authors' scripts run it), `ours`.
 
@@ -42,7 +42,7 @@ const MODELS: [(&str, u64, u64); 4] =
 /// Runs every search on every model.
 ///
 /// # Errors
-/// When the folder cannot be read, or a file is no profile over a whole grid: which line, and what is wrong with it.
+/// When the folder cannot be read, or a file is no profile over a whole grid: the line, and its fault.
 pub fn run(args: &Args) -> Result<Report> {
     let mut report = Report::new("dilu-table2", Vec::new());
     let folder = || format!("cannot read the folder {}", args.profiles.display());
@@ -259,7 +259,7 @@ fn compare(report: &mut Report, model: &str, table: &ProfileTable, max_exec: Dur
     Ok(())
 }
 
-/// Our planner, with the table as its GPU: what it chose, and trials.
+/// Our planner, with the table as its GPU: its choice, and trials.
 fn ours(table: &ProfileTable, max_exec: Duration) -> Result<(Option<ProfilePoint>, usize)> {
     let batches: BTreeSet<_> = table.points().iter().map(|point| point.batch).collect();
     let shares: BTreeSet<_> = table.points().iter().map(|point| point.sm).collect();
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(parse_file("one", "1,10,0.02,50\n").unwrap()[0].0, "one");
     }
 
-    /// On a profile whose best is beside the path of the published search, ours finds more optima.
+    /// Our search finds more optima on a profile with its best point beside the path of the published search.
     #[test]
     fn a_sweep_counts_what_each_search_found() {
         let times =

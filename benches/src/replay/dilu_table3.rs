@@ -1,16 +1,15 @@
-//! Dilu, table 3: cold starts, SLO violations and GPU time of an inference function whose load comes in bursts, periods or
-//! now and then.
+//! Dilu, table 3: cold starts, SLO violations and GPU time of an inference function under bursty, periodic or sporadic load.
 //!
-//! A simulation in virtual time ([`gshare_sim::world`]) under the platform's pool of shared devices
-//! ([`gshare_sched::platform::FractionalPool`]). Requests come as the published sender sends them: in each second the trace's rate
-//! times `scale`, rounded down, evenly spaced. Instances of `RoBERTa`-large, each on a device of its own, serve up to four requests at
-//! once; others wait in one queue. Execution times are the published ones at the request (30 % of the SMs) and at the limit (60 %), by
-//! how many an instance has; a cold start takes 21.68 s. The others' scalers take an instance for 48 requests/s, the published
-//! threshold: less than half of what it can do, so that batches need not be full. At `scale` 20 the ratio of load to threshold is
-//! that at which the published scaler gives the paper's counts of cold starts.
+//! The module simulates the platform's pool of shared devices ([`gshare_sched::platform::FractionalPool`]) in virtual time
+//! ([`gshare_sim::world`]). Requests come as the published sender sends them: in each second the trace's rate times `scale`,
+//! rounded down, evenly spaced. Instances of `RoBERTa`-large, each on a device of its own, serve up to four requests at once; other
+//! requests wait in one queue. Execution times are the published times at the request (30 % of the SMs) and at the limit (60 %), by
+//! the number of requests in the instance. A cold start takes 21.68 s. The scalers of the other policies rate an instance at 48
+//! requests/s, the published threshold: less than half of its throughput, so that batches need not be full. With the ratio of load
+//! to threshold at `scale` 20, the published scaler gives the paper's counts of cold starts.
 //!
-//! GPU time is SM share times seconds, of starting instances too; what an instance runs beyond its request counts. A request
-//! that took longer than the SLO is a violation; the few that wait half a second after the load are too.
+//! GPU time is SM share times seconds. The time of starting instances counts, and so does an instance's use beyond its request. A
+//! request is a violation if it took longer than the SLO, or if it is one of the few still waiting half a second after the load.
 //!
 //! | policy | starts | takes away | runs at |
 //! |---|---|---|---|
@@ -27,23 +26,24 @@
 //! | `_late` | the order of `ours` |
 //! | `_late_rated` | that, and an instance is taken for what `ours` takes it for at a peak: 93 % of what it does as it runs, so 109 requests/s at its request and 140 at its limit, and not for the published 48 |
 //!
-//! A scaler of the program's own (see [`super::main`]) is in the place of `paper_late_rated`'s, and is told what an instance does at
-//! request and limit.
+//! A scaler of the program's own (see [`super::main`]) replaces the scaler of `paper_late_rated`. It is told an instance's
+//! throughput at request and limit.
 //!
-//! `ours` with the published rating too is `paper_late`: it starts what the lazy scaler starts, unless an instance can do more.
+//! `ours` with the published rating too is `paper_late`: it starts the same instances as the lazy scaler, unless an instance can do
+//! more.
 //!
-//! The limit is there when requests queue because the co-scaler takes it from best-effort neighbours; the first three requests of a
-//! burst still run at the request.
+//! Instances have their limits while requests queue, because the co-scaler takes SMs from best-effort neighbours. The first three
+//! requests of a burst still run at the request.
 //!
-//! `ours` serves as the router does by default ([`Late::Last`]): what cannot be answered within the SLO any more waits behind all that
-//! can. The others serve in the order of arrival, as published, and then most of what is late in a burst is not late for want of an
-//! instance: a burst of 170 requests/s before one that does 151 makes a queue in which all wait for more than the SLO, and
-//! long after the burst. Served so that the late ones wait, 151 are in time and 19 late. What of `ours` is still late is nearly only
-//! that: what bursts bring beyond what the ready instances do, before another is ready. `fluid_percent` says how much that is:
-//! what would be late if requests were a fluid, served by the same ready instances, all of them at their limits (where the policy
-//! has limits) at all times. No order of serving has less.
+//! `ours` serves as the router does by default ([`Late::Last`]): a request with no chance to meet the SLO waits behind all requests
+//! in time. The other policies serve in the order of arrival, as published. Most of their late requests in a burst are then not
+//! late for want of an instance. A burst of 170 requests/s before an instance that does 151 makes a queue in which all requests
+//! wait for more than the SLO, long after the burst too. With the late requests served last, 151 are in time and 19 late. The
+//! remaining late requests of `ours` are nearly only the excess of bursts over the ready instances' throughput, before another
+//! instance is ready. `fluid_percent` gives the size of this excess: the late part of the load if requests were a fluid, served by
+//! the same ready instances, all of them at their limits (where the policy has limits) at all times. No order of serving has less.
 //!
-//! Below the runs stands how `ours` compares with each of the others, trace by trace and seed by seed: difference, standard error and
+//! The report ends with `ours` beside each of the other policies, trace by trace and seed by seed: difference, standard error and
 //! verdict for starts, late requests and GPU time.
 
 use super::paired::{Compared, Run};
@@ -100,7 +100,7 @@ pub struct Args {
 const TIMES: [(u32, u64, u64); 3] = [(1, 20_700, 20_600), (2, 22_500, 21_300), (4, 34_200, 26_500)];
 const REQUEST_PERCENT: u16 = 30;
 const LIMIT_PERCENT: u16 = 60;
-/// Requests per second that an instance is published to be taken for.
+/// The published rating of an instance, in requests per second.
 const THRESHOLD: f64 = 48.0;
 
 /// The scaler that starts instances.
@@ -113,7 +113,8 @@ enum Starts<'a> {
     Own(&'a Make<dyn HorizontalScaler>),
 }
 
-/// A row: its name, who starts instances, the order of serving, and whether an instance is taken for what ours is at a peak.
+/// A row: its name, the scaler that starts instances, the order of serving, and whether an instance is rated as `ours` rates it at
+/// a peak.
 type Policy<'a> = (&'a str, Starts<'a>, Late, bool);
 
 /// `ours` is the last.
@@ -133,7 +134,7 @@ const POLICIES: [Policy<'_>; 11] = [
 /// The figures that are compared; less is better.
 const FIGURES: [(&str, bool); 3] =
     [("cold_starts", true), ("violations_percent", true), ("gpu_seconds", true)];
-/// How long `keep_alive` keeps what is not needed, in reports.
+/// How long `keep_alive` keeps instances without need, in reports.
 const KEEP_ALIVE: usize = 60;
 
 /// Requests per second that an instance does with full batches.
@@ -148,8 +149,8 @@ const fn whole(number: f64) -> u64 {
     number as u64
 }
 
-/// A scaler that takes an instance for something else than it does, and remembers load for a while: it is told the highest
-/// of the last reports, of which so many count, in parts of what an instance is taken for.
+/// A scaler that rates an instance apart from its throughput, and remembers load for a while. It is told the highest of the last
+/// `counted` reports, multiplied by `factor`.
 fn told(scaler: Box<dyn HorizontalScaler>, factor: f64, counted: usize) -> Box<dyn HorizontalScaler> {
     let mut last = VecDeque::new();
     Box::new(Wrapped::new(scaler, move |scaler, now, mut event, actions| {
@@ -273,8 +274,8 @@ fn simulate(policy: Policy<'_>, args: &Args, counts: &[u64]) -> Result<Outcome> 
     })
 }
 
-/// Requests that would be late if they were a fluid, which instances that are `ready` serve at `each` requests per second: what
-/// waits for longer than the SLO is late.
+/// Requests that would be late if they were a fluid, which instances that are `ready` serve at `each` requests per second. A
+/// request is late if it waits for longer than the SLO.
 fn late_of_fluid(counts: &[u64], ready: &[(Timestamp, Timestamp)], each: f64, slo: Duration) -> f64 {
     let seconds = (0..=counts.len() as u64).map(|second| Timestamp::from_millis(1_000 * second));
     let mut moments: Vec<_> = ready.iter().flat_map(|span| [span.0, span.1]).chain(seconds).collect();
@@ -341,7 +342,7 @@ fn series(about: &Map<String, Value>, outcome: &Outcome) -> Vec<Map<String, Valu
 /// Runs every policy on every trace.
 ///
 /// # Errors
-/// When a trace cannot be read: which line, and what is wrong with it.
+/// When a trace cannot be read: the line, and its fault.
 pub fn run(args: &Args, own: &Own) -> Result<Report> {
     ensure!(args.scale.is_finite() && args.scale > 0.0, "--scale is {}: need more than 0", args.scale);
     let generates = args.trace.is_empty();

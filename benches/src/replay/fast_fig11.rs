@@ -46,7 +46,7 @@ pub fn run(_args: &Args) -> Result<Report> {
     report.paper = scenario.paper;
     let all_sms = |demand: Demand| Demand::new(demand.quota, SmShare::WHOLE);
     let same = |demand: Demand| demand;
-    // Nothing is released here, so the paper's way of keeping what is released makes no difference.
+    // Nothing is released here, so the paper's way of keeping released rectangles makes no difference.
     let ours = MaxRectsConfig::default();
     let printed = ours.with_rearrange_gpus(0);
     type Change = dyn Fn(Demand) -> Demand;

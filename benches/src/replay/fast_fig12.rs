@@ -6,10 +6,10 @@
 //! come evenly at the rate of the moment (`even`, as the load generator of the paper sends them) or as a Poisson process of that rate
 //! (`poisson`), and wait in the order of arrival. The profile is figure 8's of `ResNet` on a V100.
 //!
-//! Policies: `ours`, which adds what a queue of such arrivals needs; `headroom`, which does not, but has more capacity than load by
-//! the per cent asked for; `printed` has no headroom and no latency filter, and looks at the last report only.
-//! `at_first_percent` are the violations of the first five seconds, when one pod serves 30 requests/s until the scaler has seen
-//! that and others are ready. `gpu_seconds` count from the first pod's start until half a second after the load.
+//! Policy `ours` adds the capacity that a queue of such arrivals needs. `headroom` does not, but has more capacity than load by the
+//! per cent asked for. `printed` has no headroom and no latency filter, and looks at the last report only. `at_first_percent` gives
+//! the violations of the first five seconds, when one pod serves 30 requests/s until the scaler has seen this load and other pods
+//! are ready. `gpu_seconds` count from the first pod's start until half a second after the load.
 
 use super::{Report, row};
 use anyhow::{Context, Result, anyhow};
@@ -71,7 +71,7 @@ fn profile() -> Result<ProfileTable> {
     let mut points = Vec::new();
     for (sm, row) in RESNET {
         for (throughput, percent) in row.into_iter().zip([20, 40, 60, 80, 100]) {
-            // One request at a time: its time is what the throughput says.
+            // One request at a time: its time follows from the throughput.
             let exec = std::time::Duration::from_secs_f64(1.0 / throughput).into();
             let sm = SmShare::from_percent(sm).context("share")?;
             let quota = Quota::from_percent(percent).context("quota")?;
@@ -100,7 +100,7 @@ fn arrivals(seed: Option<u64>) -> Vec<Timestamp> {
 struct Run {
     requests: usize,
     violations: usize,
-    /// Those of the first five seconds.
+    /// Violations of the first five seconds.
     at_first: usize,
     gpu_seconds: f64,
     /// Load and pods of every second.

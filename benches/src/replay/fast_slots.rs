@@ -1,9 +1,9 @@
-//! FaST-GShare, sections 3.3.3 and 3.4.2: does each client that was packed get what was promised?
+//! FaST-GShare, sections 3.3.3 and 3.4.2: does each packed client get its promised quota?
 //!
-//! A GPU is offered 60 demands of a mix, one by one, and takes what fits, so it is packed to the brim. Every client is
-//! always backlogged, request = limit. Policies: `printed_queue` (the queue by missing quota, up to the first that does
-//! not fit, in a hundred quanta a window) and `multi_token` (the engine, which keeps slots where the quotas add up to more than a
-//! window). A GPU counts as met when every client got its quota in each of three windows.
+//! A GPU is offered 60 demands of a mix, one by one, and takes each demand that fits, so it is packed to the brim. Every client is
+//! always backlogged, request = limit. The policy `printed_queue` is the queue by missing quota, up to the first client that does
+//! not fit, in a hundred quanta a window. The policy `multi_token` is the engine, which keeps slots where the quotas add up to more
+//! than a window. A GPU counts as met if every client got its quota in each of three windows.
 
 use anyhow::{Context, Result, anyhow};
 use gshare_core::{ClientId, Duration, GpuId, QuotaRange, Share, SmShare, Timestamp, TokenEvent};
@@ -93,7 +93,7 @@ fn pack(mix: Mix, rng: &mut SplitMix64) -> Vec<Placement> {
     let mut pool = Ours::new(1, MaxRectsConfig::default()).0;
     for _ in 0..60 {
         let (w, h) = mix.draw(rng);
-        // What does not fit is not there.
+        // A demand that does not fit has no client.
         let _ = pool.place(&demand(w, h));
     }
     let mut placements = Vec::new();

@@ -1,17 +1,17 @@
-//! GPU-enabled FaaS, sections V-B to V-E, figures 4 to 7: load balancing, LALB, LALBO3, and pricing what is evicted.
+//! GPU-enabled FaaS, sections V-B to V-E, figures 4 to 7: load balancing, LALB, LALBO3, and the pricing of evictions.
 //!
-//! 12 GPUs, the models of Table I, 325 requests per minute for 6 minutes, one at a time per GPU, until all are served.
-//! Functions are distinct models that share the profiles of Table I, spread evenly over sizes and popularity. The paper's
-//! trace gives requests per function and minute; without one (`--trace`), popularity is a Zipf distribution whose exponent
-//! is a parameter: 0.5 to 0.8 agree with the paper's figures best, the trace's own tail (1.2) does not.
+//! 12 GPUs serve the models of Table I, 325 requests per minute for 6 minutes, one at a time per GPU, until all are served.
+//! Functions are distinct models that share the profiles of Table I, spread evenly over sizes and popularity. The paper's trace
+//! gives requests per function and minute. Without a trace (`--trace`), popularity is a Zipf distribution with its exponent as a
+//! parameter: 0.5 to 0.8 agree with the paper's figures best, the trace's own tail (1.2) does not.
 //!
-//! How much memory a GPU has for models the paper does not say. It evicts by the occupation that Table I lists, contexts
-//! included, on cards of 8 GB: so the text implies what is left of 8,192 MiB when the driver has taken its part, and no
-//! number. Rows for 7,200 and for 7,600 MiB are printed side by side, because it matters: with 35 functions, a limit of 45
-//! cuts LALB's latency by the paper's 85 % only at 7,200 (83 %; at 7,600 LALB itself is better off, and it is 76 %).
+//! The paper does not say how much memory a GPU has for models. It evicts by the occupation that Table I lists, contexts included,
+//! on cards of 8 GB. The text thus implies the rest of 8,192 MiB beside the driver's part, and no number. Rows for 7,200 and for
+//! 7,600 MiB are printed side by side, because the memory matters. With 35 functions, a limit of 45 cuts LALB's latency by the
+//! paper's 85 % only at 7,200 (83 %; at 7,600 LALB itself is better off, and the cut is 76 %).
 //!
-//! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length
-//! of the run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
+//! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length of the
+//! run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.
 
 use anyhow::{Context, Result, ensure};
 use gshare_core::{Bytes, Duration, NodeId, Timestamp};
@@ -94,7 +94,7 @@ impl Scenario {
     }
 }
 
-/// What one run under one policy gave.
+/// The results of one run under one policy.
 #[derive(Debug, Clone, Copy, Default)]
 struct Figures {
     mean: f64,

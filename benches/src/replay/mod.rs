@@ -1,9 +1,9 @@
 //! Replays: a figure of a paper, run again on our engines and printed beside the paper's numbers.
 //!
-//! One module per figure, with `Args` (its flags) and `run` (which answers with a [`Report`]). The binary `replay`
-//! turns a report into a table, or with `--json` into one JSON object:
-//! `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`, and where seeds decide much `compared`, which says
-//! how sure they are, see [`paired`]. `--csv` prints the rows alone.
+//! Each figure has one module, with `Args` (its flags) and `run` (its answer is a [`Report`]). The binary `replay` turns a report
+//! into a table, or with `--json` into one JSON object: `{"scenario", "seeds", "rows": [{"policy", ...}], "paper": [{...}]}`. Where
+//! seeds decide much, the object also has `compared`, which says how sure the differences are, see [`paired`]. `--csv` prints the
+//! rows alone.
 
 mod cli;
 pub mod dilu_cv;
@@ -27,7 +27,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 
-/// What a replay found, beside what the paper printed.
+/// The results of a replay, beside the paper's numbers.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Name of the scenario, as on the command line.
@@ -49,7 +49,7 @@ impl Report {
         Self { scenario, seeds, rows: Vec::new(), compared: Vec::new(), paper: Vec::new() }
     }
 
-    /// The report as text: a table of the rows, what they come to beside each other, then one of the paper's.
+    /// The report as text: a table of the rows, the comparisons, then a table of the paper's numbers.
     pub fn table(&self) -> String {
         let mut text = format!("{} (seeds {:?})\n", self.scenario, self.seeds);
         text.push_str(&columns(&self.rows));
@@ -74,7 +74,7 @@ impl Report {
 /// goes to stderr, see [`progress`].
 ///
 /// # Errors
-/// That of the first job that failed.
+/// The error of the first failed job.
 pub fn in_parallel<T: Send>(
     threads: usize,
     jobs: usize,
@@ -105,7 +105,7 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     sum / count
 }
 
-/// A row of what it is about and its figures.
+/// A row of its subject and its figures.
 pub fn joined(about: &Map<String, Value>, figures: &Map<String, Value>) -> Map<String, Value> {
     about.iter().chain(figures).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
@@ -115,7 +115,7 @@ pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
 }
 
-/// Columns that say what a row is about. All others are figures.
+/// Columns for the subject of a row. All other columns are figures.
 const ABOUT: [&str; 23] = [
     "policy",
     "against",
@@ -142,7 +142,7 @@ const ABOUT: [&str; 23] = [
     "traces",
 ];
 
-/// The columns of rows: what they are about first, figures in the order of the alphabet.
+/// The columns of rows: the subject first, then figures in the order of the alphabet.
 fn keys(rows: &[Map<String, Value>]) -> Vec<&String> {
     let mut keys: Vec<&String> = Vec::new();
     for key in rows.iter().flat_map(|row| row.keys()) {
@@ -195,7 +195,7 @@ pub(crate) fn columns(rows: &[Map<String, Value>]) -> String {
     aligned("  ", &lines)
 }
 
-/// Lines of as many cells each, those of a column as wide as its widest.
+/// Lines of cells, with each column as wide as its widest cell.
 pub(crate) fn aligned(indent: &str, lines: &[Vec<String>]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..lines.first().map_or(0, Vec::len)).map(width).collect();

@@ -1,15 +1,15 @@
-//! One policy beside another on the same seeds, and how sure that is.
+//! Comparison of two policies on the same seeds, with its standard error.
 //!
-//! Two runs of a seed have the same requests, so what the seed does to both falls out of the difference of the two. The
-//! differences of a figure, one per seed, have a mean and a standard error of it: their standard deviation over the square
-//! root of their number. The mean of ever more seeds would be within about two standard errors of it 19 times in 20.
+//! Two runs of a seed have the same requests, so the seed's effect on both falls out of the difference of the two. The differences
+//! of a figure, one per seed, have a mean and a standard error of it: their standard deviation over the square root of their
+//! number. The mean of ever more seeds would be within about two standard errors of it 19 times in 20.
 
 use super::columns;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What the differences of a figure say about a policy.
+/// The verdict of a figure's differences about a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -39,9 +39,9 @@ impl Verdict {
 pub struct Paired {
     /// Mean difference, in percent of the other's mean.
     pub mean_percent: f64,
-    /// Standard error of that; none with one seed.
+    /// Standard error of the mean difference; none with one seed.
     pub standard_error_percent: Option<f64>,
-    /// What follows.
+    /// The verdict from both.
     pub verdict: Verdict,
 }
 
@@ -78,7 +78,7 @@ impl Paired {
     }
 }
 
-/// A policy of ours beside another one, input by input.
+/// A policy of ours beside another policy, input by input.
 #[derive(Debug, Serialize)]
 pub struct Compared {
     /// Name of the policy; "ours" unless said otherwise.
@@ -100,7 +100,7 @@ pub struct Compared {
 /// Ours beside another policy on one input.
 #[derive(Debug, Serialize)]
 pub struct ComparedCell {
-    /// What tells this input from others.
+    /// The columns that identify this input.
     #[serde(flatten)]
     pub input: Map<String, Value>,
     /// Ours minus the other, by figure.
@@ -154,7 +154,7 @@ impl Compared {
         self.cells.push(ComparedCell { input, figures });
     }
 
-    /// A line per input, then what they come to.
+    /// A line per input, then the summary.
     pub fn table(&self) -> String {
         let line = |cell: &ComparedCell| {
             let figures =
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(one.text(), "+0.500 %");
     }
 
-    /// Worse by a hair is worse in what all seeds come to together, with any standard error.
+    /// A figure worse by a hair over all seeds together is worse, with any standard error.
     #[test]
     fn nothing_is_tolerated_in_the_sum() {
         let run = |together: f64, seeds: [f64; 2]| Run {

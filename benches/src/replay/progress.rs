@@ -11,7 +11,7 @@ pub struct Progress {
     begun: Instant,
     /// Parts that are done, and when a line was last printed.
     now: Mutex<(usize, Instant)>,
-    /// On a terminal a line replaces the one before.
+    /// On a terminal a line replaces the previous line.
     terminal: bool,
 }
 

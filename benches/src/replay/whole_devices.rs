@@ -76,7 +76,8 @@ impl Cluster {
         let copies = u32::try_from(devices.len())?;
         let mut functions = Vec::new();
         for (number, &(memory, ModelProfile { load_disk, load_host, infer })) in (0..).zip(&self.models) {
-            // Half of what it can do: a throughput is kept to a thousandth, and must not say that it takes less than `infer`.
+            // Half of the device's throughput: the figure is kept to a thousandth, and must not promise a shorter time than
+            // `infer`.
             let throughput = 0.5 / infer.as_secs_f64();
             let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, throughput, infer, infer)?;
             let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point])?) };
@@ -90,13 +91,13 @@ impl Cluster {
         let length = last.saturating_since(Timestamp::ZERO) + Duration::from_nanos(1);
         let mut plan = Plan::new(devices, functions, length);
         (plan.jitter, plan.stop) = (0, (self.eviction, self.eviction));
-        // However long a slow policy works on what came.
+        // However long a slow policy works on the arrived requests.
         plan.settle = Duration::from_secs(365 * 86_400);
         Ok(plan)
     }
 }
 
-/// The value of sorted ones that so many thousandths of them do not exceed.
+/// The value in a sorted slice that this many thousandths of the values do not exceed.
 pub(super) fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
     sorted[(sorted.len() * thousandths / 1000).min(sorted.len() - 1)]
 }

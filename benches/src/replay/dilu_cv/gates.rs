@@ -43,7 +43,7 @@ pub(super) trait Gate {
         Ok(())
     }
 
-    /// Gives a token back that is used up, has run out, or is not needed; asks for one that is.
+    /// Gives a token back if it is used up, has run out, or is not needed; asks for a token if one is needed.
     fn settle(&mut self, _now: Timestamp, _lane: usize, _queued: Duration, _more: bool) -> Result<()> {
         Ok(())
     }
@@ -81,7 +81,7 @@ struct Periods {
     lanes: [Tokens; 2],
 }
 
-/// Tokens of a process: in each period, left of this one, and what was launched since the last report, with the largest of it.
+/// Tokens of a process: issued in each period, left of this period, and launched since the last report, with the largest launch.
 #[derive(Default)]
 struct Tokens {
     issued: u64,

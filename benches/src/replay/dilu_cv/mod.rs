@@ -1,22 +1,23 @@
-//! Dilu, section 5.2 ("fast adaptivity"): an inference instance whose load comes in bursts, beside another instance or a trainer.
+//! Dilu, section 5.2 ("fast adaptivity"): an inference instance under bursts, beside another instance or a trainer.
 //!
-//! A simulation in virtual time, on a device whose SMs are shared in proportion
-//! ([`SharedGpu`](gshare_sim::contended_gpu::SharedGpu)). `GPT2`-large or `RoBERTa`-large serves requests in bursts of a coefficient
-//! of variation (CV) of 1 to 6. Every policy sees the same arrivals, and every process has at most 5 ms of work queued on the device,
-//! as under the hook.
+//! The module simulates a device with SMs shared in proportion, in virtual time
+//! ([`SharedGpu`](gshare_sim::contended_gpu::SharedGpu)). `GPT2`-large or `RoBERTa`-large serves requests in bursts of a
+//! coefficient of variation (CV) of 1 to 6. Every policy sees the same arrivals, and every process has at most 5 ms of work queued
+//! on the device, as under the hook.
 //!
 //! # Set-up
 //! - **Pairs.** The paper's figures have the two models beside each other (its trace at CV 5 is of the pair GPT2, `RoBERTa`): the
-//!   other one gets a Poisson load of the same mean. The pairs with a trainer, which always has work and can use 90 % of the SMs,
-//!   are the harder question, and ours.
-//! - **Load.** `counts` is what the published sender does: the requests of a second are drawn from a gamma distribution of mean
-//!   `m` and variance `m CV^2`, rounded down and spaced evenly; a second without any takes no time. `gaps` draws the gaps between
-//!   requests, as papers on serving mean a CV. The variance of counts over long times is the same; but 48 requests/s at CV 6
-//!   are about 40 in one instant then, where the published sender never has two.
-//! - **Batches.** The published server takes all that waits, so its batches grow in a burst; here up to `--max-batch`.
-//! - **Execution times** are the published ones: those of an iteration of which a part of the time needs all SMs, and the rest only
-//!   a few, fit the published profiles within 2 to 6 % over all SM shares (`Size`; with batches of two 10 %).
-//! - **Shares.** 30 % to 60 % for both models (what the published search finds, and twice that), 30 % to 90 % for the trainer.
+//!   second model gets a Poisson load of the same mean. The pairs with a trainer, which always has work and can use 90 % of the
+//!   SMs, are the harder question, and ours.
+//! - **Load.** `counts` follows the published sender: the requests of a second are drawn from a gamma distribution of mean `m` and
+//!   variance `m CV^2`, rounded down and spaced evenly; a second without requests takes no time. `gaps` draws the gaps between
+//!   requests, as papers on serving mean a CV. The variance of counts over long times is the same, but 48 requests/s at CV 6 then
+//!   make about 40 in one instant, where the published sender never has two.
+//! - **Batches.** The published server takes all waiting requests, so its batches grow in a burst; here up to `--max-batch`.
+//! - **Execution times** are the published times. An iteration needs all SMs for a part of its time and only a few for the rest.
+//!   This model fits the published profiles within 2 to 6 % over all SM shares (`Size`; with batches of two 10 %).
+//! - **Shares.** Both models have 30 % to 60 % (the result of the published search, and twice this share), the trainer 30 % to 90
+//!   %.
 //!
 //! | policy | |
 //! |---|---|
@@ -34,12 +35,12 @@
 //! A vertical scaler of the program's own (see [`super::main`]) is in the place of `ours`, under its name.
 //!
 //! # Why the paper's figure is met
-//! The paper has a p95 of 1.09 times that of `exclusive` at CV 6, and 2.08 and 4.76 times that for `mps_l` and `mps_r`. It does not say
-//! the mean rate; at 20 requests/s (of 10, 20, 30 and 40) both partitions come out within a tenth or two, and then `dilu` does, at 1.07.
-//! Against what this replay had before, two things decide that: the neighbour is another inference instance (beside a trainer
-//! `dilu` is at 3 times), and `MaxTokens` never binds (with exact tokens a request of 30 % does, and `dilu_exact` is at 5 times, as
-//! `mps_r`). Bursts of seconds are needed for the partitions to match; that batches grow is the published server's way, and was
-//! not measured alone.
+//! The paper has a p95 of 1.09 times the p95 of `exclusive` at CV 6, and of 2.08 and 4.76 times for `mps_l` and `mps_r`. It does
+//! not say the mean rate. At 20 requests/s (of 10, 20, 30 and 40) both partitions come out within a tenth or two, and then `dilu`
+//! does, at 1.07. Two changes to an earlier form of this replay decide the match. The neighbour is another inference instance:
+//! beside a trainer `dilu` is at 3 times. And `MaxTokens` never binds: with exact tokens a request of 30 % binds, and `dilu_exact`
+//! is at 5 times, as `mps_r`. The partitions match only with bursts of seconds. Growing batches are the published server's way;
+//! their effect was not measured alone.
 
 mod gates;
 mod simulation;
@@ -100,7 +101,7 @@ pub struct Args {
 
 /// The figures that are compared, and whether less is better.
 const FIGURES: [(&str, bool); 2] = [("p95_over_exclusive", true), ("trainer_percent", false)];
-/// The outcomes of the first process and of the other one.
+/// The outcomes of the first process and of its neighbour.
 type Outcomes = [FunctionOutcome; 2];
 
 fn simulate(
@@ -219,7 +220,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     Ok(report)
 }
 
-/// The split with the most for the trainer whose p95 is within `within` per cent of the one alone.
+/// The split with the most for the trainer among the splits with a p95 within `within` per cent of the p95 alone.
 fn best_split<'a>(runs: &'a [(&str, Run)], within: u16) -> Option<(&'a str, &'a Run)> {
     let figure = |run: &Run, name| run.together.get(name).and_then(serde_json::Value::as_f64);
     let good =

@@ -1,4 +1,4 @@
-//! Processes with kernels of theirs on a device in virtual time.
+//! Processes and their kernels on a device in virtual time.
 
 use super::gates::Gate;
 use super::workload::{KERNELS, Model, Size, trainer_kernel};

@@ -27,7 +27,7 @@ impl Pair {
     pub(super) const ALL: [Self; 4] =
         [Self::Gpt2Roberta, Self::RobertaGpt2, Self::Gpt2Trainer, Self::RobertaTrainer];
 
-    /// The models of the first and of the other one; none is a trainer.
+    /// The models of the first instance and of its neighbour; none is a trainer.
     pub(super) const fn models(self) -> (&'static Model, Option<&'static Model>) {
         match self {
             Self::Gpt2Roberta => (&GPT2, Some(&ROBERTA)),

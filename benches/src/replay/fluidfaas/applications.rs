@@ -1,12 +1,12 @@
-//! The applications in their three variants, and what they take on a slice.
+//! The applications in their three variants, and their times on a slice.
 //!
-//! The paper prints no profiles. Each model takes those of a published one of its kind: latencies on slices of an
-//! A100-80 of eleven networks by slice and batch, one process per slice (`ParvaGPU`, SC 2024, the files `prof_data` of its
-//! artifact at commit 5f3de1e1). Classification is ResNet-50 in the paper too, and segmentation is `DeepLabV3` on a
-//! ResNet-101. Super resolution and deblurring convolve whole images, as the networks of the VGG kind do; depth is a deep
-//! residual network, and background removal joins the features of all its levels, as a `DenseNet` does. Published times are
-//! those of images of 224 by 224; here each takes [`IMAGE`] times as long. So the speed-up of a slice is always a
-//! published one: of 2g over 1g it is 0.94 to 1.96 in batches of 1, and 1.85 to 1.97 in batches of 8.
+//! The paper prints no profiles. Each model takes the profile of a published network of its kind: latencies on slices of an A100-80
+//! of eleven networks by slice and batch, one process per slice (`ParvaGPU`, SC 2024, the files `prof_data` of its artifact at
+//! commit 5f3de1e1). Classification is ResNet-50 in the paper too, and segmentation is `DeepLabV3` on a ResNet-101. Super
+//! resolution and deblurring convolve whole images, as the networks of the VGG kind do. Depth is a deep residual network, and
+//! background removal joins the features of all its levels, as a `DenseNet` does. Published times are for images of 224 by 224;
+//! here each image takes [`IMAGE`] times as long. So the speed-up of a slice is always a published speed-up: of 2g over 1g it is
+//! 0.94 to 1.96 in batches of 1, and 1.85 to 1.97 in batches of 8.
 //!
 //! Memory is such that the paper's Table 5 holds.
 
@@ -19,11 +19,11 @@ use gshare_sched::pipeline::Goal;
 
 pub(super) const SLICES: [&str; 5] = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"];
 const BATCHES: [u32; 3] = [1, 8, 32];
-/// Time of an image over that of a published one of 224 by 224.
+/// Time of an image over the published time of a 224 by 224 image.
 const IMAGE: u64 = 5;
 
-/// A model, and the published microseconds of a network of its kind: for each of [`BATCHES`] those on each of [`SLICES`].
-/// 0: it did not run there.
+/// A model, and the published microseconds of a network of its kind, for each of [`BATCHES`] on each of [`SLICES`]. 0: the network
+/// did not run there.
 pub(super) struct Model {
     name: &'static str,
     published_us: [[u64; 5]; 3],
@@ -84,7 +84,7 @@ const BACKGROUND: Model = Model {
     ],
 };
 
-/// Table 4. The last is the one with a branch: super resolution for half of the images.
+/// Table 4. The last application has a branch: super resolution for half of the images.
 pub(super) const APPLICATIONS: [(&str, &[&Model]); 4] = [
     ("image_classification", &[&SUPER_RESOLUTION, &SEGMENTATION, &CLASSIFICATION]),
     ("depth_recognition", &[&DEBLUR, &SUPER_RESOLUTION, &DEPTH]),

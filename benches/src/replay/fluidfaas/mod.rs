@@ -1,19 +1,18 @@
 //! FluidFaaS, section 7: four applications in three variants on 16 A100-80 cut into MIG slices.
 //!
-//! A simulation in virtual time ([`gshare_sim::world`]) of two nodes with eight GPUs each, under the platform's pool of slices with
-//! the router and the keepers of each policy. Weights are read-only and their copy in host memory stays, so an eviction takes no
-//! time.
-//! `applications.rs` says where times come from. Deadlines are 1.5 x the time of an application alone on "the minimum MIG
-//! instances, as shown in Table 5" (section 6). Table 5 has two columns of them; `--slo parts` takes the one of FluidFaaS,
-//! where each model is on the smallest slice that holds it, `--slo whole` the one of platforms without pipelines. By the
-//! latter no medium application could be in time on the slices that Table 5 gives to its pipelines, because their models
-//! take 1.8 to 2 times as long on 1g as on 2g; the paper's medium load is served by such pipelines. So the default is
-//! `parts`. The load is given as a share of what the slices that run an application as a whole can do (`--load`); it is
-//! the same requests for every policy.
+//! The module simulates two nodes with eight GPUs each in virtual time ([`gshare_sim::world`]), under the platform's pool of slices
+//! with the router and the keepers of each policy. Weights are read-only and their copy in host memory stays, so an eviction takes
+//! no time. `applications.rs` gives the sources of all times. Deadlines are 1.5 x the time of an application alone on "the minimum
+//! MIG instances, as shown in Table 5" (section 6). Table 5 has two columns of minimum instances. `--slo parts` takes FluidFaaS's
+//! column, with each model on the smallest slice that holds it. `--slo whole` takes the column of platforms without pipelines. By
+//! the latter no medium application could be in time on the slices that Table 5 gives to its pipelines, because their models take
+//! 1.8 to 2 times as long on 1g as on 2g. The paper's medium load is served by such pipelines, so the default is `parts`. The load
+//! is given as a share of the throughput of the slices that run an application as a whole (`--load`). Every policy gets the same
+//! requests.
 //!
 //! # Policies
-//! Two things tell them apart: who keeps instances, and in which order requests wait. The **paper's order** is by slack; in
-//! **our order** a request that cannot be in time any more waits for those that can, and a load has to pay.
+//! The policies differ in their keeper of instances, and in the order in which requests wait. The **paper's order** is by slack. In
+//! **our order** a request that can no longer be in time waits for requests that can, and a load has to pay.
 //! - `monolithic` has no pipelines, no time sharing and exclusive keep-alive, as ESG is described;
 //! - `static split` divides the slices that run applications as a whole among them once, for ever;
 //! - `paper` is FluidFaaS as printed, `paper with its hand-offs` with the 10 to 40 ms that it measured;
@@ -21,28 +20,28 @@
 //!
 //! A router of the program's own (see [`super::main`]) goes with the keeper of `ours`, a keeper with its order.
 //!
-//! Names say when the order is not their own. The first table that compares takes ours beside the paper's keeper *on our
-//! order*: what is left there is not the order of the queue.
+//! Names say when the order is not a policy's own. The first table of comparisons has ours beside the paper's keeper *on our
+//! order*, so the order of the queue does not explain its differences.
 //!
 //! # Figures
-//! Throughput is requests answered by the time the last was, so it hangs on when the last few
-//! end: half a second is a thousandth of it. `while_sent_per_s` counts those answered by the time the last one came, up to
-//! then; `in_time_per_s` only those within the deadline. GPU and MIG time are those of the whole run, for work that came
-//! too late as well; so that who serves more is not blamed for it, they are also given for each request that was answered
-//! within its deadline. Where fewer than 95 % are, the P95 is that of a request that was late anyway. A platform that
-//! serves as much has as much waiting in all, in any order: the mean says how much, and a share `mean / w` of the requests is
-//! late at least if none waits for more than `w`. So P99 and the longest are given as well.
+//! Throughput counts requests answered until the last answer, so it depends on the end of the last few requests: half a second is a
+//! thousandth of it. `while_sent_per_s` counts requests answered by the arrival of the last request, up to then; `in_time_per_s`
+//! counts only requests within the deadline. GPU and MIG time are sums over the whole run, late work included. They are also given
+//! per request answered within its deadline, so that a policy is not blamed for serving more. Where fewer than 95 % of the requests
+//! are in time, the P95 is the latency of a late request. A platform that serves as much has as much waiting in all, in any order.
+//! The mean says how much, and if no request waits for more than `w`, a share `mean / w` of the requests is late at least. So P99
+//! and the longest latency are given as well.
 //!
-//! `queue_ms`, `load_ms`, `execution_ms` and `transfer_ms` add up to the mean (Figure 14), `pipelines_percent` is the
-//! part of the answered requests that ran on more than one slice, `hit_app0` to `hit_app3` are the SLO hits of each
-//! application in the order of Table 4 (Figure 9). With `--series` `gpus_held` and `gpus_active` are the GPUs of which a slice is
-//! held, or works, at any time of a second (Figure 3a), `slices_held` and `slices_active` the slices (Figure 5), and
-//! `active_` with the name of a profile those of one kind (Figure 3b).
+//! `queue_ms`, `load_ms`, `execution_ms` and `transfer_ms` add up to the mean (Figure 14). `pipelines_percent` is the part of the
+//! answered requests that ran on more than one slice. `hit_app0` to `hit_app3` are the SLO hits of each application in the order of
+//! Table 4 (Figure 9). With `--series` `gpus_held` and `gpus_active` are the GPUs with a slice held, or at work, at any time of a
+//! second (Figure 3a). `slices_held` and `slices_active` are the slices (Figure 5), and `active_` with the name of a profile the
+//! slices of one kind (Figure 3b).
 //!
 //! # Seeds and windows
-//! `replay fluidfaas --help` says what a seed draws and what the tables that compare mean. The last few requests decide
-//! about a thousandth of the throughput of a seed, so few seeds cannot tell whether who is level is ahead. A trace has its
-//! own bursts: there each window of it (`--trace-from`) takes the place of a seed.
+//! `replay fluidfaas --help` explains the draws of a seed and the tables of comparisons. The last few requests decide about a
+//! thousandth of the throughput of a seed, so few seeds cannot tell which of two level policies is ahead. A trace has its own
+//! bursts: there each window of it (`--trace-from`) takes the place of a seed.
 
 mod applications;
 mod compared_policies;
@@ -117,7 +116,7 @@ pub struct Args {
     series: bool,
 }
 
-/// The slices that a deadline is reckoned on.
+/// The slices from which a deadline is reckoned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum SloOf {
     /// The smallest that holds the whole.
@@ -155,7 +154,7 @@ fn devices(model: &GpuModel, cuts: &[Vec<&str>]) -> Result<Vec<DeviceSpec>> {
 
 const NODES: u32 = 2;
 
-/// Pairs of policies that are compared. The second and the third show what the order of the queue does.
+/// Pairs of policies for comparison. The second and the third show the effect of the queue's order.
 const PAIRS: [(&str, &str); 5] = [
     ("ours", "paper on our order"),
     ("ours", "paper"),
@@ -207,7 +206,7 @@ impl Cell<'_> {
         ])
     }
 
-    /// A policy on the requests of a seed: its figures and, if wanted, what it does over time.
+    /// Runs a policy on the requests of a seed: its figures and, if wanted, its course over time.
     fn run(
         &self,
         args: &Args,
@@ -323,7 +322,7 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
             let about = joined(&row(&[("policy", policy.name.into())]), &cell.input());
             let mut row = joined(&about, &run.together);
             if let Some(ours) = find("ours") {
-                // The share that is left without a mechanism shows what it adds.
+                // The remaining share without a mechanism shows the mechanism's worth.
                 row.insert("in_time_over_ours".to_owned(), (in_time(run) / in_time(ours)).into());
             }
             report.rows.push(row);

@@ -25,7 +25,8 @@ pub(super) struct Figures {
     mig_s: f64,
     held_s: f64,
     starts: f64,
-    /// Sums over what was answered: waiting, loads, execution, transfer in ms, and how many ran on several slices.
+    /// Sums over the answered requests: waiting, loads, execution and transfer in ms. The next field counts the requests that ran
+    /// on several slices.
     spent_ms: [f64; 4],
     pipelines: f64,
     /// By application: counted, and in time.

@@ -14,7 +14,7 @@ use gshare_sched::request::Tier;
 use gshare_sim::world::{Function, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Starts what was planned and changes nothing any more, until a function is removed.
+/// Starts the planned instances and then changes nothing, until a function is removed.
 #[derive(Debug, Clone)]
 pub(super) struct StaticSplit {
     planned: BTreeMap<InstanceId, (FunctionId, Home)>,
@@ -23,8 +23,8 @@ pub(super) struct StaticSplit {
 }
 
 impl StaticSplit {
-    /// Every slice of a node, as the first node of the plan has them, goes to one function that fits it as a whole: the largest
-    /// first, each to the one that has got the least so far of what the node could do for it.
+    /// Gives every slice of a node, as the first node of the plan has them, to one function that fits it as a whole. The largest
+    /// slice goes first. Each goes to the function with the smallest part so far of the rate that the whole node could give it.
     pub(super) fn new<'a>(
         plan: &'a Plan,
         model: &GpuModel,
@@ -65,7 +65,7 @@ impl StaticSplit {
         Ok(Self { planned, takes, added: BTreeSet::new() })
     }
 
-    /// The keeper of a node, whose GPUs have numbers in a row from that of `node` on.
+    /// The keeper of a node with GPUs numbered in a row from the first GPU of `node`.
     pub(super) fn of(&self, node: &Node) -> Self {
         let mut of = self.clone();
         let first = node.gpus().first().map_or(0, |gpu| gpu.gpu.number());
