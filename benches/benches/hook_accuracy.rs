@@ -1,9 +1,9 @@
 //! How exactly the hook and the daemon keep shares of GPU time, on the simulated device, which knows the truth.
 //!
-//! Unmodified programs that always have work share one device; the device's own account says who got how much of it. One
-//! line a case: caps of 30/70, 10/90 and 25/25/50, and one process capped at 10 to 90 per cent; kernels of 10 us, 1 ms and
-//! 30 ms, by programs that synchronise after every launch and by programs that never do; and graphs of ten kernels. Then, for
-//! each length of kernel, how much ran after a lease was revoked while the device was full of work.
+//! Unmodified programs that always have work share one device; the device's own account gives each program's part of it. The table
+//! has one line a case: caps of 30/70, 10/90 and 25/25/50, and one process capped at 10 to 90 per cent; kernels of 10 us, 1 ms and
+//! 30 ms, by programs that synchronise after every launch and by programs that never do; and graphs of ten kernels. Then the table
+//! has, for each length of kernel, the GPU time after the revocation of a lease while the device was full of work.
 //!
 //! | column | what |
 //! |---|---|
@@ -14,28 +14,27 @@
 //! | `gap ms` | the longest time without GPU time of any process, beside what the caps and the kernel's length make unavoidable |
 //! | `missed` | what is beyond its bar: 2 points over the whole time (`share`) and over the first second (`first s`), and a gap of one window or what is unavoidable (`gap`), to the 2 ms between two looks; `pace` where that was not judged, see below |
 //!
-//! For programs that never synchronise the bar is `off`, for those that wait for each kernel `of own`: no way to share a device
-//! lets these meet the first. Between two kernels such a program's host is busy and its queue empty. While one process holds
-//! the device alone, no process uses that time: a program that is 30 per cent busy alone cannot get 70. Nor would it help to let
-//! both launch at once, in the order in which they come: with caps of 30 and 70 there are 70 pauses of the one for 30 kernels
-//! of the other, and four of seven stay empty. So what a cap can promise such a program is a part of the speed that it has
-//! alone; what two of them lose to each other beyond that counts against it.
+//! For programs that never synchronise the bar is `off`, for programs that wait for each kernel `of own`: no way to share a device
+//! lets the latter meet the first bar. Between two kernels such a program's host is busy and its queue empty. While one process
+//! holds the device alone, no process uses that time: a program that is 30 per cent busy alone cannot get 70. Nor would it help to
+//! let both launch at once, in the order in which they come. With caps of 30 and 70 there are 70 pauses of one program for 30
+//! kernels of the other, and four of seven stay empty. So a cap can promise such a program only a part of its speed alone; any
+//! further loss of two programs to each other counts against the cap.
 //!
-//! How fast a program is alone depends on the host, and on many a machine that changes within a minute. So before and
-//! after a case it is measured for four tenths of the case's time each: on a machine where it wanders by 1.2 per cent from
-//! second to second, less says little. And a case is measured again, three times at most, while what its program got before and
-//! after differs by more than 5 per cent; if it still does, `of own` says nothing, and `pace` stands in the last column in its
-//! place.
+//! The speed of a program alone depends on the host, and on many a machine it changes within a minute. So it is measured before and
+//! after a case for four tenths of the case's time each: on a machine where it wanders by 1.2 per cent from second to second, less
+//! says little. A case is measured again, three times at most, while its program's speeds before and after differ by more than 5
+//! per cent. If they still do, `of own` says nothing, and `pace` stands in the last column in its place.
 //!
-//! A hand-over of the device wakes four threads one after the other. So that it is not the machine's sleep that is measured,
-//! CPUs are kept awake where that is allowed (`/dev/cpu_dma_latency`), for programs alone too;
-//! `--asleep` leaves them as they are. The first line says which it was.
+//! A hand-over of the device wakes four threads one after the other. The bench must not measure the machine's sleep, so CPUs are
+//! kept awake where this is allowed (`/dev/cpu_dma_latency`), for programs alone too; `--asleep` leaves them as they are. The first
+//! line says which of the two applied.
 //!
-//! Then come programs of different paces, see `hook_paces`. Cases run with calls that take as long as the profile says; with
-//! `--calls NS` as long as that. Programs that their host paces have a bench of their own, `hook_paced`.
+//! Then come programs of different paces, see `hook_paces`. Cases run with calls that take as long as the profile says, or with
+//! `--calls NS` that long. Programs paced by their host have a bench of their own, `hook_paced`.
 //!
-//! `--seconds N` (10), `--only TEXT` for the cases whose name holds it, `--json` for one JSON object on stdout. Nothing here is
-//! a test: on a machine whose CPUs are busy the device waits for programs that wait for a CPU, and shares come out lower.
+//! `--seconds N` (10), `--only TEXT` for the cases with this text in their names, `--json` for one JSON object on stdout. Nothing
+//! here is a test: on a machine with busy CPUs the device waits for programs that wait for a CPU, and shares come out lower.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -145,10 +144,10 @@ fn spin(case: &Case, stage: &Stage, name: Option<String>) -> Child {
     command.spawn().expect("this program starts")
 }
 
-/// The case, and the speed of its program alone before and after it: a try in which that changed least.
+/// The case, and the speed of its program alone before and after it: the try with the least change of this speed.
 fn at_a_steady_pace(case: &Case, stage: &Stage, seconds: f64) -> (Outcome, [f64; 2]) {
     let mut best: Option<(Outcome, [f64; 2])> = None;
-    // Only those that synchronise are judged by it.
+    // Only programs that synchronise are judged by it.
     let alone_for = seconds * if case.program == "sync" { 0.4 } else { 0.05 };
     let mut before = alone(case, stage, alone_for);
     for _ in 0..TRIES {
@@ -166,7 +165,7 @@ fn at_a_steady_pace(case: &Case, stage: &Stage, seconds: f64) -> (Outcome, [f64;
     best.expect("there is a first try")
 }
 
-/// By how much the later differs, as a part of the faster.
+/// The difference between both speeds, as a part of the faster.
 fn change([before, after]: [f64; 2]) -> f64 {
     (before - after).abs() / before.max(after).max(f64::MIN_POSITIVE)
 }
@@ -175,8 +174,8 @@ fn is_steady(paces: [f64; 2]) -> bool {
     change(paces) <= STEADY
 }
 
-/// The share of one program of this case that has the device to itself, without the hook. It is looked at as often as in the
-/// case: a look takes the device's lock, which the program may wait for.
+/// The share of one program of this case with the device to itself, without the hook. The bench looks as often as in the case,
+/// because a look takes the device's lock, and the program may wait for it.
 fn alone(case: &Case, stage: &Stage, seconds: f64) -> f64 {
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
     let program = Programs(vec![spin(case, stage, None)]);
@@ -268,7 +267,8 @@ fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
 /// A time, and the GPU time of each process until then, in ns.
 type Seen = (u64, Vec<u64>);
 
-/// Looks at the truth for so long, and shows `each` look; the last of them, and the longest time in which a process got nothing.
+/// Looks at the truth for this long, and shows `each` look. Gives the last look, and the longest time in which a process got
+/// nothing.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn look(
     truth: &mut Truth,
@@ -294,14 +294,14 @@ fn look(
     (seen, gap)
 }
 
-/// The part of the time between two looks that each process had.
+/// Each process's part of the time between two looks.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn parts(first: &Seen, last: &Seen) -> Vec<f64> {
     let length = (last.0 - first.0).max(1) as f64;
     last.1.iter().zip(&first.1).map(|(&used, &first)| (used - first) as f64 / length).collect()
 }
 
-/// A policy that lends one client the device for as long as it likes, and takes the token back every 100 ms, for 100 ms.
+/// A policy that lends one client the device without a limit, and takes the token back every 100 ms, for 100 ms.
 #[derive(Debug, Default)]
 struct TakeBack {
     client: Option<ClientStatus>,
@@ -394,7 +394,7 @@ impl TokenScheduler for TakeBack {
     }
 }
 
-/// GPU time that ran after each of `times` revocations, in ms, sorted; and the bound on what is in flight.
+/// GPU time after each of `times` revocations, in ms, sorted; and the bound on the work in flight.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     let config = gshared::Config::at(stage.socket());
@@ -408,7 +408,7 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     let pids = programs.pids();
     stage.wait_for_all(&mut truth, &pids);
     let mut samples = Vec::new();
-    // One more: the first turn is spent on learning what a kernel costs.
+    // One more: the first turn is spent on learning a kernel's cost.
     while revoked.lock().expect("no thread panics").len() <= times + 1 {
         let (now, busy) = truth.now(&pids);
         samples.push((now, busy[0]));
@@ -550,7 +550,7 @@ fn table(options: &Options, stage: &Stage) {
     for kernel_us in KERNELS.into_iter().filter(|&us| wanted(&format!("revoke {}", length(us)))) {
         let (after, bound) = overshoot(kernel_us, if options.quick { 1 } else { 20 }, stage);
         let (Some(&median), Some(&most)) = (after.get(after.len() / 2), after.last()) else { continue };
-        // A kernel that runs cannot be stopped: one is the least that a bound can mean.
+        // A running kernel cannot be stopped, so no bound can mean less than one kernel.
         let bound = bound.max(f64::from(kernel_us) / 1e3);
         say!("{:<26} {median:>10.2} {most:>10.2} {bound:>10.2}", format!("revoke {}", length(kernel_us)));
         revokes.push(serde_json::json!({

@@ -1,8 +1,8 @@
-//! The time that the hook adds to each call that it intercepts, beside the bare call in the same run.
+//! The time that the hook adds to each intercepted call, beside the bare call in the same run.
 //!
-//! The driver is `benches/stub-driver`, whose calls take next to nothing, so that the addition stands out. A daemon gives tokens that
-//! last for the whole run. Batches of bare and hooked calls take turns; the figures are medians of the CPU time of a batch, since the clock
-//! also counts the turns of other programs.
+//! The driver is `benches/stub-driver`: its calls take next to nothing, so the addition stands out. A daemon gives tokens for the
+//! whole run. Batches of bare and hooked calls take turns. The figures are medians of the CPU time of a batch, since the clock also
+//! counts the turns of other programs.
 //!
 //! | column | what |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `added` | the difference of the medians |
 //! | `bar` | the most that it should be, where there is a bar |
 //!
-//! `--only TEXT` for the calls whose name holds it.
+//! `--only TEXT` for the calls with this text in their names.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -1,12 +1,11 @@
 //! The time that the hook adds to a launch, to an allocation and to a program's start, beside the bare call
 //! in the same run.
 //!
-//! The simulated driver's kernel `zero` costs nothing on the device, so that a bare launch is little more than the call.
-//! The benchmark starts a daemon whose tokens last for the whole run (what is measured is the path, not the waiting) and
-//! runs itself again under the hook. There `dlsym` gives the wrappers; the bare functions come from the C library's own
-//! `dlsym`. After criterion's figures a table says what is added, beside what is aimed at: medians of batches that
-//! alternate, bare and hooked. `added` is by the clock; with more threads than CPUs that counts the others' turns, so what
-//! is added `of a CPU` stands beside it.
+//! The simulated driver's kernel `zero` costs nothing on the device, so a bare launch is little more than the call. The benchmark
+//! starts a daemon with tokens for the whole run, to measure the path and not the waiting, and runs itself again under the hook.
+//! There `dlsym` gives the wrappers; the bare functions come from the C library's own `dlsym`. After criterion's figures a table
+//! has the additions beside their aims: medians of batches that alternate, bare and hooked. `added` is by the clock. With more
+//! threads than CPUs the clock counts the other threads' turns, so the addition `of a CPU` stands beside it.
 //!
 //! | row | what |
 //! |---|---|
@@ -171,7 +170,7 @@ fn main() {
         }
         Ok("hooked") => {
             let hook = std::env::var("LD_PRELOAD").expect("the hook is preloaded");
-            // A process that this one starts is bare unless it says otherwise.
+            // A child of this process is bare unless it says otherwise.
             let setup = Setup::new("zero", 1);
             let mut criterion = Criterion::default().configure_from_args();
             criterion_figures(&mut criterion, &setup, &hook);
@@ -195,7 +194,7 @@ fn main() {
                 .env("LD_PRELOAD", hook)
                 .env("LD_LIBRARY_PATH", driver)
                 .env("GSHARE_SIM_DEVICE", place.path().join("device"))
-                // The time that the hook adds is measured, on a call that itself takes next to nothing.
+                // The hook's addition is measured on a call that itself takes next to nothing.
                 .env("GSHARE_SIM_CALL_NS", "0")
                 .env("GSHARE_SOCKET", &socket)
                 .env("GSHARE_NAME", "bench")

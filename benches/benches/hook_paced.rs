@@ -1,9 +1,9 @@
 //! Speed of programs paced by their host, and of streams that wait, under a limit above their use, on two drivers.
 //!
-//! The time between two events is not the time that the device worked in it: a program whose kernels are shorter than the calls that
-//! launch them keeps the device waiting, and a stream may wait for the host. A limit counts the device's time alone. Each
-//! case runs twice, in turns of a fraction of a second: bare, and under the hook and a limit; on the simulated driver and on
-//! `benches/stub-driver`, which shares no code with it. Where it says *beside*, a program that is never idle shares the device.
+//! The time between two events is not the device's time for the work between them. A program keeps the device waiting if its
+//! kernels are shorter than the calls that launch them, and a stream may wait for the host. A limit counts the device's time alone.
+//! Each case runs twice, in turns of a fraction of a second: bare, and under the hook and a limit; on the simulated driver and on
+//! `benches/stub-driver`, which shares no code with it. In cases *beside*, a program that is never idle shares the device.
 //!
 //! | column | what |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `beside` | the busy neighbour's launches a second, in per cent of its launches when it runs alone under the same daemon |
 //! | `missed` | `speed` below 97 per cent where the use is below the limit; `cap` beyond the limit by more than 2 points; `charged` off by more than 2 points; `beside` below 98 |
 //!
-//! `--seconds N` (2) for each of the two, `--only TEXT` for the cases whose name holds it.
+//! `--seconds N` (2) for each of the two, `--only TEXT` for the cases with this text in their names.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -31,7 +31,8 @@ use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 mod hook_common;
 use hook_common::{Setup, Truth, launch_and_count, ok, role, synchronise};
 
-/// Part of its speed, in per cent, that a program below its limit must keep, and its neighbour; points by which a share may be off.
+/// A program below its limit must keep this part of its speed, in per cent, and so must its neighbour; then the points by which a
+/// share may be off.
 const SPEED: f64 = 97.0;
 const BESIDE: f64 = 98.0;
 const POINTS: f64 = 2.0;
@@ -45,9 +46,9 @@ const AROUND: u64 = 5;
 enum Driver {
     Fake,
     Stub,
-    /// The stub, whose launch calls queue their work at their beginning.
+    /// The stub, with launch calls that queue their work at their beginning.
     StubEarly,
-    /// The stub, whose streams cannot wait for a word.
+    /// The stub, with streams that cannot wait for a word.
     StubWordless,
 }
 
@@ -66,7 +67,7 @@ impl Driver {
     }
 }
 
-/// What a stream waits for.
+/// The event for which a stream waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
     Nothing,

@@ -1,5 +1,5 @@
-//! The hook under many processes, many allocations and many launches, on the simulated device: nothing hangs, nothing is lost
-//! from the account, and what a call costs beside the bare one.
+//! The hook under many processes, many allocations and many launches, on the simulated device. Nothing hangs, nothing is lost from
+//! the account, and the table has the cost of a call beside the bare call.
 //!
 //! | row | what |
 //! |---|---|
@@ -87,7 +87,7 @@ fn play(name: &str) {
             // The helper closes its account when nothing has been launched for a while.
             std::thread::sleep(Duration::from_millis(100));
             println!("{} {}", total.as_nanos() / u128::from(each * THREADS), std::process::id());
-            // The device keeps an account as long as its process lives: the parent reads it before it lets this end.
+            // The device keeps an account while its process lives: the parent reads the account before it lets this process end.
             let _ = std::io::stdin().read_line(&mut String::new());
         }
         other => panic!("{other} is no role"),

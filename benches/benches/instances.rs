@@ -1,11 +1,11 @@
 //! Routing and eviction at 10, 100, 1,000 and 10,000 instances.
 //!
 //! Targets: one routed request in at most 1 us at 1,000 instances; the choice of a victim in O(log n). "route" is a request's
-//! arrival: with its dispatch where an instance has room, else with its place in the queue. "complete" is the end of a
-//! request when all instances are full and others wait: with the dispatch of the next. Each is one event, timed
-//! alone; reading the clock is some 40 ns of it. "shared" instances are four to a slice, each of a function of its own as in
-//! the paper, or fifty of each of twenty functions: a completion then gives the other forty-nine another slack, for their
-//! function has another first request. "literal" looks at every instance, as a floor for what an index must beat.
+//! arrival: with its dispatch where an instance has room, else with its place in the queue. "complete" is the end of a request when
+//! all instances are full and others wait: with the dispatch of the next request. Each is one event, timed alone; reading the clock
+//! is some 40 ns of it. "shared" instances are four to a slice, each of a function of its own as in the paper, or fifty of each of
+//! twenty functions. A completion then gives the other forty-nine another slack, for their function has another first request.
+//! "literal" looks at every instance, as a floor that an index must beat.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};

@@ -1,9 +1,9 @@
 //! An inference process beside a trainer on the simulated device, under the hook and a daemon: latency and throughput by
 //! how the two share (Dilu, section 5.3, with real processes).
 //!
-//! Requests of 20 kernels of 1 ms come with gamma distributed gaps, 12 per second on average; the trainer launches kernels
-//! of 1 ms without a pause. The device is simulated, so times are those of the host's timers: on a busy machine they are
-//! longer for everybody, and the ratio to `exclusive` from the same run is what counts.
+//! Requests of 20 kernels of 1 ms come with gamma distributed gaps, 12 per second on average; the trainer launches kernels of 1 ms
+//! without a pause. The device is simulated, so times follow the host's timers. On a busy machine they are longer for everybody,
+//! and only the ratio to `exclusive` from the same run counts.
 //!
 //! | sharing | inference | trainer |
 //! |---|---|---|

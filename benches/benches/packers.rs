@@ -1,14 +1,13 @@
 //! Packers under churn, beside a peer in the same run.
 //!
-//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar (criterion reports means of
-//! many calls only, and these are percentiles of single ones), then runs criterion over the same pools.
-//! `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the
-//! distributions of the demands, `GSHARE_BENCH_TURNOVERS=3` how often every
-//! pool, ours or a peer's and of any size, replaces all it holds before anything is timed: churn leaves holes, and
-//! a pool that was only filled has none to search yet.
+//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar, then runs criterion over the same
+//! pools. Criterion reports means of many calls only, and the table has percentiles of single calls. `GSHARE_BENCH_GPUS=1000,10000`
+//! chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the distributions of the demands.
+//! `GSHARE_BENCH_TURNOVERS=3` sets how often every pool, ours or a peer's and of any size, replaces all its placements before
+//! anything is timed. Churn leaves holes, and a pool that was only filled has none to search yet.
 //!
-//! A peer's cost is that of asking bin after bin. First fit ends early for a small demand and late for a large one, so its
-//! median says little of what a run of calls costs; the table has the median and the mean, criterion the mean.
+//! A peer's cost is the cost of asking bin after bin. First fit ends early for a small demand and late for a large demand, so its
+//! median says little about the cost of a run of calls. The table has the median and the mean, criterion the mean.
 //!
 //! A pool of 100 000 GPUs lies in memory, so below its rows stands what a read from memory took at that moment.
 
@@ -38,9 +37,9 @@ fn contact() -> MaxRectsConfig {
     MaxRectsConfig::default().with_heuristic(Heuristic::ContactCorner)
 }
 
-/// Samples of each pool. A machine that is not ours alone slows down for milliseconds and for seconds at a time, and what
-/// is compared must have seen the same: so pools take turns. Those up to [`COMPARED`] GPUs take one sample a turn. Larger ones,
-/// which push each other out of the caches, take [`LARGE`] a turn, and one before that does not count.
+/// Samples of each pool. A shared machine slows down for milliseconds and for seconds at a time, and compared pools must have seen
+/// the same, so pools take turns. Pools up to [`COMPARED`] GPUs take one sample a turn. Larger pools push each other out of the
+/// caches. They take [`LARGE`] a turn, after a first sample that does not count.
 const SAMPLES: usize = 15;
 const LARGE: usize = 3;
 
@@ -99,7 +98,7 @@ impl<P: Pool> Lane for Churned<P> {
     }
 }
 
-/// The pools that are compared for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peer.
+/// The compared pools for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peer.
 fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
     fn lane<P: Pool + 'static>(mut churn: Churn<P>, rounds: usize) -> Box<dyn Lane> {
         churn.turn_over(turnovers());
@@ -153,8 +152,8 @@ fn times(peer: u32, ours: u32, bar: f64) -> String {
     format!("{ratio:.1}x/{bar}x{}", if ratio >= bar { "" } else { " !" })
 }
 
-/// Nanoseconds of a read that waits for the one before it, over 64 MiB in no order: a pool of 100 000 GPUs fits no cache, so
-/// two or three of these are in each call, and on a machine that is shared they may take twice as long a minute later.
+/// Nanoseconds of a read that waits for the previous read, over 64 MiB in no order. A pool of 100 000 GPUs fits no cache, so each
+/// call has two or three of these reads, and on a shared machine they may take twice as long a minute later.
 fn memory_latency() -> f64 {
     const READS: usize = 500_000;
     // One word a cache line, each naming the next of a single cycle through all (Sattolo 1986).

@@ -1,9 +1,8 @@
 //! Pipelines: the lazy list by CV, the joint bottleneck search and the assigner, beside a brute force in the same run.
 //!
-//! Targets: the first result in less than 50 us at n = 20 and 1 ms at n = 60, 10,000 results in less than 5 ms, the
-//! bottleneck search in less than 5 ms at n = 20 with 8 free slices of each of three profiles, an assignment to 8 GPUs
-//! in less than 100 us. The first result of a list is always the whole on one slice, so the first that is cut is
-//! measured too.
+//! Targets: the first result in less than 50 us at n = 20 and 1 ms at n = 60, 10,000 results in less than 5 ms, the bottleneck
+//! search in less than 5 ms at n = 20 with 8 free slices of each of three profiles, an assignment to 8 GPUs in less than 100 us.
+//! The first result of a list is always the whole on one slice, so the first result with a cut is measured too.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use gshare_core::dag::{Component, Dag};
@@ -61,7 +60,7 @@ fn node(each: usize) -> Node {
     Node::with_free(GpuModel::find("A100-80").expect("known"), &free).expect("slices")
 }
 
-/// All 2^(n-1) cuts of a chain with their CVs, sorted: what the paper does offline.
+/// All 2^(n-1) cuts of a chain with their CVs, sorted: the paper's offline step.
 fn brute_force(times: &[u64]) -> Vec<(f64, u32)> {
     let n = times.len();
     let mut all = Vec::with_capacity(1 << (n - 1));

@@ -1,7 +1,6 @@
-//! Cost of the platform: an event at 10,000 devices, 100,000 instances and 1,000 functions, and the memory of a request that
-//! waits.
+//! Cost of the platform: an event at 10,000 devices, 100,000 instances and 1,000 functions, and the memory of a waiting request.
 //!
-//! Beside each figure is the floor of the same run: what the engines inside do for the same event, called alone.
+//! Beside each figure is the floor of the same run: the work of the inner engines for the same event, called alone.
 #![allow(missing_docs)]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -22,7 +21,7 @@ use std::time::Instant;
 
 const GPUS_PER_NODE: u32 = 8;
 
-/// Sizes: those of the claim, or small ones where the benches are only run as a test.
+/// Sizes of the claim, or small sizes where the benches are only run as a test.
 struct Sizes {
     devices: u32,
     functions: u32,
@@ -103,8 +102,8 @@ fn events(c: &mut Criterion) {
             black_box(orders.len())
         });
     });
-    // An instance dies; with the next look at its function's load another is started in its place, and becomes ready. That look is at
-    // all functions at once, and is a bench of its own.
+    // An instance dies. The next look at its function's load starts a replacement, which becomes ready. This look is at all
+    // functions at once, and is a bench of its own.
     let mut alive: VecDeque<InstanceId> = (0..u64::from(sizes.instances)).map(InstanceId::new).collect();
     let mut turn = |alone: bool| {
         let (mut reports, mut look) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
@@ -214,7 +213,7 @@ fn resident() -> u64 {
     pages * 4_096
 }
 
-/// Prints the memory that each request takes that waits.
+/// Prints the memory of each waiting request.
 fn memory(sizes: &Sizes) {
     let small = Sizes { devices: 10, functions: 100, instances: 100, waiting: sizes.waiting };
     let (mut platform, mut orders) = full(&small);

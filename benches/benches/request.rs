@@ -1,7 +1,7 @@
 //! The request scheduler in a steady state, per event: ours from indices beside the literal O(queue) algorithms.
 //!
-//! Orders are answered in turn as they were given; a request that is completed is replaced by a new one, so that as many
-//! wait as at the start. What is measured includes this driver, which costs a few tens of nanoseconds.
+//! Orders are answered in turn as they were given. A completed request is replaced by a new request, so that as many wait as at the
+//! start. The measured time includes this driver, which costs a few tens of nanoseconds.
 
 use criterion::{BenchmarkId, Criterion};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
@@ -161,7 +161,7 @@ fn resident() -> Option<u64> {
     Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? * 4096)
 }
 
-/// Prints what a waiting request costs in memory: a million of them, by what the process grows.
+/// Prints the memory of a waiting request: a million of them, by the growth of the process.
 fn memory() {
     let waiting = 1_000_000;
     let mut config = SchedulerConfig::default();
@@ -202,7 +202,7 @@ fn short_runs() {
     }
 }
 
-/// With debug assertions every event walks over all that waits: only the small sizes are run then.
+/// With debug assertions every event walks over all waiting requests: only the small sizes are run then.
 fn is_too_large(gpus: u32) -> bool {
     cfg!(debug_assertions) && gpus > 200
 }

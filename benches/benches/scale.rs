@@ -35,7 +35,7 @@ fn vertical(c: &mut Criterion) {
             .expect("joins");
     }
     let mut number = 0u64;
-    // Each client reports what it launched, each owner ends an iteration, every third of them a bad one.
+    // Each client reports its launches, each owner ends an iteration, every third of them a bad iteration.
     group.bench_function("period_of_64_clients", |b| {
         b.iter(|| {
             actions.clear();
@@ -78,11 +78,11 @@ fn spec() -> FunctionScale {
     };
     let points = vec![point(6, 49.85), point(12, 68.64), point(24, 73.43)];
     let profile = ProfileTable::grid(points).expect("a grid");
-    // With a bound, so that the heuristic one looks at queues.
+    // With a bound, so that the heuristic scaler looks at queues.
     FunctionScale { profile, max_p95: Some(Duration::from_millis(25)), min_instances: 1, max_instances: 8 }
 }
 
-/// One tick: a load report of each function, loads that swing around what is deployed.
+/// One tick: a load report of each function, with loads that swing around the deployed throughput.
 fn tick<E>(c: &mut Criterion, name: &str, mut scaler: E)
 where
     E: Engine<Event = HorizontalEvent, Error: std::fmt::Debug>,

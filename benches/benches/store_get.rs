@@ -1,13 +1,13 @@
 //! A GET of the model store beside the floor under it: a bare request and reply with one descriptor, between two processes.
 //!
-//! The echo is a blocking `recv` and a `sendmsg` of as many bytes as the store's answer, with one descriptor; nothing that hands
-//! out memory can be faster. A GET is timed until its caller has the reference and the descriptor of the arena with its
-//! manifest; "mapped" until it is mapped, its manifest checked and its tensors can be read, which a client does at the first look at
-//! a tensor. What follows is in no time, and both have it: a GET's reference is given back by a packet without an answer, and so
-//! is the echo's descriptor, after it was closed. Rounds of both alternate, so that what else the machine does meets both,
-//! and both servers run on the same CPU: beside the client's, and then on it. The ratios of the percentiles are what counts. "two
-//! files" is a model that a client wrote, whose manifest is in a file of its own. The crowd is of processes.
-//! `--test` runs each a few times and measures nothing.
+//! The echo is a blocking `recv` and a `sendmsg` of as many bytes as the store's answer, with one descriptor; no server that
+//! hands out memory can be faster. A GET is timed until its caller has the reference and the descriptor of the arena with its
+//! manifest. "mapped" is timed until the arena is mapped, its manifest checked and its tensors readable, which a client does at
+//! the first look at a tensor. Later steps are outside both times: a packet without an answer gives back a GET's reference, and
+//! the echo's descriptor too, after it was closed. Rounds of both alternate, so the machine's other work meets both, and both
+//! servers run on the same CPU: beside the client's, and then on it. Only the ratios of the percentiles count. "two files" is a
+//! model written by a client, with its manifest in a file of its own. The crowd is of processes. `--test` runs each a few times
+//! and measures nothing.
 
 mod child;
 
@@ -38,7 +38,7 @@ const PAUSE: std::time::Duration = std::time::Duration::from_micros(40);
 /// Bytes of a request for a short name, and of the answer to it.
 const REQUEST: usize = 22;
 const ANSWER: usize = 65;
-/// Bytes of what gives a reference back.
+/// Bytes of the packet that gives a reference back.
 const RELEASE: usize = 16;
 
 /// Answers every request with `ANSWER` bytes and a descriptor, a thread per connection.
@@ -83,7 +83,7 @@ fn ask(socket: &OwnedFd) -> u64 {
 }
 
 /// Times of `count` runs. Between them the other side gets time, and on one CPU the CPU, to be idle again: it may still be busy
-/// with what was given back.
+/// with the returned reference.
 fn timed(out: &mut Vec<u64>, count: usize, mut work: impl FnMut() -> u64) {
     for _ in 0..count {
         std::thread::sleep(PAUSE);
@@ -122,7 +122,7 @@ fn get(client: &Client, name: &str, mapped: bool) -> u64 {
     nanos(start)
 }
 
-/// A model that the store loads from a file, or one that the client writes.
+/// A model that the store loads from a file, or a model that the client writes.
 fn put(client: &Client, name: &str, tensors: usize, from_file: bool) {
     let names: Vec<String> = (0..tensors).map(|n| format!("layer{}.block{}.weight", n / 7, n % 7)).collect();
     let list: Vec<(&str, Dtype, &[u64])> =
@@ -130,7 +130,7 @@ fn put(client: &Client, name: &str, tensors: usize, from_file: bool) {
     let stored = if from_file {
         let (mut file, header) = (tempfile::tempfile().expect("a file"), Header::encode(&list));
         file.write_all(&header).expect("room for the file");
-        // The same size, and not the same content, as that which is written.
+        // The size of the written model, but other content.
         file.write_all(&vec![1; tensors * 64 * 32 * 2]).expect("room for the file");
         client.put_file(name, Access::Public, MemoryTier::Host, &file, |_, _| {})
     } else {
@@ -148,8 +148,8 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-/// Runs `work` in many processes at once, each of which first makes what it works with; all their times, and the seconds that
-/// all of it took.
+/// Runs `work` in many processes at once, each of which first makes its own input. Gives all their times, and the seconds for all
+/// of it.
 fn crowd<T>(count: usize, make: impl Fn(usize) -> T, work: impl Fn(&T) -> u64) -> (Vec<u64>, f64) {
     let (start, started) = pipe().expect("a pipe");
     let (up, ready) = pipe().expect("a pipe");

@@ -1,11 +1,11 @@
 //! Loading a safetensors file into the store, beside `dd` to memory, a bare parallel copy, and the loader in Python.
 //!
 //! The bench makes the file (`--gib N`, 4 by default), and loads it with a warm and with a cold page cache. A load of the store is
-//! a PUT by a client: the header is checked, each byte hashed, the arena sealed. `dd` copies the same file to a file in memory;
-//! the plain copy is `pread` and `pwrite` by as many threads, pieces of 1 MiB, into a memory file. Neither hashes. "Past the
-//! cache" is the same with `O_DIRECT`, for a cold cache. In each of `--runs` rounds every one of them loads once, and medians are
-//! compared. The Python loader runs where `python3` (or `GSHARE_BENCH_PYTHON`) has the packages safetensors and numpy. `--test`
-//! loads 16 MiB once and measures nothing.
+//! a PUT by a client: the header is checked, each byte hashed, the arena sealed. `dd` copies the same file to a file in memory; the
+//! plain copy is `pread` and `pwrite` by as many threads, pieces of 1 MiB, into a memory file. Neither hashes. "Past the cache" is
+//! the same with `O_DIRECT`, for a cold cache. In each of `--runs` rounds every loader loads once, and medians are compared. The
+//! Python loader runs where `python3` (or `GSHARE_BENCH_PYTHON`) has the packages safetensors and numpy. `--test` loads 16 MiB once
+//! and measures nothing.
 
 use gshare_core::Bytes;
 use gshare_modelstore::client::Client;
@@ -70,9 +70,9 @@ fn prepare(file: &File, cold: bool) {
     }
 }
 
-/// A copy that does not look at what is copied; of whole blocks, if past the cache.
+/// A copy that does not look at its bytes; of whole blocks, if past the cache.
 ///
-/// Freeing the memory is outside its time, as evicting is outside that of the store.
+/// Its time leaves out freeing the memory, as the store's time leaves out evicting.
 fn plain_copy(file: &File, bytes: u64, threads: usize) -> File {
     let arena = File::from(memfd_create("copy", MemfdFlags::CLOEXEC).expect("a memory file"));
     arena.set_len(bytes.next_multiple_of(2 * MIB)).expect("memory");
@@ -122,7 +122,7 @@ fn python(path: &Path) -> Option<f64> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// Seconds of the work; what it leaves is freed afterwards.
+/// Seconds of the work; its result is freed afterwards.
 fn seconds<T>(work: impl FnOnce() -> T) -> f64 {
     let start = Instant::now();
     let left = work();
@@ -178,7 +178,7 @@ fn main() {
     for cold in [false, true] {
         let mut times = [const { Vec::new() }; 6];
         for run in 0..runs {
-            // Each begins once: who comes first finds memory in another state than who comes after.
+            // Each loader begins once, because the first finds memory in another state than the later loaders.
             for turn in 0..names.len() as u64 {
                 let which = usize::try_from((run + turn) % names.len() as u64).expect("less than 6");
                 prepare(&file, cold);

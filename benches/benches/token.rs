@@ -1,9 +1,9 @@
 //! Time of one decision of the token engine, beside a bare `BTreeMap` insert and remove of the same size.
 //!
-//! The events are those of a busy GPU: clients that always want more ask, report when half of their budget is used, ask
-//! ahead of its end, return it and ask again; deadlines come between. They are recorded once from a closed loop around the
-//! engine and replayed; making the engine and letting the clients in is not measured. The clients share one GPU, with SM
-//! partitions of 10 to 50 per cent, so several hold at once and room is kept for the wide ones.
+//! The events come from a busy GPU: clients that always want more ask, report when half of their budget is used, ask ahead of its
+//! end, return it and ask again; deadlines come between. They are recorded once from a closed loop around the engine and replayed;
+//! making the engine and letting the clients in is not measured. The clients share one GPU, with SM partitions of 10 to 50 per
+//! cent, so several hold at once and room is kept for the wide clients.
 //!
 //! Aims: at most 1 us per event with 64 clients, 5 us with 1,024.
 

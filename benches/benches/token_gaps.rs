@@ -1,20 +1,21 @@
-//! How long programs are without the GPU under the token engine, and how far they are from their shares, in virtual time.
+//! Times of programs without the GPU under the token engine, and errors of their shares, in virtual time.
 //!
-//! A [program](gshare_sim::token::paced) launches a kernel, waits for it, pauses, and starts over. Here programs with equal
-//! kernels share one GPU for ten seconds. A kernel cannot be cut: one of length `k` whose client has the share `r` comes every
-//! `k / r` at best, so that `k / r - k` without the GPU cannot be avoided. Printed per length of the kernels and set of shares,
-//! over 40 cases each, in which kernels, pauses, hand-overs and arrivals differ a little, since a pattern may repeat for ever:
+//! A [program](gshare_sim::token::paced) launches a kernel, waits for it, pauses, and starts over. Here programs with equal kernels
+//! share one GPU for ten seconds. A kernel cannot be cut: a kernel of length `k` of a client with the share `r` comes every `k / r`
+//! at best, so `k / r - k` without the GPU cannot be avoided. The bench prints a row per length of the kernels and set of shares,
+//! over 40 cases each. Kernels, pauses, hand-overs and arrivals differ a little among the cases, since a pattern may repeat for
+//! ever:
 //!
-//! - `off`: the largest share error of any client over the ten seconds, in points. No client uses the GPU while a host that holds
-//!   it pauses: where the shares with those pauses are more than the whole GPU, each is to be less by the same part;
-//! - `beyond`: by how much its longest time without the GPU exceeds a window (100 ms), or what cannot be avoided if that is
-//!   more: mean over all clients, and the largest;
-//! - `cases`: in how many it does, by more than 1 ms.
+//! - `off`: the largest share error of any client over the ten seconds, in points. No client uses the GPU while a host with it
+//!   pauses: where the shares with those pauses are more than the whole GPU, each is to be less by the same part;
+//! - `beyond`: the excess of a client's longest time without the GPU over a window (100 ms), or over the unavoidable time if it is
+//!   longer: mean over all clients, and the largest;
+//! - `cases`: the number of cases with an excess of more than 1 ms.
 //!
-//! Then programs of different paces share a GPU: a pause of one must take nothing of another's request.
+//! Then programs of different paces share a GPU: a program's pause must take nothing of another program's request.
 //!
-//! Target: no program is without the GPU for longer than a window, and no busy program gets less than its request, of the speed
-//! that it has alone, by more than 2 points. Nothing here is timed, and load does not matter.
+//! Target: no program is without the GPU for longer than a window, and no busy program gets less than its request, as a part of its
+//! speed alone, by more than 2 points. Nothing here is timed, and load does not matter.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -129,7 +130,7 @@ fn mixed(case: &Paces) {
     println!("{}", text.collect::<Vec<_>>().join(";  "));
 }
 
-/// An engine under audit, and its window. A kernel that is longer than its token is waited for, as by the daemon.
+/// An engine under audit, and its window. The engine waits for a kernel longer than its token, as the daemon does.
 fn driver() -> (Driver, Duration) {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
@@ -140,7 +141,7 @@ fn driver() -> (Driver, Duration) {
 }
 
 impl Row {
-    /// Runs a case: each program starts `apart` after the one before.
+    /// Runs a case: each program starts `apart` after the previous program.
     fn add(&mut self, shares: &[u64], kernel: u64, (pause, hand_over): (u64, u64), apart: Duration) {
         let (mut driver, window) = driver();
         let mut paced = Paced::new(&mut driver, Duration::from_micros(hand_over));
@@ -151,7 +152,7 @@ impl Row {
             paced.run(now).expect("no rule is broken");
             paced.start(now, client, self::share(share, share), pace).expect("no rule is broken");
         }
-        // The windows in which they came are not compared.
+        // The windows of the arrivals are not compared.
         let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
         let length = Duration::from_secs(10);
         paced.run(from).expect("no rule is broken");

@@ -1,11 +1,10 @@
 //! A token's round trip beside the floor under it: a bare `SOCK_SEQPACKET` echo between two processes.
 //!
-//! The echo is a blocking `recv` and a `send` of as many bytes; nothing can be faster between two processes that
-//! sleep while they wait. The token is returned and asked for again in one frame, so a round trip is two events of the
-//! engine, journalled, with 64 clients attached. Rounds of both alternate, so that what else the machine does meets
-//! both, and both servers run on the same CPU: beside the client's, and then on it, for left alone the kernel puts one
-//! pair on one CPU and the other on two. The ratio of the percentiles is what counts. `--test` runs each a few times
-//! and measures nothing.
+//! The echo is a blocking `recv` and a `send` of as many bytes; nothing can be faster between two processes that sleep while they
+//! wait. The token is returned and asked for again in one frame, so a round trip is two events of the engine, journalled, with 64
+//! clients attached. Rounds of both alternate, so the machine's other work meets both. Both servers run on the same CPU: beside the
+//! client's, and then on it, for left alone the kernel puts one pair on one CPU and the other on two. Only the ratio of the
+//! percentiles counts. `--test` runs each a few times and measures nothing.
 
 mod child;
 

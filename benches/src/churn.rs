@@ -80,7 +80,7 @@ impl<P: Pool> Churn<P> {
     }
 
     fn fill(&mut self, timing: &mut impl Record) {
-        // A pool with too small holes only must not hang the bench: give up a round after as many failures.
+        // A pool with no hole of enough size must not hang the bench: give up a round after as many failures.
         let until = self.rejected + 64;
         while self.area < self.target && self.rejected < until {
             self.arriving.clear();

@@ -1,4 +1,4 @@
-//! The program `world`: runs a scenario of the platform in virtual time, its seeds on all CPUs, and prints what became of its
+//! The program `world`: runs a scenario of the platform in virtual time, its seeds on all CPUs, and prints the outcome of its
 //! functions. Stops at the first seed that breaks a promise and prints its story, with the command that runs it again.
 //!
 //! A program with policies of its own is the same, and a scenario or `--set policies.packer=NAME` calls them by name:

@@ -1,4 +1,4 @@
-//! The part that benches of servers share: a server in a process of its own, from the code of the bench.
+//! The common part of benches of servers: a server in a process of its own, from the code of the bench.
 #![allow(unsafe_code, reason = "fork, to have other processes")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 
@@ -12,12 +12,12 @@ pub struct Child(Pid);
 impl Child {
     /// Call this before the process has a second thread.
     pub fn run(work: impl FnOnce()) -> Self {
-        // SAFETY: this process has one thread, so that no lock is held by another that the child would wait for.
+        // SAFETY: this process has one thread, so no other thread holds a lock for which the child would wait.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork");
         let Some(pid) = Pid::from_raw(pid) else {
             work();
-            // SAFETY: ends the child, without what the parent has to do at its own end.
+            // SAFETY: ends the child, without the parent's duties at its own end.
             unsafe { libc::_exit(0) };
         };
         Self(pid)
@@ -27,14 +27,14 @@ impl Child {
         self.0
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the child ends by itself.
     pub fn join(self) {
         let _ = waitpid(Some(self.0), WaitOptions::empty());
         std::mem::forget(self);
     }
 }
 
-/// Allows all threads that a process has, and those that they will start, these CPUs only.
+/// Allows these CPUs only to all present and future threads of a process.
 pub fn pin(process: Pid, cpus: &[usize]) {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));

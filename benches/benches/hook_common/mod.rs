@@ -1,5 +1,5 @@
-//! The parts that the hook's benchmarks share: the driver's C functions, a context with a kernel, the two
-//! libraries, and the simulated device's own account of what happened.
+//! The common parts of the hook's benchmarks: the driver's C functions, a context with a kernel, the two libraries, and the
+//! simulated device's own account of all events.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 

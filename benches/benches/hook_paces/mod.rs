@@ -1,8 +1,8 @@
 //! Programs of different paces: hosts that pause between their kernels beside hosts that do not.
 //!
-//! A program launches a kernel that takes the whole device, waits for it, pauses and starts over. A program that pauses keeps its token
-//! meanwhile, so that no other program can use that time. One line a case: two to four programs with kernels of 10 us to 20 ms and
-//! pauses of 0 to 1 ms, with limits equal to their requests or of the whole device.
+//! A program launches a kernel that takes the whole device, waits for it, pauses and starts over. A pausing program keeps its token
+//! meanwhile, so no other program can use this time. The table has one line a case: two to four programs with kernels of 10 us to
+//! 20 ms and pauses of 0 to 1 ms, with limits equal to their requests or of the whole device.
 //!
 //! | column | what |
 //! |---|---|

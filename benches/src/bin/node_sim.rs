@@ -1,6 +1,6 @@
 //! `node-sim`: whole nodes in virtual time, each from one seed: the daemon's engine, a meter in every process, and devices. The
-//! program runs on all CPUs, stops at the first seed that shows something wrong and prints it with its story. `--first SEED --seeds
-//! 1` runs only this seed again.
+//! program runs on all CPUs, stops at the first seed that shows something wrong and prints it with its story.
+//! `--first SEED --seeds 1` runs only this seed again.
 
 use anyhow::{Context, Result};
 use clap::Parser;

@@ -416,8 +416,8 @@ fn paper_training(
     chosen.into_iter().map(|gpu| (gpu, charge, charge)).collect()
 }
 
-/// The first node with enough memory on its active GPUs with SM room together; the fullest GPU first. The request is charged as the
-/// limit, but the limit is given back.
+/// The first node with enough memory on its active GPUs with SM room together; the fullest GPU first. The request is charged as
+/// the limit, but the release gives the limit back.
 fn paper_split(
     gpus: &[PaperGpu],
     active: &[usize],

@@ -8,8 +8,9 @@
 //! A model of the table without a file in the folder has a row that says so.
 //!
 //! With `--sweep N` every model is searched under N bounds, evenly by factor from 1.1 times the time of one request on the whole
-//! GPU to the longest time of its profile, at least twice the first bound. A row has the sums for one file: the number of searches
-//! that found the optimum, the loss of its efficacy on average and at worst (100 where nothing was found), and trials.
+//! GPU to the longest time of its profile, at least twice the first bound. A row has the sums for one file: the number of
+//! searches that found the optimum, the loss of the optimum's efficacy on average and at worst (100 where nothing was found), and
+//! trials.
 //!
 //! Policies: `traversal` (all lines), `published` (Hybrid Growth Search as the authors' scripts run it), `ours`.
 

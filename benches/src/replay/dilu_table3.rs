@@ -35,13 +35,14 @@
 //! Instances have their limits while requests queue, because the co-scaler takes SMs from best-effort neighbours. The first three
 //! requests of a burst still run at the request.
 //!
-//! `ours` serves as the router does by default ([`Late::Last`]): a request with no chance to meet the SLO waits behind all requests
-//! in time. The other policies serve in the order of arrival, as published. Most of their late requests in a burst are then not
-//! late for want of an instance. A burst of 170 requests/s before an instance that does 151 makes a queue in which all requests
-//! wait for more than the SLO, long after the burst too. With the late requests served last, 151 are in time and 19 late. The
-//! remaining late requests of `ours` are nearly only the excess of bursts over the ready instances' throughput, before another
-//! instance is ready. `fluid_percent` gives the size of this excess: the late part of the load if requests were a fluid, served by
-//! the same ready instances, all of them at their limits (where the policy has limits) at all times. No order of serving has less.
+//! `ours` serves as the router does by default ([`Late::Last`]): a request with no chance to meet the SLO waits behind all
+//! requests that can. The other policies serve in the order of arrival, as published. Most of their late requests in a burst are
+//! then not late for want of an instance. A burst of 170 requests/s before an instance that does 151 makes a queue in which all
+//! requests wait for more than the SLO, long after the burst too. With the late requests served last, 151 are in time and 19
+//! late. The remaining late requests of `ours` are nearly only the excess of bursts over the ready instances' throughput, before
+//! another instance is ready. `fluid_percent` gives the size of this excess: the late part of the load if requests were a fluid,
+//! served by the same ready instances, all of them at their limits (where the policy has limits) at all times. No order of
+//! serving has less.
 //!
 //! The report ends with `ours` beside each of the other policies, trace by trace and seed by seed: difference, standard error and
 //! verdict for starts, late requests and GPU time.

@@ -5,10 +5,10 @@
 //! gives requests per function and minute. Without a trace (`--trace`), popularity is a Zipf distribution with its exponent as a
 //! parameter: 0.5 to 0.8 agree with the paper's figures best, the trace's own tail (1.2) does not.
 //!
-//! The paper does not say how much memory a GPU has for models. It evicts by the occupation that Table I lists, contexts included,
-//! on cards of 8 GB. The text thus implies the rest of 8,192 MiB beside the driver's part, and no number. Rows for 7,200 and for
-//! 7,600 MiB are printed side by side, because the memory matters. With 35 functions, a limit of 45 cuts LALB's latency by the
-//! paper's 85 % only at 7,200 (83 %; at 7,600 LALB itself is better off, and the cut is 76 %).
+//! The paper does not say how much memory a GPU has for models. It evicts by the occupation that Table I lists, contexts
+//! included, on cards of 8 GB. The text thus implies 8,192 MiB less the driver's part, but gives no number. Rows for 7,200 and
+//! for 7,600 MiB are printed side by side, because the memory matters. With 35 functions, a limit of 45 cuts LALB's latency by
+//! the paper's 85 % only at 7,200 (83 %; at 7,600 LALB itself is better off, and the cut is 76 %).
 //!
 //! "Cut" is a reduction in per cent. Load balancing cannot keep up with this load, so its mean latency measures the length of the
 //! run, and every cut against it saturates near 97 %: read the absolute latencies and `--sustainable` first.

@@ -41,7 +41,7 @@ pub struct Paired {
     pub mean_percent: f64,
     /// Standard error of the mean difference; none with one seed.
     pub standard_error_percent: Option<f64>,
-    /// The verdict from both.
+    /// The verdict from the mean and its error.
     pub verdict: Verdict,
 }
 

@@ -16,8 +16,8 @@
 //! - **Batches.** The published server takes all waiting requests, so its batches grow in a burst; here up to `--max-batch`.
 //! - **Execution times** are the published times. An iteration needs all SMs for a part of its time and only a few for the rest.
 //!   This model fits the published profiles within 2 to 6 % over all SM shares (`Size`; with batches of two 10 %).
-//! - **Shares.** Both models have 30 % to 60 % (the result of the published search, and twice this share), the trainer 30 % to 90
-//!   %.
+//! - **Shares.** Both models have 30 % to 60 % (the result of the published search, and twice this share), the trainer 30 % to
+//!   90 %.
 //!
 //! | policy | |
 //! |---|---|
