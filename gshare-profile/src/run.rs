@@ -54,8 +54,8 @@ pub enum RunError {
     Journal(#[from] JournalError),
 }
 
-/// Runs a strategy to its end, from the trials in `journal` on. A failed setting is kept as failed. The run ends
-/// early only for a fault of every setting.
+/// Runs a strategy to its end, from the trials in `journal` on. A failed setting is kept as failed, unless
+/// every setting would fail in the same way, which ends the run.
 pub fn run<P: Planner>(
     planner: &P,
     executor: &mut dyn Executor,

@@ -34,7 +34,7 @@ pub const MAX_QUEUE: usize = 10_000;
 const OPEN_AT_ONCE: u32 = 1;
 /// Calls in a window of the warm-up: enough for a mean, few enough for a slow function.
 const WINDOW: usize = 10;
-/// The most measurements of one trial.
+/// The most measurements begun in one trial.
 const MEASUREMENTS: usize = 3;
 
 gshare_core::config! {
@@ -47,7 +47,7 @@ gshare_core::config! {
         pub steady_tolerance: BasisPoints = BasisPoints::percent(5), with_steady_tolerance;
         /// Longest warm-up. 30 s: several times what just-in-time compilers and clocks take.
         pub max_warmup: Duration = Duration::from_secs(30), with_max_warmup;
-        /// The least measured calls. 60: three in each group of the interval.
+        /// The least number of measured calls. 60: three in each group of the interval.
         pub min_calls: usize = 60, with_min_calls;
         /// Wanted half width of the interval. 2 %.
         pub precision: BasisPoints = BasisPoints::percent(2), with_precision;

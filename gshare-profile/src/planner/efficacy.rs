@@ -15,12 +15,12 @@
 //! 1. **First**: the middle batch size at the second smallest share.
 //! 2. **Model**: a Gaussian process over the logarithms of batch and share. Before any trial it expects a time of `batch^0.5 x
 //!    share^-0.5`, either exponent give or take 0.35. So a time proportional to the batch is likely, and so is a time
-//!    nearly independent of it. Beyond the power law the model allows for bends of 30 %, 1.5 doublings of the batch and 1.25 of the share long,
-//!    and for 5 % of noise in a trial.
+//!    nearly independent of it. Beyond the power law the model allows for bends of 30 %, 1.5 doublings of the batch and 1.25 of the
+//!    share long, and for 5 % of noise in a trial.
 //! 3. **Next**: the setting of the highest expected gain (constrained expected improvement: Gardner et al., ICML 2014, with the
 //!    bound as the constraint). The search passes over settings ruled out by a trial. A setting too slow by more than 15 % rules out
-//!    its batch and larger batches at its share and smaller shares. A failed setting rules out its batch and larger batches, since memory grows
-//!    with the batch.
+//!    its batch and larger batches at its share and smaller shares. A failed setting rules out its batch and larger batches, since
+//!    memory grows with the batch.
 //! 4. **End**: after ten trials, or when no setting promises a gain of a thousandth. If no earlier trial
 //!    was within the bound, the last trial is batch 1 with all SMs.
 //!

@@ -13,8 +13,8 @@
 //! 4. The hook is named in a read-only `/etc/ld.so.preload` of the container. The loader of musl does not read the file, so a container of
 //!    Alpine starts without the hook. With `LD_PRELOAD` it would not start. The share is in `share.env` beside the hook, so a
 //!    program keeps its share even if it clears its environment.
-//! 5. All containers have a label with the folder of their host. If the shells were killed as well, the host finds the containers by this label when it
-//!    starts again ([`Podman::sweep`]).
+//! 5. All containers have a label with the folder of their host. If the shells were killed as well, the host finds the containers
+//!    by this label when it starts again ([`Podman::sweep`]).
 //!
 //! # Cost
 //! Some 0.4 s for a start and as much for an end, which podman takes.

@@ -39,8 +39,8 @@ pub struct HookedProcess {
 
 impl HookedProcess {
     /// Starts the command in a process group of its own, under the hook if there is one. `run` is one number for the
-    /// processes of an instance, which share its name and its share ([`new_run`](crate::new_run)). Where the share is not the daemon's to know, it is
-    /// in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
+    /// processes of an instance, which share its name and its share ([`new_run`](crate::new_run)). If the daemon does not
+    /// know the share, the share is in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
     ///
     /// # Errors
     /// When the program cannot be started.
