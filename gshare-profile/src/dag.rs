@@ -25,7 +25,7 @@
 //!
 //! # Differences from the paper
 //! The paper's `profile()` runs in the function and is not described. Ours measures from outside, so components in any
-//! language are measured alike. A component dead of a too small slice ends its trial, not the run.
+//! language are measured alike. If a component dies of a too small slice, this ends its trial, not the run.
 
 use crate::executor::{ExecError, Executor};
 use crate::trial::{TrialConfig, TrialError, measure};
@@ -109,7 +109,7 @@ pub struct Point {
     pub batch: u32,
 }
 
-/// An executor with knowledge of the function's memory.
+/// An executor that knows the function's memory.
 pub trait Weighs: Executor {
     /// The most GPU memory taken by the last function, without the run-time's own. Asked after the function was stopped.
     ///

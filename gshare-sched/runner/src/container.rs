@@ -389,7 +389,7 @@ impl Podman {
     }
 }
 
-/// The hook, the files with its name and the share, and the files made for this container.
+/// The mounts of the hook, of the daemon's socket, and of two files made for this container with the hook's path and the share.
 fn hook_mounts(hook: &Hook, command: &Command, folder: &Path) -> io::Result<[Mount; 4]> {
     // Here, too, a path is refused if the loader would split it.
     crate::preload(&hook.preload).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 
-/// The hook, and the daemon for the registration of hooked processes.
+/// The hook, and the daemon with which hooked processes register.
 #[derive(Debug, Clone)]
 pub struct Hook {
     /// `libgshare_hook.so`.
@@ -24,8 +24,8 @@ pub struct Hook {
     pub socket: PathBuf,
 }
 
-/// A process under the hook, which ends with the thread of its start, or a container, which ends with this process. Dropping it kills
-/// the process and its descendants, and waits for its end. A loop without waits keeps it until [`has_ended`](Self::has_ended).
+/// A process under the hook, which ends with its starting thread, or a container, which ends with this process. Dropping it kills
+/// the process and its descendants, and waits for its end. A loop that must not wait keeps it until [`has_ended`](Self::has_ended).
 #[derive(Debug)]
 pub struct HookedProcess {
     child: Child,

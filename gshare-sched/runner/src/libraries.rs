@@ -53,7 +53,7 @@ fn unpacked(cache: &Path, file: &str, hash: &str, content: &[u8]) -> io::Result<
     Ok(path)
 }
 
-/// The user's folder of files to be made again at will.
+/// The user's folder of files that can be made again.
 fn user_cache() -> io::Result<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache"))).ok_or_else(|| {
