@@ -3,7 +3,7 @@
 //! # Problem
 //! A partitioner of a function needs to know how long each component runs on each slice profile, and how much
 //! memory it takes there (FluidFaaS, section 5.2.1: "each node in the FFS DAG will carry a performance profile"). The
-//! function knows its components and what flows between them when it has run once; the rest has to be measured.
+//! function knows its components and their data when it has run once; the rest has to be measured.
 //!
 //! # Terms
 //! - **shape**: the DAG without profiles, as the function tells it in `BUILD_DAG` mode ([`Shape`]);
@@ -12,20 +12,20 @@
 //! # Algorithm
 //! 1. The shape is checked as a DAG is, before anything is measured.
 //! 2. Component by component, slice by slice, batch by batch, one trial ([`measure`]) of calls one after the other. Its
-//!    median is the time; what the executor saw the function take at most is the memory.
-//! 3. A point that fails is a hole: a component without a profile for a slice cannot run there, which is what a failure
-//!    for want of memory means. Failures are reported with their reasons. A component with no profile at all is an error.
+//!    median is the time; the most memory seen by the executor is the memory.
+//! 3. A failed point is a hole. A component without a profile for a slice cannot run there, as after a failure for want
+//!    of memory. Failures are reported with their reasons. A component with no profile at all is an error.
 //!
 //! ## Example
 //! `deblur -> segment` on `1g.10gb` and `2g.20gb` are four points. `segment` needs 12 GiB and ends at its start on
-//! `1g.10gb`: the DAG has three profiles, and the partitioner never puts it there.
+//! `1g.10gb`: the DAG has three profiles, and the partitioner never puts `segment` there.
 //!
 //! # Cost
 //! `components * slices * batches` trials; each is at most a warm-up and three times the longest measurement ([`TrialConfig`]).
 //!
 //! # Differences from the paper
-//! Its `profile()` runs in the function and is not described; this one measures from outside, so that a component in any
-//! language is measured alike, and one that dies of a slice that is too small ends its trial, not the run.
+//! The paper's `profile()` runs in the function and is not described. Ours measures from outside, so components in any
+//! language are measured alike. If a component dies of a too small slice, this ends its trial, not the run.
 
 use crate::executor::{ExecError, Executor};
 use crate::trial::{TrialConfig, TrialError, measure};
@@ -43,7 +43,7 @@ pub struct Shape {
     pub name: String,
     /// The components, in any order.
     pub components: Vec<ShapeComponent>,
-    /// Data that flows between the components.
+    /// Data flow between the components.
     #[cfg_attr(feature = "serde", serde(default))]
     pub edges: Vec<ShapeEdge>,
 }
@@ -54,7 +54,7 @@ pub struct Shape {
 pub struct ShapeComponent {
     /// Its name, unique in the shape.
     pub name: String,
-    /// Share of requests that run it, in basis points; all where it is left out.
+    /// Share of requests for the component, in basis points; all where it is left out.
     #[cfg_attr(feature = "serde", serde(rename = "runs_bp", default = "always"))]
     pub runs: BasisPoints,
 }
@@ -68,9 +68,9 @@ const fn always() -> BasisPoints {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct ShapeEdge {
-    /// Name of the component that writes.
+    /// Name of the writing component.
     pub from: String,
-    /// Name of the component that reads.
+    /// Name of the reading component.
     pub to: String,
     /// Bytes per batch.
     pub bytes: Bytes,
@@ -109,22 +109,22 @@ pub struct Point {
     pub batch: u32,
 }
 
-/// An executor that knows what memory the function takes.
+/// An executor that knows the function's memory.
 pub trait Weighs: Executor {
-    /// GPU memory that the function started last took at most, without the run-time's own. Asked after it was stopped.
+    /// The most GPU memory taken by the last function, without the run-time's own. Asked after the function was stopped.
     ///
     /// # Errors
-    /// When that cannot be seen.
+    /// When the memory cannot be seen.
     fn memory(&mut self) -> Result<Bytes, ExecError>;
 }
 
-/// A point that could not be measured.
+/// A point without a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Hole {
-    /// The point that is missing.
+    /// The missing point.
     pub point: Point,
-    /// Why it could not be measured.
+    /// The reason of the failure.
     pub reason: String,
 }
 
@@ -141,7 +141,7 @@ pub struct DagProfile {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DagRunError {
-    /// The shape is none, or what was measured makes none.
+    /// The shape or the measured profiles make no DAG.
     #[error(transparent)]
     Dag(#[from] DagError),
     /// Nothing to measure on.
@@ -150,14 +150,14 @@ pub enum DagRunError {
     /// No batch size to measure with.
     #[error("batches: none, need at least one")]
     NoBatches,
-    /// A component that ran on no slice.
+    /// A component ran on no slice.
     #[error("component `{component}` runs on none of the slices; on {slice}: {reason}")]
     RunsNowhere {
-        /// Name of the component that ran nowhere.
+        /// Name of the component.
         component: String,
-        /// The last slice that was tried.
+        /// The last tried slice.
         slice: String,
-        /// Why not there.
+        /// The reason of the failure there.
         reason: String,
     },
     /// Nothing can be measured at all.
@@ -169,7 +169,7 @@ pub enum DagRunError {
 /// point; `told` hears of each point when it is over.
 ///
 /// # Errors
-/// [`DagRunError`]. What one point alone fails for is a [`Hole`].
+/// [`DagRunError`]. The failure of one point alone is a [`Hole`].
 pub fn profile<E: Weighs>(
     shape: &Shape,
     slices: &[String],

@@ -1,14 +1,14 @@
 //! Executors, which run a function at a setting.
 //!
 //! # Problem
-//! The same trial must run against a process on a GPU, against a GPU that is only a table, and in a test against all that
-//! can go wrong. So a trial knows five calls, and asks for the time like for everything else: an executor in virtual time
+//! The same trial must run against a process on a GPU, against a GPU that is only a table, and in a test against every
+//! possible failure. So a trial knows five calls, and asks for the time like for everything else: an executor in virtual time
 //! lets a whole grid be profiled in milliseconds.
 //!
 //! | executor | runs |
 //! |---|---|
 //! | `process::Process` (feature `process`) | a program of the user's, by a line protocol |
-//! | [`Virtual`] | a function in virtual time: a mock, or with [`simulated_gpu`] a GPU that a profile describes |
+//! | [`Virtual`] | a function in virtual time: a mock, or with [`simulated_gpu`] a GPU from a profile |
 
 use crate::load::Random;
 use crate::meter::Utilisation;
@@ -40,10 +40,10 @@ pub enum ExecError {
     },
 }
 
-/// A function that is ready.
+/// A ready function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ready {
-    /// Time it took to load, if that was seen.
+    /// Time to load, if it was seen.
     pub load: Option<Duration>,
 }
 
@@ -58,14 +58,14 @@ pub trait Executor {
     /// Gives the function a batch.
     fn submit(&mut self) -> Result<(), ExecError>;
 
-    /// Waits until a batch is answered and tells when that was, or until a time and gives `None`. Never longer.
+    /// Waits until a batch is answered and gives the time of the answer, or `None` at `until`. Never waits longer.
     fn wait(&mut self, until: Timestamp) -> Result<Option<Timestamp>, ExecError>;
 
     /// The measured part of the trial begins now. Called between [`start`](Self::start) and
     /// [`stop`](Self::stop).
     fn begin_metering(&mut self) {}
 
-    /// The measured part has ended: how busy the GPU was during it. `None` where that cannot be known, as in virtual time.
+    /// The measured part has ended: how busy the GPU was during it. `None` if the executor cannot know, as in virtual time.
     fn end_metering(&mut self) -> Option<Utilisation> {
         None
     }
@@ -104,7 +104,7 @@ pub struct Virtual<B, R> {
     now: Timestamp,
     setting: Option<Setting>,
     number: u64,
-    /// When each batch that was submitted is answered; `None`: never.
+    /// When each submitted batch is answered; `None`: never.
     ends: VecDeque<Option<Timestamp>>,
     ended: Option<String>,
 }
@@ -114,7 +114,7 @@ where
     B: FnMut(Setting) -> Begin,
     R: FnMut(Setting, u64) -> Reply,
 {
-    /// A function that behaves so.
+    /// A function with this behaviour.
     pub const fn new(begin: B, reply: R) -> Self {
         Self {
             begin,
@@ -196,8 +196,8 @@ where
     }
 }
 
-/// A GPU that a profile describes: at each of its points a batch takes `batch / throughput`, give or take `noise`, evenly
-/// spread. Settings that the profile does not have are refused. Every batch of every setting draws from one seeded stream.
+/// A GPU from a profile: at each of its points a batch takes `batch / throughput`, give or take `noise`, evenly
+/// spread. Settings outside the profile are refused. Every batch of every setting draws from one seeded stream.
 pub fn simulated_gpu(
     table: ProfileTable,
     load: Duration,

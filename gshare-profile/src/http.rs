@@ -1,11 +1,11 @@
-//! A program that serves HTTP as the function: `127.0.0.1:$PORT`, as of-watchdog's HTTP mode has it.
+//! An HTTP server as the function: `127.0.0.1:$PORT`, as of-watchdog's HTTP mode has it.
 //!
 //! # Problem
-//! The functions that a host deploys take requests over HTTP. They are to be measured as they are deployed, so a call of a trial
+//! The deployed functions of a host take requests over HTTP. They are to be measured as they are deployed, so a call of a trial
 //! is one request to the program, and the program is ready when it takes connections.
 //!
 //! # Algorithm
-//! 1. A port is chosen, and the program is started with it by the caller, who knows shares, hook and environment.
+//! 1. A port is chosen. The caller knows shares, hook and environment, and starts the program with the port.
 //! 2. The port is tried every [`PROBE`] until it takes a connection, the program ends, or the time is over.
 //! 3. Calls go to [`Call::connections`] threads with a connection each; an answer of any status counts as an answer, unless
 //!    the server itself is missing behind it (no status at all), which ends the trial.
@@ -22,22 +22,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-/// How often a program that starts is asked whether it listens.
+/// Time between two attempts to connect to a starting program.
 pub const PROBE: Duration = Duration::from_millis(5);
 
-/// A program that was started. Dropping it ends it and all that it started.
+/// A started program. Dropping it ends the program and all its descendants.
 pub trait Program: Send {
     /// How the program ended, if it has.
     fn ended(&mut self) -> Option<String>;
 
-    /// Called again and again until the program takes connections: the place to say what it does instead.
+    /// Called again and again until the program takes connections: the place to report other states of the program.
     fn does_not_listen(&mut self) {}
 }
 
 /// Starts the program of a setting, to listen on this port of the loopback address.
 type Start<P> = Box<dyn FnMut(Setting, u16) -> Result<P, String> + Send>;
 
-/// The request that is sent again and again.
+/// The request, sent again and again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// The path with its query; begins with `/`.
@@ -50,7 +50,7 @@ pub struct Call {
     pub patience: Duration,
 }
 
-/// Runs a program that serves HTTP. See the [module](self).
+/// Runs an HTTP server. See the [module](self).
 pub struct Http<P> {
     start: Start<P>,
     call: Call,
@@ -65,7 +65,7 @@ struct Running<P> {
 }
 
 impl<P: Program> Http<P> {
-    /// A program that `start` starts, and the request that is sent to it.
+    /// A program started by `start`, and the request sent to it.
     pub fn new(call: Call, start: impl FnMut(Setting, u16) -> Result<P, String> + Send + 'static) -> Self {
         Self { start: Box::new(start), call, begin: Instant::now(), running: None }
     }

@@ -1,10 +1,9 @@
-//! Profiling of GPU functions: which point to measure next, and what was measured.
+//! Profiling of GPU functions: the choice of the next point, and a journal of the results.
 //!
 //! # Problem
 //! Requests and limits cannot be guessed: a function's throughput is not proportional to its share of time or of SMs
 //! (FaST-GShare, Figure 8; Dilu, Figure 7). Measuring every point of the grid costs hours of GPU time. So a planner
-//! chooses the few points that matter, and what was measured is kept in a journal, so that a run that was killed goes on
-//! where it was.
+//! chooses the few points of interest, and a journal keeps each result. A killed run continues from its journal.
 //!
 //! # What is here
 //! | strategy | answers | source |
@@ -17,11 +16,11 @@
 //! |---|---|
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
-//! | [`executor`] | what runs the function: virtual time here; feature `process`: a program of the user's, `http`: one that serves HTTP |
-//! | [`dag`] | the components of a function on slices, for a partitioner that cuts it into stages (FluidFaaS) |
+//! | [`executor`] | the ways to run the function: virtual time here; feature `process`: a program of the user's, `http`: an HTTP server |
+//! | [`dag`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`run`](mod@run) | a strategy from its first trial to its answer |
-//! | `store` (feature) | trials in one file, for runs that are killed |
+//! | `store` (feature) | trials in one file, which survive a killed run |
 //!
 //! Without features this crate is pure: it has no clock, thread, process or file.
 //!

@@ -4,17 +4,17 @@
 //! The program is started once per setting. It reads its batch size from `GSHARE_BATCH` and its shares are enforced from
 //! outside (the hook, MPS). One of two ways to work:
 //!
-//! - [`Protocol::Requests`], for inference: it loads, writes a line, and from then on answers each line that it reads with
-//!   one line of its own, in order. The end of its input is the end of its work. In Python:
+//! - [`Protocol::Requests`], for inference: it loads, writes a line, and from then on answers each line of its input
+//!   with one line, in order. The end of its input is the end of its work. In Python:
 //!   ```python
 //!   model = load(); print("ready", flush=True)
 //!   for line in sys.stdin: infer(batch); print("done", flush=True)
 //!   ```
-//! - [`Protocol::Steps`], for training: it works by itself and writes a line per step. Its first line means that it is ready.
+//! - [`Protocol::Steps`], for training: it works by itself and writes a line per step. With its first line it is ready.
 //!
-//! What the lines say is not looked at. Other output belongs on standard error.
+//! The text of the lines is not looked at. Other output belongs on standard error.
 //!
-//! A program that does not end within [`GRACE`] after its input was closed is killed. Should this process be killed first,
+//! If a program does not end within [`GRACE`] after its input was closed, it is killed. Should this process be killed first,
 //! the program sees the end of its input, and a broken pipe at its next line.
 
 use crate::executor::{ExecError, Executor, Ready};
@@ -57,7 +57,7 @@ struct Running {
 }
 
 impl Process {
-    /// A program whose command, with its environment, `make` makes for each setting. `GSHARE_BATCH` is set here.
+    /// A program. For each setting, `make` makes its command and environment, and `GSHARE_BATCH` is added here.
     pub fn new(
         protocol: Protocol,
         make: impl FnMut(Setting) -> Result<Command, String> + Send + 'static,
@@ -93,7 +93,7 @@ impl Process {
 pub fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + core::time::Duration::from(most);
     loop {
-        // In this order: it is looked at once more when time is up, however late this thread notices that.
+        // In this order: the child is looked at once more when time is up, however late this thread is.
         let late = Instant::now() >= deadline;
         match child.try_wait()? {
             None if !late => std::thread::sleep(core::time::Duration::from_millis(2)),
@@ -102,7 +102,7 @@ pub fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitS
     }
 }
 
-/// Waits for a program that is about to end, and kills it if it does not. Tells how it ended.
+/// Waits for the end of a program, and kills it if it does not end in time. Tells how it ended.
 fn end(child: &mut Child) -> String {
     match wait_within(child, GRACE) {
         Ok(Some(status)) => return status.to_string(),
@@ -114,7 +114,7 @@ fn end(child: &mut Child) -> String {
     "it closed its output and went on: killed".to_owned()
 }
 
-/// Passes on when each line came. The channel is small: a program that writes more lines than it is asked for waits.
+/// Passes on when each line came. The channel is small, so a program waits if it writes more lines than requested.
 fn read_lines(output: impl io::Read, lines: &SyncSender<Instant>) {
     let mut reader = BufReader::new(output);
     let mut line = Vec::new();
@@ -139,7 +139,7 @@ impl Executor for Process {
         let mut child =
             command.spawn().map_err(|error| ExecError::Unavailable(format!("{program}: {error}")))?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
-        // A program that never reads must not make us wait for room in the pipe.
+        // If a program never reads, we must not wait for room in the pipe.
         if let Some(Err(error)) = input.as_ref().map(|input| rustix::io::ioctl_fionbio(input, true)) {
             let _ = child.kill().and_then(|()| child.wait().map(drop));
             return Err(ExecError::Unavailable(format!("its input cannot be made not to block: {error}")));
@@ -214,7 +214,7 @@ impl Executor for Process {
     fn stop(&mut self) {
         let Some(mut running) = self.running.take() else { return };
         drop(running.input.take());
-        // A program that writes steps learns of its end by the broken pipe.
+        // A program of steps learns of its end by the broken pipe.
         drop(running.lines);
         end(&mut running.child);
     }

@@ -1,7 +1,7 @@
 //! When the next call is made: closed loop, even, Poisson, or recorded.
 //!
-//! A **call** carries one batch. In a closed loop the next call is made when one has been answered, so that the function is
-//! always busy: that is what a throughput is measured with. In an open loop calls come whether it keeps up or not, which
+//! A **call** carries one batch. In a closed loop each answer makes the next call, so the function is always
+//! busy and its throughput can be measured. In an open loop calls come whether the function keeps up or not, which
 //! shows the latency under a load, and whether the load is met at all.
 
 use gshare_core::{ConfigError, Duration, Timestamp};
@@ -95,7 +95,7 @@ impl Calls {
         (!matches!(self.load, Load::Closed { .. })).then_some(self.due)
     }
 
-    /// Goes on to the one after it.
+    /// Goes on to the next call.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
     pub(crate) fn advance(&mut self) {
         self.number += 1;

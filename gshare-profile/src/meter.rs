@@ -2,29 +2,29 @@
 //!
 //! Throughput alone does not say why a point is good: a function that holds SMs without filling them leaves room for a
 //! neighbour (FaST-GShare, Figures 8 and 10 show SM activity and occupancy beside throughput). A [`Meter`] is asked at the
-//! beginning and at the end of what is measured.
+//! beginning and at the end of the measured part.
 //!
 //! # Nvml
 //! `NvmlMeter` (feature `nvml`) asks NVML about one device. From Hopper on its performance monitoring gives the figures
-//! over exactly the time between two samples. Before that NVML knows no SMs: only the share of time with a kernel running,
-//! from the samples that the driver keeps. Other processes on the device are in the figures.
+//! over exactly the time between two samples. On older devices NVML knows no SMs: only the share of time with a kernel running,
+//! from the driver's samples. Other processes on the device are in the figures.
 //!
 //! A simulated device has no warps, and therefore no occupancy.
 
 use gshare_core::Bytes;
 
-/// The utilisation that a meter saw. `None`: there is no source to ask.
+/// The utilisation seen by a meter. `None`: there is no source to ask.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Utilisation {
     /// Time with at least one kernel running.
     pub busy_percent: Option<f64>,
-    /// SMs that had work, over all SMs and the time.
+    /// Part of the SMs with work, over all SMs and the time.
     pub sm_percent: Option<f64>,
-    /// Warps that were resident, of as many as fit.
+    /// Resident warps, as a part of the most possible.
     pub occupancy_percent: Option<f64>,
-    /// Memory of the device that is taken at the end, in bytes, by all processes: contexts and code are in it.
+    /// Used memory of the device at the end, in bytes, of all processes, with contexts and code.
     #[cfg_attr(feature = "serde", serde(default, rename = "memory_bytes"))]
     pub memory: Option<Bytes>,
 }
@@ -54,7 +54,7 @@ mod nvml {
     use std::path::{Path, PathBuf};
     use std::time::{SystemTime, UNIX_EPOCH};
 
-    /// A device as NVML sees it. The library is looked for at the first measurement, when the program that is measured has
+    /// A device as NVML sees it. The library is looked for at the first measurement, when the measured program has
     /// made its context, and stays loaded for the life of this process.
     #[derive(Debug)]
     pub struct NvmlMeter {
@@ -78,7 +78,7 @@ mod nvml {
             Self { nvml: library.to_owned(), device: device.into(), opened: None, begun: None }
         }
 
-        /// Why it sees nothing, once it has been asked.
+        /// Why the meter sees nothing, once it has been asked.
         pub fn missing(&self) -> Option<&str> {
             self.opened.as_ref()?.as_ref().err().map(String::as_str)
         }
@@ -106,7 +106,7 @@ mod nvml {
                     let second = device.gpm_sample()?;
                     let asked = [GpmMetricId::GraphicsUtil, GpmMetricId::SmUtil, GpmMetricId::SmOccupancy];
                     let found = gpm_metrics_get(nvml, first, &second, &asked)?;
-                    // Each metric has an answer of its own; one that a device does not have is left out.
+                    // Each metric has an answer of its own; a metric is left out if the device lacks it.
                     let value = |place: usize| {
                         let value = found.get(place)?.as_ref().ok()?.value;
                         value.is_finite().then_some(value)

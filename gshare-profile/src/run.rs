@@ -1,24 +1,24 @@
 //! A whole run: a planner asks, an executor measures, a sink keeps.
 //!
-//! Each trial is handed to the sink before the next begins, so a run that is killed has lost at most the trial that it was
-//! in; started again with the trials that were kept, it goes on with the next one ([`planner`](crate::planner)).
+//! Each trial is handed to the sink before the next begins, so a killed run loses at most its current
+//! trial. Started again with the kept trials, the run continues with the next trial ([`planner`](crate::planner)).
 
 use crate::executor::Executor;
 use crate::planner::{Journal, JournalError, PlanError, Planner, Step, Trial};
 use crate::trial::{Measured, TrialConfig, TrialError, measure};
 use gshare_core::profile::Setting;
 
-/// A trial, and all that was measured.
+/// A trial with all its figures.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Record {
-    /// The part of the trial that the planner sees.
+    /// The part of the trial for the planner.
     pub trial: Trial,
     /// The rest, if it was measured.
     pub measured: Option<Measured>,
 }
 
-/// Keeps what comes of trials.
+/// Keeps the results of trials.
 pub trait Sink {
     /// A trial begins; for progress bars.
     fn began(&mut self, setting: Setting) {
@@ -49,13 +49,13 @@ pub enum RunError {
     /// A trial could not be kept.
     #[error("cannot keep a trial: {0}")]
     Sink(#[source] Box<dyn core::error::Error + Send + Sync>),
-    /// The planner asked for a setting that was tried before.
+    /// The planner asked for a setting tried before.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Runs a strategy to its end, from the trials in `journal` on. A setting that fails is kept as failed; only what makes
-/// every setting fail ends the run.
+/// Runs a strategy to its end, from the trials in `journal` on. A failed setting is kept as failed, unless
+/// every setting would fail in the same way, which ends the run.
 pub fn run<P: Planner>(
     planner: &P,
     executor: &mut dyn Executor,

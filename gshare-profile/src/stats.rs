@@ -1,4 +1,4 @@
-//! From times of answers to figures: is it steady yet, how many per second, and how sure is that.
+//! Figures from times of answers: whether the function is steady, its throughput, and the throughput's interval.
 //!
 //! # Algorithm
 //! **Steady**: two consecutive windows of calls are compared. The function is steady when the means of their latencies
@@ -15,21 +15,21 @@
 
 use gshare_core::{Duration, Timestamp};
 
-/// Groups of an interval. 20: enough that t is near its limit, few enough that each is long.
+/// Groups of an interval. With 20, t is near its limit and each group is still long.
 pub const GROUPS: usize = 20;
 
 /// Quantile of Student's t for [`GROUPS`] - 1 = 19 degrees of freedom, both sides: an interval holds the true rate 99 times in a hundred,
 /// since a profile has dozens of points.
 const T: f64 = 2.861;
 
-/// One call that was answered.
+/// One answered call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// When it was due; the same as `sent` in a closed loop.
+    /// When the call was due; the same as `sent` in a closed loop.
     pub due: Timestamp,
-    /// When the function got it.
+    /// When the function received the call.
     pub sent: Timestamp,
-    /// When it was answered.
+    /// When the function answered the call.
     pub done: Timestamp,
 }
 
@@ -39,13 +39,13 @@ impl Call {
         self.done.saturating_since(self.sent)
     }
 
-    /// Time since it was due: the wait for the function included.
+    /// Time since the call was due, with the wait for the function.
     pub const fn latency(&self) -> Duration {
         self.done.saturating_since(self.due)
     }
 }
 
-/// A rate and where it may lie.
+/// A rate and its interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Interval {
@@ -71,20 +71,20 @@ impl Interval {
         ((self.high - self.mean).max(self.mean - self.low) / self.mean).abs()
     }
 
-    /// Whether a value lies in it.
+    /// Whether a value lies in the interval.
     pub fn holds(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
 }
 
-/// Calls per second of answers that came at these times after `begin`; `None` for fewer than two per group.
+/// Calls per second, from the times of the answers after `begin`; `None` for fewer than two per group.
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 pub fn rate(begin: Timestamp, done: &[Timestamp]) -> Option<Interval> {
     let per_group = done.len() / GROUPS;
     if per_group < 2 {
         return None;
     }
-    // Answers at the front that do not fill a group are left out.
+    // The first answers are left out if they do not fill a group.
     let surplus = done.len() - per_group * GROUPS;
     let mut from = if surplus == 0 { begin } else { done[surplus - 1] };
     let mut lengths = Vec::with_capacity(GROUPS);
@@ -99,7 +99,7 @@ pub fn rate(begin: Timestamp, done: &[Timestamp]) -> Option<Interval> {
     Some(Interval { low: of(mean + half), mean: of(mean), high: of(mean - half) })
 }
 
-/// Whether the latest `2 * window` latencies look like one and the same.
+/// Whether the two halves of the latest `2 * window` latencies look alike.
 #[expect(clippy::cast_precision_loss, reason = "a predictor")]
 pub fn is_steady(latencies: &[Duration], window: usize, tolerance: f64) -> bool {
     let Some(start) = latencies.len().checked_sub(2 * window).filter(|_| window >= 2) else { return false };

@@ -1,18 +1,18 @@
-//! One trial: start the function, let it warm up, measure until it is sure enough.
+//! One trial: start the function, let it warm up, and measure until the figures are sure enough.
 //!
 //! # Algorithm
 //! 1. Start the function; it must be ready within `start_timeout`.
 //! 2. **Warm up**: make calls until two windows of ten calls look alike ([`is_steady`](crate::stats::is_steady)), for at
-//!    most `max_warmup`. A function that never gets there has no throughput to be measured: in an open loop this is how a
-//!    load that is not met shows, since its queue grows for ever.
+//!    most `max_warmup`. A function without a steady state has no throughput to be measured. In an open loop this shows a
+//!    load beyond the function, since its queue grows for ever.
 //! 3. **Measure**: make calls until there are `min_calls` and the interval of the throughput is within `precision` of it, or
 //!    until `max_time` is over.
-//! 4. **Look back**: do the halves of what was measured look alike? If not, the warm-up had only paused: what was measured is
+//! 4. **Look back**: do the halves of the measurement look alike? If not, the warm-up had only paused: the measurement is
 //!    dropped, and step 3 runs again, three times in all. In an open loop the queue must not have grown by a fifth of
 //!    the calls.
 //! 5. Wait for the last calls, and stop the function, also after an error.
 //!
-//! No wait is without end: a call that is not answered within `answer_timeout` ends the trial, and so does a queue of
+//! No wait is without end: a call not answered within `answer_timeout` ends the trial, and so does a queue of
 //! [`MAX_QUEUE`] calls.
 //!
 //! # Cost
@@ -27,14 +27,14 @@ use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
 use gshare_core::{BasisPoints, ConfigError, Duration, Timestamp};
 use std::collections::VecDeque;
 
-/// Calls that are due and that the function has not taken.
+/// The most calls due and not yet taken by the function.
 pub const MAX_QUEUE: usize = 10_000;
 
-/// Calls that an open loop lets the function have at a time: its time is then its own.
+/// Calls of an open loop with the function at a time: its time is then its own.
 const OPEN_AT_ONCE: u32 = 1;
 /// Calls in a window of the warm-up: enough for a mean, few enough for a slow function.
 const WINDOW: usize = 10;
-/// Measurements that are begun at most.
+/// The most measurements begun in one trial.
 const MEASUREMENTS: usize = 3;
 
 gshare_core::config! {
@@ -47,7 +47,7 @@ gshare_core::config! {
         pub steady_tolerance: BasisPoints = BasisPoints::percent(5), with_steady_tolerance;
         /// Longest warm-up. 30 s: several times what just-in-time compilers and clocks take.
         pub max_warmup: Duration = Duration::from_secs(30), with_max_warmup;
-        /// Calls that are measured at least. 60: three in each group of the interval.
+        /// The least number of measured calls. 60: three in each group of the interval.
         pub min_calls: usize = 60, with_min_calls;
         /// Wanted half width of the interval. 2 %.
         pub precision: BasisPoints = BasisPoints::percent(2), with_precision;
@@ -72,7 +72,7 @@ impl TrialConfig {
     }
 }
 
-/// Figures that a trial measured.
+/// The measured figures of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Measured {
@@ -83,11 +83,11 @@ pub struct Measured {
     /// 99th percentile of the time in the function, in ns.
     #[cfg_attr(feature = "serde", serde(rename = "p99_ns"))]
     pub p99: Duration,
-    /// 95th percentile of the time since a call was due, in ns: with the wait in the queue. In a closed loop, that in the
+    /// 95th percentile of the time since a call was due, in ns: with the wait in the queue. In a closed loop, the time in the
     /// function.
     #[cfg_attr(feature = "serde", serde(rename = "p95_with_wait_ns"))]
     pub p95_with_wait: Duration,
-    /// Calls that were measured, and that warmed it up.
+    /// Calls of the measurement, and of the warm-up.
     pub calls: u64,
     /// See `calls`.
     pub warmup_calls: u64,
@@ -117,7 +117,7 @@ pub enum TrialError {
         "not steady after {calls} calls in {within}: either it has no steady state, or the load is not met"
     )]
     NotSteady {
-        /// Calls that were answered.
+        /// Answered calls.
         calls: usize,
         /// The time allowed.
         within: Duration,
@@ -131,7 +131,7 @@ pub enum TrialError {
     /// Too few calls for an interval in the time allowed.
     #[error("{calls} calls in {within}, need {need}: it is too slow to be measured in that time")]
     TooFewCalls {
-        /// Calls that were answered.
+        /// Answered calls.
         calls: usize,
         /// The time allowed.
         within: Duration,
@@ -144,7 +144,7 @@ pub enum TrialError {
 }
 
 impl TrialError {
-    /// Whether other settings fail just the same, so that a run has to end.
+    /// Whether other settings fail just the same, and a run has to end.
     pub const fn is_fatal(&self) -> bool {
         matches!(self, Self::Config(_) | Self::Exec(ExecError::Unavailable(_)))
     }
@@ -170,7 +170,7 @@ struct Run<'a> {
     executor: &'a mut dyn Executor,
     config: &'a TrialConfig,
     calls: crate::load::Calls,
-    /// Calls that are due and not with the function yet.
+    /// Calls due and not with the function yet.
     queue: VecDeque<Timestamp>,
     /// Calls with the function: when due, when sent.
     sent: VecDeque<(Timestamp, Timestamp)>,
@@ -194,7 +194,7 @@ impl<'a> Run<'a> {
         Self { executor, config, calls, queue, sent, last_done: now, answered: Vec::new() }
     }
 
-    /// Calls that may be with the function at a time.
+    /// The most calls with the function at a time.
     fn room(&self) -> usize {
         let most = match self.config.load {
             Load::Closed { in_flight } => in_flight,
@@ -203,7 +203,7 @@ impl<'a> Run<'a> {
         most as usize
     }
 
-    /// Makes the calls that are due.
+    /// Makes the due calls.
     fn submit(&mut self, now: Timestamp) -> Result<(), TrialError> {
         let closed = self.calls.due().is_none();
         while let Some(due) = self.calls.due().filter(|due| *due <= now) {
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
             if let Some(done) = self.executor.wait(until)? {
                 // An answer without a call counts for nothing.
                 let Some((due, sent)) = self.sent.pop_front() else { continue };
-                // The function gets to the next call only when it has answered the one before.
+                // The function takes the next call only when it has answered the previous call.
                 let call = Call { due, sent: sent.max(self.last_done), done };
                 self.last_done = done;
                 return Ok(Some(call));
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits for the calls that are with the function: one that hangs is not passed over because time is up.
+    /// Waits for the calls with the function, so a hanging call is not passed over because time is up.
     fn finish(&mut self) -> Result<(), TrialError> {
         while let Some((_, sent)) = self.sent.front() {
             let within = self.config.answer_timeout;

@@ -1,9 +1,9 @@
-//! Trials in one file of JSON lines, so that a run that was killed goes on where it was.
+//! Trials in one file of JSON lines, from which a killed run continues.
 //!
-//! One file holds any number of **profiles**, each a name with a **context**: what was profiled, and how (the command, the
+//! One file holds any number of **profiles**, each a name with a **context**: the profiled function, and how it was run (the command, the
 //! device, the load). Trials of another context are of no use, so a name with another context is refused. A trial is one line, on disk
 //! before [`Sink::keep`] returns. Two runs may share a file, which is locked while it is read or written; a setting is unique in its
-//! profile. A line without its end is what a kill left of a trial: it counts for nothing, and the next trial takes its place.
+//! profile. A kill can leave a line without its end. This line counts for nothing, and the next trial takes its place.
 
 use crate::planner::{Journal, JournalError, Trial};
 use crate::run::{Record, Sink};
@@ -23,15 +23,15 @@ pub enum StoreError {
     /// The file cannot be opened, read or written.
     #[error("profile store: {0}")]
     Io(#[from] io::Error),
-    /// A line that is no trial: the file is of another program, or was changed from outside.
+    /// A line is no trial: the file is of another program, or was changed from outside.
     #[error("profile store, line {line}: {what}")]
     Line {
         /// Which line, from 1.
         line: usize,
-        /// The fault that was found in it.
+        /// The fault in the line.
         what: String,
     },
-    /// The profile is there, of something else.
+    /// The profile exists with another context.
     #[error("profile `{name}` is of something else: stored `{stored}`, now `{given}`; choose another name")]
     OtherContext {
         /// Its name.
@@ -85,7 +85,7 @@ impl Store {
         journal(&self.records()?)
     }
 
-    /// The profile's trials, and the length of the lines that have an end.
+    /// The profile's trials, and the length of the complete lines.
     fn read(&self) -> Result<(Vec<Record>, usize), StoreError> {
         let (mut file, mut text) = (&self.file, Vec::new());
         file.rewind()?;

@@ -1,4 +1,4 @@
-//! SM share and batch size of an inference function, by a model of its time that each trial improves.
+//! SM share and batch size of an inference function, by a model of its time. Each trial improves the model.
 //!
 //! # Problem
 //! Of all settings whose execution time is within a bound (half of the SLO), find the one of the highest throughput
@@ -8,20 +8,21 @@
 //! # Terms
 //! - **time**: the p95 of one batch at a setting;
 //! - **model**: for each setting a mean and a deviation of the logarithm of its time, given all trials so far;
-//! - **expected gain**: the efficacy that a setting is expected to have beyond the best one so far, as a part of that; a
-//!   setting that is too slow gains nothing.
+//! - **expected gain**: the expected efficacy of a setting beyond the best efficacy so far, as a part of the best; a
+//!   setting gains nothing if it is too slow.
 //!
 //! # Algorithm
-//! 1. **First**: the middle one of the batches at the second smallest share.
+//! 1. **First**: the middle batch size at the second smallest share.
 //! 2. **Model**: a Gaussian process over the logarithms of batch and share. Before any trial it expects a time of `batch^0.5 x
-//!    share^-0.5`, either exponent give or take 0.35, so that what hardly depends on a batch and what is proportional to it are
-//!    both likely; beyond that power law it allows for bends of 30 %, 1.5 doublings of the batch and 1.25 of the share long,
-//!    and for 5 % of noise in a trial.
+//!    share^-0.5`, either exponent give or take 0.35. So a time proportional to the batch is likely, and so is a time
+//!    nearly independent of it. Beyond the power law the model allows for bends of 30 %, 1.5 doublings of the batch and 1.25 of the
+//!    share long, and for 5 % of noise in a trial.
 //! 3. **Next**: the setting of the highest expected gain (constrained expected improvement: Gardner et al., ICML 2014, with the
-//!    bound as the constraint). Settings that a trial rules out are passed over: of at least the batch and at most the share of one
-//!    that was too slow by more than 15 %, or of at least the batch of one that failed, since memory grows with it.
-//! 4. **End**: after ten trials, or when no setting promises a gain of a thousandth. Has no trial kept to the bound by the last but
-//!    one, then the last is batch 1 with all SMs, before it is said that nothing does.
+//!    bound as the constraint). The search passes over settings ruled out by a trial. A setting too slow by more than 15 % rules out
+//!    its batch and larger batches at its share and smaller shares. A failed setting rules out its batch and larger batches, since
+//!    memory grows with the batch.
+//! 4. **End**: after ten trials, or when no setting promises a gain of a thousandth. If no earlier trial
+//!    was within the bound, the last trial is batch 1 with all SMs.
 //!
 //! ## Example
 //! Bound 40 ms, `ResNet152` on an A100, batches to 32, shares by 10 %. (8, 20 %) takes 38.1 ms: within the bound, 10.5 requests/s
@@ -34,17 +35,17 @@
 //! within the noise of the measurements, where the optimum is a matter of luck.
 //!
 //! # Invariants
-//! The choice was measured, is within the bound, and is the best of those measured that are. The model decides only what
-//! is tried. An error is given only if batch 1 with all SMs was too slow, or failed.
+//! The choice was measured, is within the bound, and is the best measured point within the bound. The model only chooses
+//! the trials. The search fails only if batch 1 with all SMs was too slow, or failed.
 //!
 //! # Cost
 //! Less than a millisecond for a step over 200 settings, beside half a minute for a trial.
 //!
 //! # Differences from the paper
-//! - Hybrid Growth Search doubles the batch, adds 10 % of the SMs where that is too slow, and stops where the efficacy falls. It
-//!   finds an optimum only beside its path: for a function whose time hardly depends on the batch (`LLaMA2`, small
-//!   vision models) it stops far from it. `replay dilu-table2 --sweep` runs both.
-//! - It answers with the last good point; here it is the best one.
+//! - Hybrid Growth Search doubles the batch, adds 10 % of the SMs if the batch is too slow, and stops where the efficacy falls. It
+//!   finds an optimum only beside its path: if a function's time hardly depends on the batch (`LLaMA2`, small
+//!   vision models), it stops far from the optimum. `replay dilu-table2 --sweep` runs both.
+//! - It answers with the last good point; here the answer is the best point.
 //! - It has no upper bounds: SMs above 100 %, batches off the grid. Here both axes are given.
 
 use super::{Journal, PlanError, Planner, Step, config, failure};
@@ -54,7 +55,7 @@ use std::f64::consts::{LN_2, SQRT_2};
 
 /// The model's belief about the logarithm of a time before any trial, in doublings of batch and share.
 mod prior {
-    /// Exponent of the batch; that of the share is its opposite.
+    /// Exponent of the batch; the share's exponent is its opposite.
     pub(super) const SLOPE: f64 = 0.5;
     /// Deviation of either exponent.
     pub(super) const SLOPE_DEVIATION: f64 = 0.35;
@@ -63,14 +64,14 @@ mod prior {
     /// Deviation from a power law, and how many doublings of batch and share it lasts.
     pub(super) const BEND: f64 = 0.3;
     pub(super) const BEND_LENGTH: [f64; 2] = [1.5, 1.25];
-    /// Deviation of a trial from what another one at the same setting would measure.
+    /// Deviation between two trials at the same setting.
     pub(super) const NOISE: f64 = 0.05;
 }
 
-/// A setting that is too slow by more than this factor rules out others: three deviations of the noise.
+/// A setting too slow by more than this factor rules out others: three deviations of the noise.
 const RULES_OUT: f64 = 1.15;
 
-/// The least expected gain that is worth a trial.
+/// The least expected gain for another trial.
 const WORTH: f64 = 0.001;
 
 /// Searches for the most effective setting within a bound of the execution time.
@@ -82,15 +83,15 @@ pub struct EfficacySearch {
     max_trials: usize,
 }
 
-/// The setting that an inference function should run at.
+/// The best setting for an inference function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct InferenceChoice {
-    /// The setting and what was measured there. Its SM share is the request.
+    /// The setting with its measurement. Its SM share is the request.
     pub point: ProfilePoint,
     /// Twice the request, at most the whole (Dilu, section 3.2).
     pub limit: SmShare,
-    /// Trials that the search looked at.
+    /// Trials used by the search.
     pub trials: usize,
 }
 
@@ -138,7 +139,7 @@ impl EfficacySearch {
         self.batches.iter().flat_map(at)
     }
 
-    /// The setting that is fastest if any is.
+    /// The setting expected to be the fastest: the smallest batch with the largest share.
     fn fastest(&self) -> Setting {
         let batch = self.batches.first().copied().unwrap_or(1);
         let sm = self.shares.last().copied().unwrap_or(SmShare::WHOLE);
@@ -152,7 +153,7 @@ impl EfficacySearch {
         Setting { batch, sm, ..fastest }
     }
 
-    /// The setting that is worth a trial most, given what was seen.
+    /// The setting of the highest expected gain, given the trials so far.
     fn next_setting(&self, seen: &[(Setting, Option<ProfilePoint>)]) -> Option<Setting> {
         let best = best(self.max_exec, seen);
         let bound = log(&self.max_exec);
@@ -161,16 +162,16 @@ impl EfficacySearch {
         let candidates = candidates.filter(|at| !seen.iter().any(|trial| self.rules_out(trial, *at)));
         let gains = candidates.map(|at| {
             let (mean, deviation) = model.at(at);
-            // The logarithm of the efficacy is `reach` minus that of the time.
+            // The logarithm of the efficacy is `reach` minus the time's logarithm.
             let reach = model.per_time + (f64::from(at.batch) / at.sm.as_fraction()).ln();
             (at, gain(mean, deviation, bound, reach, best.map(|point| efficacy(&point).ln())))
         });
         let top = gains.reduce(|top, one| if one.1 > top.1 { one } else { top });
-        // Without a best one a gain has no scale, and any is worth a trial.
+        // Without a best point a gain has no scale, and any gain is worth a trial.
         top.filter(|(_, gain)| *gain > if best.is_some() { WORTH } else { 0.0 }).map(|(at, _)| at)
     }
 
-    /// Tells whether a trial shows that `at` cannot be within the bound, or cannot run.
+    /// Whether a trial proves `at` too slow for the bound, or unable to run.
     fn rules_out(&self, trial: &(Setting, Option<ProfilePoint>), at: Setting) -> bool {
         let (other, found) = trial;
         let harder = at.batch >= other.batch && at.sm <= other.sm;
@@ -183,7 +184,7 @@ impl EfficacySearch {
     }
 }
 
-/// The most effective point within the bound; of equal ones the smallest.
+/// The most effective point within the bound; the smallest among equals.
 fn best(max_exec: Duration, seen: &[(Setting, Option<ProfilePoint>)]) -> Option<ProfilePoint> {
     let points = seen.iter().filter_map(|(_, found)| *found).filter(|point| point.p95 <= max_exec);
     points.min_by(|a, b| b.cmp_efficacy(a).then(a.area().cmp(&b.area())).then(a.batch.cmp(&b.batch)))
@@ -198,7 +199,7 @@ fn log(time: &Duration) -> f64 {
     time.as_secs_f64().max(1e-9).ln()
 }
 
-/// Expected gain of a setting whose time has a logarithm of this mean and deviation, and whose efficacy is `e^reach` over its
+/// Expected gain of a setting. Its time's logarithm has this mean and deviation, and its efficacy is `e^reach` over its
 /// time, but 0 above the bound. A part of the best efficacy so far; without one in requests/s.
 fn gain(mean: f64, deviation: f64, bound: f64, reach: f64, best: Option<f64>) -> f64 {
     // Below this time the setting is within the bound and better than the best.
@@ -209,7 +210,7 @@ fn gain(mean: f64, deviation: f64, bound: f64, reach: f64, best: Option<f64>) ->
     mean_efficacy * shifted - if best.is_some() { part } else { 0.0 }
 }
 
-/// Probability that a standard normal variable is below `x`.
+/// Probability of a standard normal variable below `x`.
 fn normal(x: f64) -> f64 {
     libm::erfc(-x / SQRT_2) / 2.0
 }
@@ -218,11 +219,11 @@ fn normal(x: f64) -> f64 {
 struct Model {
     /// Coordinates of the trials.
     trials: Vec<[f64; 2]>,
-    /// Expected time before any trial, at batch 1 and the whole: that of the bound.
+    /// Expected time before any trial, at batch 1 and the whole: the bound's logarithm.
     scale: f64,
     /// Lower triangle L of the trials' covariance `L L^T`, by rows.
     triangle: Vec<Vec<f64>>,
-    /// The vector that L maps on the trials' differences from the expected times.
+    /// The solution `x` of `L x = d`, where `d` is the trials' differences from the expected times.
     solved: Vec<f64>,
     /// Logarithm of throughput times time over batch, the mean of the trials: above 0 where batches overlap.
     per_time: f64,
@@ -279,7 +280,7 @@ impl Model {
         self.trials.iter().take(trials).map(|trial| covariance(*trial, at)).collect()
     }
 
-    /// The vector that L maps on `right`.
+    /// The solution `x` of `L x = right`.
     fn forward(&self, right: &[f64]) -> Vec<f64> {
         let mut found: Vec<f64> = Vec::with_capacity(right.len() + 1);
         for (row, right) in self.triangle.iter().zip(right) {
@@ -344,7 +345,7 @@ mod tests {
         ProfilePoint::measured(sm, Quota::WHOLE, batch, f64::from(batch) / ms * 1e3, exec, exec).unwrap()
     }
 
-    /// The model has what was measured, to the noise, and is unsure by as much as is unknown.
+    /// The model repeats the measurements, to the noise, and is less sure far from them.
     #[test]
     fn the_model_knows_what_it_was_told() {
         let trials = [(8, 20, 38.0), (16, 30, 40.0), (1, 100, 4.0)].map(|(b, s, ms)| point(b, s, ms));
@@ -359,7 +360,7 @@ mod tests {
         assert!(model.per_time.abs() < 1e-6, "a batch at a time");
     }
 
-    /// The closed form of the gain is what a sum over the distribution comes to.
+    /// The closed form of the gain equals a sum over the distribution.
     #[test]
     fn the_expected_gain_is_the_integral() {
         for (mean, deviation, bound, reach, best) in

@@ -16,7 +16,7 @@ pub struct Grid {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct GridOutcome {
-    /// The points that could be measured.
+    /// The measurable points.
     pub table: ProfileTable,
     /// Where a trial failed: holes of the table. Their reasons are in the journal.
     pub failed: Vec<Setting>,

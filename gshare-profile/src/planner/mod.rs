@@ -1,27 +1,27 @@
-//! Which point to measure next.
+//! Strategies, which choose the next point to measure.
 //!
 //! # Problem
-//! A trial takes half a minute of a GPU (Dilu, Table 2), a grid has sixty points or more, and a run that takes an hour
+//! A trial takes half a minute of a GPU (Dilu, Table 2), a grid has sixty points or more, and a run of an hour
 //! is killed half-way sooner or later. So a strategy measures few points, and may be stopped and started at will.
 //!
 //! # Terms
-//! - **trial**: one setting, and what came of it: a measurement, or a failure with its reason;
-//! - **journal**: the trials so far. It is all the state there is.
+//! - **trial**: one setting and its result: a measurement, or a failure with its reason;
+//! - **journal**: the trials so far. A planner has no other state.
 //!
 //! # Algorithm
-//! [`Planner::next`] runs its whole search again on each call, and reads the result of each step from the journal. Where a
-//! result is missing it stops and answers that setting. So what comes next depends on nothing but the journal: a run that
-//! was killed and goes on with the journal it wrote takes the same path to the same answer, and measures no point
-//! twice. Trials that another strategy made are used as well.
+//! [`Planner::next`] runs its whole search again on each call, and reads the result of each step from the journal. At
+//! the first missing result the search stops and answers the setting. So the next step depends on nothing but the journal: a
+//! killed run continues with its journal, takes the same path to the same answer, and measures no point twice. A
+//! strategy also uses the trials of other strategies.
 //!
 //! ## Example
 //! A training search over 5 % steps: the empty journal answers `Measure(100 %)`, then `Measure(50 %)`. The process is
 //! killed after both were written. Started again, it reads two trials, and asks for 25 %.
 //!
 //! # Invariants
-//! - the setting asked for is never one that is in the journal;
+//! - a planner never asks for a setting in the journal;
 //! - there are finitely many settings, so each search ends;
-//! - a choice is a point that was measured and that meets what was asked; else there is an error that says what was not.
+//! - a choice is a measured point within the bounds; without such a point, an error names the bound.
 //!
 //! # Cost
 //! O(trials^2) lookups for a whole search: microseconds, beside half a minute per trial.
@@ -38,7 +38,7 @@ use gshare_core::profile::{ProfileError, ProfilePoint, Setting};
 use gshare_core::{ConfigError, Duration};
 use std::collections::BTreeMap;
 
-/// Figures that a trial measured.
+/// The measured figures of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Measurement {
@@ -56,30 +56,30 @@ pub struct Measurement {
 pub enum Outcome {
     /// The setting was measured.
     Measured(Measurement),
-    /// The setting could not be measured: out of memory, a crash, a hang that was ended.
+    /// The setting could not be measured: out of memory, a crash, or a hang.
     Failed {
         /// Why, for people.
         reason: String,
     },
 }
 
-/// One setting, and what came of it.
+/// One setting and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Trial {
-    /// The setting that was tried.
+    /// The tried setting.
     pub setting: Setting,
     /// The measurement, or the reason of the failure.
     pub outcome: Outcome,
 }
 
 impl Trial {
-    /// A trial that was measured.
+    /// A successful trial.
     pub const fn done(measurement: Measurement) -> Self {
         Self { setting: measurement.point.setting(), outcome: Outcome::Measured(measurement) }
     }
 
-    /// A trial that failed.
+    /// A failed trial.
     pub const fn failed(setting: Setting, reason: String) -> Self {
         Self { setting, outcome: Outcome::Failed { reason } }
     }
@@ -95,7 +95,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Appends a trial, unless its setting is there, or its measurement belongs to another one.
+    /// Appends a trial, unless the journal has its setting, or its measurement belongs to another setting.
     pub fn add(&mut self, trial: Trial) -> Result<(), JournalError> {
         let setting = trial.setting;
         if let Outcome::Measured(measurement) = &trial.outcome
@@ -121,7 +121,7 @@ impl Journal {
         self.places.get(&setting).and_then(|&place| self.trials.get(place)).map(|trial| &trial.outcome)
     }
 
-    /// The point measured at a setting; `Ok(None)` if that failed, `Err` with the step to take if it was not tried.
+    /// The point measured at a setting; `Ok(None)` if the trial failed, `Err` with the next step if there is no trial.
     fn point<R>(&self, setting: Setting) -> Result<Option<&Measurement>, Step<R>> {
         match self.at(setting) {
             Some(Outcome::Measured(measurement)) => Ok(Some(measurement)),
@@ -150,7 +150,7 @@ impl From<Journal> for Vec<Trial> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// There is a trial of that setting.
+    /// The journal has a trial of the setting.
     #[error("({setting}) was tried before")]
     Duplicate {
         /// The setting.
@@ -161,7 +161,7 @@ pub enum JournalError {
     Mismatch {
         /// The trial's setting.
         asked: Setting,
-        /// The measurement's.
+        /// The measurement's setting.
         measured: Setting,
     },
 }
@@ -179,7 +179,7 @@ pub enum Step<R> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A field of a strategy that is out of bounds.
+    /// A field of a strategy is out of bounds.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// No point meets the latency asked for.
@@ -187,15 +187,15 @@ pub enum PlanError {
     SloUnreachable {
         /// The bound.
         max_exec: Duration,
-        /// The shortest that was measured.
+        /// The shortest measured latency.
         best: Duration,
-        /// The setting of the shortest.
+        /// The setting with the shortest latency.
         setting: Setting,
     },
-    /// A trial failed without which there is no answer.
+    /// A trial failed, and there is no answer without its result.
     #[error("({setting}) failed, and without it there is no answer: {reason}")]
     TrialFailed {
-        /// The setting that failed.
+        /// The trial's setting.
         setting: Setting,
         /// Why, as the trial said.
         reason: String,

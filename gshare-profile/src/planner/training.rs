@@ -1,19 +1,19 @@
 //! Request and limit of a training function by binary search (Dilu, section 3.2).
 //!
 //! # Algorithm
-//! Measure the throughput `T1` with all SMs. The request is the smallest share on the grid whose throughput is at least
+//! Measure the throughput `T1` with all SMs. The request is the smallest share on the grid with a throughput of at least
 //! `(80 % - 2 %) x T1`, the limit the same with 100 %: bisect between 0 (too little) and 100 % (enough) until the two differ by
-//! one step. Shares measured for one are known to the other.
+//! one step. Both searches use all measured shares.
 //!
 //! # Example
 //! 5 % steps; throughput grows in proportion up to 60 % of the SMs. For 80 %: 50 (83 %, enough), 25 (42 %), 35 (58 %), 40 (67 %),
 //! 45 (75 %): too little, so 50. For 100 %: 50 (83 %), 75 (100 %), 60 (100 %), 55 (92 %): 60. Nine trials, of twenty.
 //!
 //! # Differences from the paper
-//! - It stops where `T` is within 2 % of the aim. No point of a grid need lie in that band, and the search then never ends;
+//! - The paper's search stops where `T` is within 2 % of the aim. If no point of the grid lies in this band, the search never ends;
 //!   ours ends when the interval is one step.
-//! - The published implementation stops at the first share that is enough and never looks below.
-//! - Throughput that falls with more SMs is possible (noise). The answer is then not the smallest share, but one that was
+//! - The published implementation stops at the first sufficient share and never looks below.
+//! - Noise can make the throughput fall with more SMs. The answer is then not the smallest share, but a share that was
 //!   measured and is enough.
 
 use super::{Journal, PlanError, Planner, Step, config, failure};
@@ -29,7 +29,7 @@ pub struct TrainingSearch {
     tolerance: BasisPoints,
 }
 
-/// The shares that a training function needs.
+/// The shares of a training function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TrainingChoice {
@@ -68,7 +68,7 @@ impl TrainingSearch {
         Setting { batch: self.batch, sm, quota: Quota::WHOLE }
     }
 
-    /// The smallest share that reaches `aim` of `exclusive`.
+    /// The smallest share with a throughput of at least `aim` of `exclusive`.
     fn find(
         &self,
         journal: &Journal,

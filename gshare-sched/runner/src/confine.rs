@@ -1,16 +1,16 @@
 //! Processes as another user, each in a cgroup of its own.
 //!
 //! # Problem
-//! A function under the hook is a tenant's program. The hook keeps it to its share of a GPU; that it reads other functions'
-//! secrets, fills the host's memory or leaves children behind is the kernel's to prevent.
+//! A function under the hook is a tenant's program. The hook keeps the function to its share of a GPU. Only the kernel can keep it from
+//! other functions' secrets, from filling the host's memory and from leaving children behind.
 //!
-//! # What is done
-//! With a [`User`] a process starts with that user's and group's number and no other group. With a folder of cgroups it gets a
-//! cgroup below it before its program begins, with the limits that are asked for, and all that it has started is found there and
-//! killed when it ends, in any process group that it has made for itself. Both versions of cgroups serve: of version 1 the
-//! folder is that of one controller, and only this one's limits can be kept.
+//! # Algorithm
+//! With a [`User`] a process starts with the user's and the group's number and no other group. With a folder of cgroups the process
+//! gets a cgroup in the folder, with the requested limits, before its program begins. When the process ends, all its descendants are
+//! found in the cgroup and killed, in any process group. Both versions of cgroups serve. In version 1 the folder belongs to one
+//! controller, and only this controller's limits can be kept.
 //!
-//! A cgroup's name says which process made it, so that [`sweep`] finds what one that was killed has left.
+//! A cgroup's name identifies its maker, so [`sweep`] finds the cgroups left by killed processes.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -54,10 +54,10 @@ impl std::str::FromStr for User {
 }
 
 impl User {
-    /// Checks that this user can read a file, by a process of that user.
+    /// Checks in a process of this user whether the user can read a file.
     ///
     /// # Errors
-    /// When it cannot, or this process may not become that user. The error names the file and the user.
+    /// When the user cannot, or this process may not become the user. The error names the file and the user.
     pub fn can_read(&self, file: &Path) -> io::Result<()> {
         let Self { uid, gid } = *self;
         let named = |why: &str| {
@@ -80,7 +80,7 @@ fn named(users: &str, name: &str) -> Option<(u32, u32)> {
     })
 }
 
-/// Limits of a cgroup; a field that is `None` sets no limit.
+/// Limits of a cgroup; `None` sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Host memory, in bytes.
@@ -89,7 +89,7 @@ pub struct Limits {
     pub cpu_milli: Option<u64>,
 }
 
-/// A cgroup that a process is started in. Dropping it kills what is left in it and removes it.
+/// A cgroup for a new process. Dropping it kills the processes left in it and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
     folder: PathBuf,
@@ -100,11 +100,12 @@ pub struct Cgroup {
 const PERIOD_US: u64 = 100_000;
 
 impl Cgroup {
-    /// Makes a cgroup below a folder of the cgroup file system, with limits. Its name is this one and the calling process. Dropping
-    /// it kills all in it, so a name that is taken already is refused.
+    /// Makes a cgroup below a folder of the cgroup file system, with limits. Its name is `name` and the calling process. Dropping
+    /// it kills all processes in it, so an existing name is refused.
     ///
     /// # Errors
-    /// When it cannot be made or is there already, or a limit has no file there: its controller is not on in that folder. The error names the file.
+    /// When the cgroup cannot be made or exists already, or a limit has no file there because its controller is off in the folder. The
+    /// error names the file.
     pub fn make(below: &Path, name: &str, limits: Limits) -> io::Result<Self> {
         let folder = below.join(format!("{name}{OWNED_BY}{}", owner(std::process::id())?));
         let named = |path: &Path, error: &io::Error| {
@@ -158,7 +159,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Kills what processes that are gone have left in cgroups below a folder, and removes these. Gives how many there were.
+/// Kills the processes in cgroups of gone makers below a folder, and removes these cgroups. Gives their number.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -212,12 +213,12 @@ fn remove(folder: &Path) {
     }
 }
 
-/// Tries to remove a cgroup, and the time between two: a process that was killed is gone within some milliseconds.
+/// Tries to remove a cgroup, and the time between two tries: a killed process is gone within some milliseconds.
 const REMOVALS: u32 = 50;
 const BETWEEN_REMOVALS: std::time::Duration = std::time::Duration::from_millis(2);
 
 fn kill_all(folder: &Path) {
-    // Never made: in a folder that is no cgroup it would stay.
+    // The file is never made, since it would stay in a folder outside the cgroup file system.
     let all_at_once = File::options().write(true).open(folder.join("cgroup.kill"));
     if all_at_once.and_then(|mut file| file.write_all(b"1")).is_ok() {
         return;
@@ -235,12 +236,12 @@ pub(crate) fn enter(mut entrance: &File) -> io::Result<()> {
     entrance.write_all(b"0")
 }
 
-/// User, cgroup and folder of a process that is started; none by default.
+/// User, cgroup and folder of a new process; none by default.
 #[derive(Debug, Default)]
 pub struct Confined {
-    /// The user that the process becomes.
+    /// The process's user.
     pub user: Option<User>,
-    /// The cgroup that the process enters.
+    /// The process's cgroup.
     pub cgroup: Option<Cgroup>,
     /// A folder with files for this process alone, removed when it has ended.
     pub folder: Option<tempfile::TempDir>,

@@ -1,20 +1,20 @@
 //! Processes in containers, by podman.
 //!
 //! # Problem
-//! A function may come as an OCI image. Its process is to be treated as every other one: under the hook, with its share, ended when it is
-//! to end, and not left behind by a host that is killed. But a container is a child of podman's monitor and not of the host, so that
+//! A function may come as an OCI image. Its process is to be treated like all others: under the hook, with its share, ended on
+//! request, and not left behind by a killed host. But a container is a child of podman's monitor and not of the host, so
 //! neither a signal to `podman run` nor the death of the host ends it.
 //!
-//! # What is done
+//! # Algorithm
 //! 1. [`Image::named`] decides which texts name an image.
 //! 2. `Container::arguments` makes the arguments of `podman run`. Pure.
-//! 3. A container is looked after by a shell that holds a pipe from the host. When a byte comes in, or the host is gone, the shell
-//!    kills `podman run` and removes the container. The shell ends after the container, so that memory on a GPU is free then.
-//! 4. The hook is named in a read-only `/etc/ld.so.preload` of the container. The loader of musl does not read that file: a container of
-//!    Alpine starts, without the hook. With `LD_PRELOAD` it would not start. The share is in `share.env` beside the hook, so that a
-//!    program that clears its environment keeps it.
-//! 5. All containers have a label with the folder of their host. A host whose shells were killed as well finds them by that when it
-//!    starts again ([`Podman::sweep`]).
+//! 3. A shell with a pipe from the host looks after each container. When a byte comes in, or the host is gone, the shell
+//!    kills `podman run` and removes the container. The shell ends after the container, so memory on a GPU is free then.
+//! 4. The hook is named in a read-only `/etc/ld.so.preload` of the container. The loader of musl does not read the file, so a container of
+//!    Alpine starts without the hook. With `LD_PRELOAD` it would not start. The share is in `share.env` beside the hook, so a
+//!    program keeps its share even if it clears its environment.
+//! 5. All containers have a label with the folder of their host. If the shells were killed as well, the host finds the containers
+//!    by this label when it starts again ([`Podman::sweep`]).
 //!
 //! # Cost
 //! Some 0.4 s for a start and as much for an end, which podman takes.
@@ -63,7 +63,7 @@ pub enum ContainerError {
         /// The image.
         image: Image,
     },
-    /// A path that podman would split.
+    /// Podman would split the path.
     #[error("a container cannot be given {path}: its path has a colon in it; put it elsewhere")]
     Colon {
         /// The path.
@@ -82,7 +82,7 @@ impl std::fmt::Display for Image {
 }
 
 impl Image {
-    /// The image that a text names: one whose first part, before the first `/`, is a registry, as containers' tools tell it: it has a dot or
+    /// The image named by a text. The first part of an image, before the first `/`, is a registry: as for other tools, it has a dot or
     /// a colon in it, or is `localhost`. Texts that begin with `/` or `.` are paths; all others are names, and no images.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ fn rest_is_valid(rest: &str) -> bool {
     name.split('/').all(part) && tag.is_none_or(tagged) && digest.is_none_or(digested)
 }
 
-/// A file or folder of the host that a container sees.
+/// A file or folder of the host, visible in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// Its path on the host.
@@ -157,7 +157,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// A file or folder to read, at the path that it has on the host.
+    /// A file or folder to read, at its path on the host.
     pub fn read(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self { inside: path.clone(), host: path, writable: false }
@@ -176,18 +176,18 @@ impl Mount {
     }
 }
 
-/// What a container is, beside its command and its environment.
+/// The properties of a container, beside its command and its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
     /// The image.
     pub image: Image,
-    /// Files and folders of the host, other than those of the hook.
+    /// Files and folders of the host, other than the hook's.
     pub mounts: Vec<Mount>,
     /// Devices: paths, or names of CDI.
     pub devices: Vec<OsString>,
     /// Limits of host memory and time on CPUs.
     pub limits: Limits,
-    /// The user that its processes are; with the numbers of the host.
+    /// The user of its processes; with the numbers of the host.
     pub user: User,
     /// Whether its processes may get no more rights than this user has.
     pub confined: bool,
@@ -198,7 +198,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// The arguments of `podman`, without those of one instance: its name, labels and files.
+    /// The arguments of `podman`, without an instance's own arguments: its name, labels and files.
     fn arguments(&self, command: &Command, own: &[OsString]) -> Result<Vec<OsString>, ContainerError> {
         let mut all: Vec<OsString> =
             ["run", "--rm", "--network=host", "--log-driver=none", "--no-healthcheck"]
@@ -247,12 +247,12 @@ impl Container {
     }
 }
 
-/// Variables that say the share, which the hook reads from a file.
+/// Variables of the share, which the hook reads from a file.
 const SHARE: [&str; 7] =
     ["GSHARE_SOCKET", "GSHARE_NAME", "GSHARE_RUN", "GSHARE_QUOTA", "GSHARE_SM", "GSHARE_MEM", "GSHARE_CLASS"];
 /// Label of the containers of a host: its folder.
 const LABEL: &str = "io.gshare.host";
-/// Looks after a container: `$0` is podman, `$1` the container's name, and what follows runs it. The standard input is the lifeline.
+/// Looks after a container: `$0` is podman, `$1` the container's name, and the other arguments run it. The standard input is the lifeline.
 /// The shell writes nothing itself: the host may be gone, and a signal for the broken pipe would end the shell.
 const SHELL: &str = r#"
 podman=$0 name=$1
@@ -278,7 +278,7 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Podman on the `PATH`, for a host whose containers have their files in this folder. The folder is made when there is one.
+    /// Podman on the `PATH`, for a host with the files of its containers in this folder. The folder is made with the first container.
     pub fn find(folder: PathBuf) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let is_program = |path: &PathBuf| {
@@ -288,7 +288,7 @@ impl Podman {
         Some(Self { program, folder })
     }
 
-    /// Removes the containers that a host with this folder has left behind, and their files.
+    /// Removes the containers left behind by a host with this folder, and their files.
     ///
     /// # Errors
     /// When podman does not answer, or the files cannot be removed.
@@ -333,12 +333,13 @@ impl Podman {
         Ok(folder)
     }
 
-    /// Starts a container with the command's arguments and environment; its program is not looked at. Without arguments it runs what its
-    /// image says. The rest is as [`HookedProcess::start`] has it. `folder` is one of [`Podman::folder`], and goes with the container.
+    /// Starts a container with the command's arguments and environment; its program is not looked at. Without arguments the
+    /// container runs its image's command. The rest is as for [`HookedProcess::start`]. `folder` comes from [`Podman::folder`], and is
+    /// removed with the container.
     ///
     /// # Errors
-    /// When a path cannot be given to a container, or the shell that looks after it cannot be started. What podman refuses is an end of the
-    /// process, with what podman says on standard error.
+    /// When a path cannot be given to a container, or its shell cannot be started. A refusal of podman is an end of the
+    /// process, with podman's message on standard error.
     pub fn start(
         &self,
         mut container: Container,
@@ -370,13 +371,13 @@ impl Podman {
             pair("--pidfile=", pid_file.as_os_str()),
         ];
         if !rustix::process::geteuid().is_root() {
-            // Else its user would be another one of the host.
+            // Else its user would be another user of the host.
             own.push("--userns=keep-id".into());
         }
         let arguments = container.arguments(&command, &own).map_err(invalid)?;
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(SHELL).arg(&self.program).arg(own_name).args(arguments);
-        // A group of its own: a signal of a terminal to the host's is not for it.
+        // A group of its own: a terminal's signal to the host's group is not for the container.
         shell.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = shell.spawn()?;
         let lifeline = child.stdin.take();
@@ -388,9 +389,9 @@ impl Podman {
     }
 }
 
-/// The hook, and the files that name it and its share, with those that are made for this container.
+/// The mounts of the hook, of the daemon's socket, and of two files made for this container with the hook's path and the share.
 fn hook_mounts(hook: &Hook, command: &Command, folder: &Path) -> io::Result<[Mount; 4]> {
-    // A path that the loader would split is refused here, too.
+    // Here, too, a path is refused if the loader would split it.
     crate::preload(&hook.preload).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let mut line = hook.preload.clone().into_os_string();
     line.push("\n");
@@ -416,7 +417,7 @@ fn hook_mounts(hook: &Hook, command: &Command, folder: &Path) -> io::Result<[Mou
     ])
 }
 
-/// Devices of this machine's GPUs for a container: the vendor's name in CDI where a specification of it is there, which brings the driver's
+/// Devices of this machine's GPUs for a container: the vendor's name in CDI if its specification is there, which brings the driver's
 /// libraries along; else the device files.
 pub fn gpus() -> Vec<OsString> {
     gpus_in(&["/etc/cdi", "/var/run/cdi"].map(Path::new), Path::new("/dev"))
@@ -424,7 +425,7 @@ pub fn gpus() -> Vec<OsString> {
 
 fn gpus_in(specs: &[&Path], dev: &Path) -> Vec<OsString> {
     let files = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    // YAML or JSON; specifications of others name the vendor's devices, too.
+    // YAML or JSON; other vendors' specifications name the vendor's devices, too.
     let named = |file: PathBuf| {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         text.replace([' ', '"', '\''], "").contains("kind:nvidia.com/gpu")

@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus};
 
-/// The hook, and the daemon that hooked processes register with.
+/// The hook, and the daemon with which hooked processes register.
 #[derive(Debug, Clone)]
 pub struct Hook {
     /// `libgshare_hook.so`.
@@ -24,8 +24,8 @@ pub struct Hook {
     pub socket: PathBuf,
 }
 
-/// A process under the hook that ends with the thread that started it, or a container that ends with this process. Dropping it kills it
-/// and all that it started, and waits for its end: a loop that must not wait keeps it until [`has_ended`](Self::has_ended).
+/// A process under the hook, which ends with its starting thread, or a container, which ends with this process. Dropping it kills
+/// the process and its descendants, and waits for its end. A loop that must not wait keeps it until [`has_ended`](Self::has_ended).
 #[derive(Debug)]
 pub struct HookedProcess {
     child: Child,
@@ -39,8 +39,8 @@ pub struct HookedProcess {
 
 impl HookedProcess {
     /// Starts the command in a process group of its own, under the hook if there is one. `run` is one number for the
-    /// processes of an instance, which share its name and its share ([`new_run`](crate::new_run)). Where the share is not the daemon's to know, it is
-    /// in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
+    /// processes of an instance, which share its name and its share ([`new_run`](crate::new_run)). If the daemon does not
+    /// know the share, the share is in the command's environment (`GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`).
     ///
     /// # Errors
     /// When the program cannot be started.
@@ -48,7 +48,7 @@ impl HookedProcess {
         Self::start_confined(command, name, run, hook, Confined::default())
     }
 
-    /// The same as another user, in a cgroup.
+    /// Starts the command like [`start`](Self::start), as another user and in a cgroup.
     ///
     /// # Errors
     /// When the program cannot be started, or the user or the cgroup is not ours to give.
@@ -59,7 +59,7 @@ impl HookedProcess {
         hook: Option<&Hook>,
         confined: Confined,
     ) -> io::Result<Self> {
-        // A group of its own, so that what it starts ends with it.
+        // A group of its own, so its descendants end with it.
         command.process_group(0);
         if let Some(hook) = hook {
             let preloaded = crate::preload(&hook.preload)
@@ -77,9 +77,9 @@ impl HookedProcess {
             if let Some(entrance) = &entrance {
                 enter(entrance)?;
             }
-            // A change of the user takes the request back, so it comes after that.
+            // A change of the user takes the request back, so the request comes after the change.
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have gone before this was asked for.
+            // The parent may have gone before the request.
             if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::BrokenPipe)) }
         };
         // SAFETY: three system calls; nothing is allocated and no lock is taken between fork and exec.
@@ -87,7 +87,7 @@ impl HookedProcess {
         Self::of(command.spawn()?, confined, None)
     }
 
-    /// A container, by the shell that looks after it.
+    /// A container, by its shell.
     pub(crate) fn of_container(child: Child, container: Lifeline) -> io::Result<Self> {
         Self::of(child, Confined::default(), Some(container))
     }
@@ -106,17 +106,17 @@ impl HookedProcess {
         }
     }
 
-    /// Its number; of a container that of its first process, once there is one.
+    /// The process's number; for a container its first process's number, once there is a process.
     pub fn pid(&self) -> u32 {
         self.container.as_ref().and_then(Lifeline::pid).unwrap_or_else(|| self.child.id())
     }
 
-    /// The folder that ends with the process, if it has one.
+    /// The folder to be removed with the process, if there is such a folder.
     pub fn folder(&self) -> Option<&Path> {
         self.confined.folder.as_ref().map(tempfile::TempDir::path)
     }
 
-    /// Readable once it has ended.
+    /// Readable once the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -126,7 +126,7 @@ impl HookedProcess {
         (self.child.stdout.take(), self.child.stderr.take())
     }
 
-    /// Kills it and all that it started: its process group, and its cgroup where it has one. A container is gone some time later.
+    /// Kills the process and its descendants: its process group, and its cgroup where it has one. A container is gone some time later.
     pub fn kill(&self) {
         if let Some(container) = &self.container {
             return container.end();
@@ -140,7 +140,7 @@ impl HookedProcess {
         }
     }
 
-    /// Whether it has ended; its memory on the GPU is free then.
+    /// Whether the process has ended; its memory on the GPU is free then.
     pub fn has_ended(&mut self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = WaitId::Pid(Pid::from_child(&self.child));
@@ -153,7 +153,7 @@ impl HookedProcess {
         self.reaped
     }
 
-    /// How it ended, once [`has_ended`](Self::has_ended) has said that it did.
+    /// How the process ended, once [`has_ended`](Self::has_ended) has returned `true`.
     pub const fn status(&self) -> Option<ExitStatus> {
         self.status
     }

@@ -1,11 +1,12 @@
 //! Starts, feeds and stops the processes of a node.
 //!
-//! A host starts the instances that a platform ordered. This crate turns these decisions into processes, under the hook where a share
-//! of a GPU is to be kept, and tells how each one ended. It needs no daemon: a host may run one in its own process, elsewhere, or none.
+//! A host starts the instances ordered by a platform. This crate turns these orders into processes, under the hook if a share of a
+//! GPU is to be kept, and tells how each process ended. The crate needs no daemon: a host may run a daemon in its own process,
+//! elsewhere, or not at all.
 //!
 //! | module | for |
 //! |---|---|
-//! | [`HookedProcess`] | a process under the hook, which ends with all that it started |
+//! | [`HookedProcess`] | a process under the hook, which ends with all its descendants |
 //! | [`container`] | processes in containers of OCI images, by podman |
 //! | [`confine`] | processes as another user, in cgroups of their own |
 //! | [`libraries`] | where the hook and the simulated driver are |

@@ -1,14 +1,14 @@
 //! Where the hook and the simulated driver are, and putting the latter in a program's path.
 //!
-//! A program that was built with `GSHARE_BUNDLE` has the libraries in itself: where none is beside it, they are written to the user's
-//! cache, in a folder that is named by what is in them.
+//! A program built with `GSHARE_BUNDLE` has the libraries in itself. If none is beside the program, it writes them to the user's
+//! cache, in a folder named by their content.
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// The library that goes into `LD_PRELOAD`.
+/// The library for `LD_PRELOAD`.
 pub const HOOK: Library =
     Library { file: "libgshare_hook.so", variable: "GSHARE_HOOK_LIBRARY", package: "gshare-hook" };
 /// The driver without a GPU.
@@ -26,14 +26,14 @@ pub struct Library {
     pub file: &'static str,
     /// Names it where it is in no usual place.
     pub variable: &'static str,
-    /// Cargo's package that builds it.
+    /// Cargo's package of the library.
     pub package: &'static str,
 }
 
-/// File, hash and content of the libraries that the program has in itself.
+/// File, hash and content of the libraries in the program itself.
 const BUNDLED: &[(&str, &str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
 
-/// Writes a library to the folder of its hash in the user's cache, if that has not the same already.
+/// Writes a library to the folder of its hash in the user's cache, unless the folder has the same already.
 fn unpacked(cache: &Path, file: &str, hash: &str, content: &[u8]) -> io::Result<PathBuf> {
     let folder = cache.join("gshare").join(hash);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -44,7 +44,7 @@ fn unpacked(cache: &Path, file: &str, hash: &str, content: &[u8]) -> io::Result<
     }
     let path = folder.join(file);
     if std::fs::read(&path).ok().as_deref() != Some(content) {
-        // Others may load it meanwhile: they see the old file or the new one.
+        // Others may load it meanwhile: they see the old or the new file.
         let mut new =
             tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempfile_in(&folder)?;
         new.write_all(content)?;
@@ -90,11 +90,11 @@ impl Library {
         Err(io::Error::new(io::ErrorKind::NotFound, text))
     }
 
-    /// Advice about a library that is missing, by how the program in this directory was installed: cargo can build a library
-    /// beside what it built before, but `cargo install` copies programs alone.
+    /// Advice about a missing library, by how the program in this directory was installed: cargo can build a library
+    /// beside its earlier output, but `cargo install` copies programs alone.
     fn how_to_get(self, beside: &Path) -> String {
         let (file, package) = (self.file, self.package);
-        // A file that cargo leaves in each folder that it builds into; programs of tests lie in its `deps`.
+        // Cargo leaves this file in each output folder; programs of tests lie in its `deps`.
         let built_by_cargo = |dir: &Path| dir.join(".cargo-lock").exists();
         if let Some(dir) = beside.ancestors().take(2).find(|dir| built_by_cargo(dir)) {
             let release = if dir.ends_with("release") { " --release" } else { "" };
@@ -143,10 +143,10 @@ impl SimulatorDir {
     }
 }
 
-/// How a simulator's directory is called; the pid of its process and more follow.
+/// Prefix of the names of simulators' directories; the pid of the process and more follow.
 const SIMULATOR_DIR: &str = "gshare-sim-";
 
-/// Removes the directories that processes of this user have left that were killed.
+/// Removes the directories left by killed processes of this user.
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -162,8 +162,8 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// `first` and then what the variable says already; for a list of directories. For `LD_PRELOAD` there is
-/// [`preload`](crate::preload()), which refuses what the loader would not find.
+/// `first` before the variable's present value; for a list of directories. For `LD_PRELOAD` there is
+/// [`preload`](crate::preload()), which refuses paths unfit for the loader.
 pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
     let mut value = first.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os(variable).filter(|text| !text.is_empty()) {

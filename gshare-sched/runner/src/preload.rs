@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-/// A library that the loader would not find: it takes these characters for the end of a name, says so on standard error at
-/// most, and starts the program without it.
+/// The loader would not find the library: it takes these characters for the end of a name, at most says so on standard error,
+/// and starts the program without the library.
 #[derive(Debug, thiserror::Error)]
 #[error("LD_PRELOAD cannot name {path}: its path has a space or a colon in it; put the library elsewhere")]
 pub struct PreloadError {
@@ -13,7 +13,7 @@ pub struct PreloadError {
     pub path: PathBuf,
 }
 
-/// The value of `LD_PRELOAD` with which a library comes before those that are preloaded already.
+/// The value of `LD_PRELOAD` for a library before all libraries preloaded already.
 ///
 /// # Errors
 /// When the path has a space or a colon in it.

@@ -4,7 +4,7 @@ use gshare_core::RunId;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 
-/// A number for a run that is about to start: 128 random bits of the kernel, which no other process can compute.
+/// A number for a new run: 128 random bits of the kernel, which no other process can compute.
 ///
 /// # Errors
 /// When the kernel gives none.

@@ -2,10 +2,10 @@
 //!
 //! The function's program is started with a folder in `GSHARE_FFS_BUILD`, its batch size in `GSHARE_BATCH`, and its slice in
 //! `CUDA_VISIBLE_DEVICES`:
-//! 1. **Shape**: it runs all components once, keeps their values in the folder, and writes `shape.json` there ([`Shape`]). The file
-//!    `example` in the folder is the request, where one was given.
-//! 2. **Component**: with a name in `GSHARE_FFS_COMPONENT` it loads that component, says a line, and answers each line that it reads
-//!    with a line after one call on the kept values ([`gshare_profile::line_program`]).
+//! 1. **Shape**: the program runs all components once, keeps their values in the folder, and writes `shape.json` there ([`Shape`]).
+//!    The file `example` in the folder holds the request, if the user gave a request.
+//! 2. **Component**: with a name in `GSHARE_FFS_COMPONENT` the program loads the named component and writes a line. Then it answers each
+//!    line of its input with a line, after one call on the kept values ([`gshare_profile::line_program`]).
 
 use super::cuda::Truth;
 use super::{print_json, read_file};
@@ -29,7 +29,7 @@ use std::process::{Command, Stdio};
 const MAX_SHAPE: u64 = 16 << 20;
 /// Environment of the function's program: the folder of its shape.
 const ENV_BUILD: &str = "GSHARE_FFS_BUILD";
-/// With [`ENV_BUILD`]: the component that is measured.
+/// With [`ENV_BUILD`]: the measured component.
 const ENV_COMPONENT: &str = "GSHARE_FFS_COMPONENT";
 
 /// Build the DAG of a pipeline's function and measure its components on slices.

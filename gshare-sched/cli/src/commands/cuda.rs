@@ -106,7 +106,7 @@ type Handle = *mut c_void;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 const SMS: c_int = 16;
 
-/// A kernel in the primary context of device 0, which is current in the thread that loaded it.
+/// A kernel in the primary context of device 0, which is current in the loading thread.
 #[derive(Debug)]
 pub struct Kernel {
     driver: Driver,

@@ -1,4 +1,4 @@
-//! The host of functions that a command asks: `gshare up` starts one.
+//! The host of functions, as commands reach it. `gshare up` starts a host.
 
 use anyhow::{Context as _, bail};
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl Host {
         format!("{}: no host answers; `gshare up` starts one", self.host)
     }
 
-    /// What the host says at a path.
+    /// The host's answer at a path.
     ///
     /// # Errors
     /// When no host answers.

@@ -199,7 +199,7 @@ fn report(
         }
         Err(NoPlan::NothingFits { tried, .. }) => {
             report.passed_over_total = tried;
-            // The search by bottleneck lists only pipelines that fit, so the paper's list gives the reasons.
+            // The search by bottleneck lists only fitting pipelines, so the paper's list gives the reasons.
             let why = |pipeline: Pipeline| {
                 let why = LeastFragmentation.assign(dag, goal, &pipeline, node).err()?;
                 Some(shown(dag, node, &pipeline, Err(&why)))

@@ -1,7 +1,7 @@
 //! Daemons started by `gshare run` where none listens: one per user for real devices, one for simulated devices.
 //!
 //! Such a daemon is a detached `gshare daemon` at a socket of the user's, shared by several `gshare run`. It ends by itself when
-//! no process has been connected for a while. A program may take longer to make its first context, so the command that starts it
+//! no process has been connected for a while. A program may take longer to make its first context, so the starting command
 //! keeps a connection of its own until the program has ended.
 
 use anyhow::Context as _;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const IDLE_EXIT: &str = "30s";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The directory of this user's files that must not outlive a boot.
+/// The directory of this user's files for one boot only.
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("gshare"),
@@ -73,7 +73,7 @@ fn greet(path: &Path, hello: &ToDaemon) -> Option<(ToClient, OwnedFd)> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).ok()?;
     let mut frame = Vec::new();
     hello.encode(0, &mut frame);
-    // A daemon that refuses a connection has already answered and closed it.
+    // After a refusal the daemon has already answered and closed the connection.
     let _ = send(&socket, &frame, SendFlags::NOSIGNAL);
     let mut answer = [0; MAX_FRAME];
     let mut receive = || rustix::io::retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()));
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(check(&own, uid), None);
         assert!(check(&link, uid).unwrap().contains("not a directory"));
         if uid == 0 {
-            // A folder that belongs to root is trusted.
+            // Root's folders are trusted.
             uid = 65_534;
             std::os::unix::fs::chown(&own, Some(uid), None).unwrap();
         }

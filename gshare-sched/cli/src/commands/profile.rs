@@ -358,7 +358,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     let simulated = options.simulate.announce("profile")?.is_simulated();
     // The node's daemon comes first: a private daemon beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
-    // A partition that is not enforced would be measured as the whole.
+    // Without an enforced partition, every setting would be measured with all SMs.
     let partitioned = Partition::of_node(simulated).name().is_some();
     let (simulate, command, place) =
         (options.simulate.clone(), options.command.clone(), options.place.clone());

@@ -125,7 +125,7 @@ fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
     }
 }
 
-/// Exit code for a program that exists and cannot start, as of `env` and `nohup`.
+/// Exit code for an existing program that cannot start, as of `env` and `nohup`.
 const NOT_STARTED: u8 = 126;
 /// Exit code for a missing program.
 const NOT_FOUND: u8 = 127;
@@ -187,7 +187,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-/// Name of the hidden subcommand that lists devices.
+/// Name of the hidden subcommand for the list of devices.
 pub(crate) const DEVICES: &str = "devices";
 
 /// Time between two requests for room.
@@ -233,7 +233,7 @@ fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> 
     }
 }
 
-/// The signals that this process ignores, the first in the lowest bit.
+/// The signals ignored by this process, the first in the lowest bit.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

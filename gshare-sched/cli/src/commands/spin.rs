@@ -1,6 +1,6 @@
-//! The demo's program: an ordinary client of the driver API that launches kernels for ever and never synchronises.
+//! The demo's program: an ordinary client of the driver API. It launches kernels for ever and never synchronises.
 //!
-//! The program knows nothing of gshare; it loads `libcuda.so.1` as any program does. The command carries it because the hook
+//! The program knows nothing of gshare; it loads `libcuda.so.1` as any program does. The command carries the program because the hook
 //! meters child processes, and the demo can count on no other program.
 
 use super::cuda::Kernel;
@@ -33,7 +33,7 @@ again:
     )
 }
 
-/// Kernels of one length that fill device 0.
+/// Kernels of one length, each of which fills device 0.
 #[derive(Debug)]
 pub struct Spin {
     kernel: Kernel,

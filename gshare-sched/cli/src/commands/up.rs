@@ -1,7 +1,7 @@
 //! `gshare up`: the host of this node's functions, with its daemon.
 //!
-//! The host is a program of its own, so that this command builds without a web server. The command looks for it beside itself,
-//! where `cargo gshare` and packages put it, and then on the search path.
+//! The host is a program of its own, so this command builds without a web server. The command looks for the host beside itself,
+//! where `cargo gshare` and packages put the host, and then on the search path.
 
 use anyhow::{Context as _, anyhow};
 use std::ffi::OsString;

@@ -177,7 +177,7 @@ fn present(snapshot: Snapshot, wanted: &Wanted) -> Vec<Finding> {
     waits.chain(decided).filter(|finding| wanted.has(finding)).collect()
 }
 
-/// The findings of a journal, of the last time that the machine ran.
+/// The findings of a journal, since the last boot of the machine in the journal.
 #[derive(Debug)]
 struct Recorded {
     epoch: u64,
@@ -231,7 +231,7 @@ impl Recorded {
     }
 }
 
-/// The findings that the options ask for, the last one first.
+/// The findings requested by the options, the last first.
 fn chosen(mut findings: Vec<Finding>, now: Timestamp, options: &Options) -> Vec<Finding> {
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.from_ns));
     let end = |finding: &Finding| match finding.reason {

@@ -113,7 +113,7 @@ where
     })
 }
 
-/// Writes the answer of `handle` to each line of `input` at once, if there is one: the host may wait for it.
+/// Writes any answer of `handle` to a line of `input` at once, since the host may wait for it.
 fn lines<I: DeserializeOwned, O: Serialize>(
     input: &mut impl BufRead,
     output: &mut impl Write,

@@ -76,7 +76,7 @@ impl Column {
         }
     }
 
-    /// The column to sort by after this one.
+    /// The next column to sort by.
     const fn next(self) -> Self {
         match self {
             Self::Name => Self::Class,
@@ -312,7 +312,7 @@ impl View {
         for device in snapshot.devices.iter().take(most) {
             let here = || self.rows.iter().filter(|row| row.client.gpu == device.gpu);
             let used: f64 = here().map(Row::used).sum();
-            // Processes of one instance share its request.
+            // The processes of an instance share its request.
             let mut seen = BTreeSet::new();
             let instances = here().filter(|row| seen.insert(&row.client.name));
             let requested: f64 = instances.map(|row| row.client.quota_request).sum();
@@ -460,7 +460,7 @@ impl Page<'_> {
     }
 }
 
-/// The columns that fit into `width`, from the left: each with its first cell and its width.
+/// As many columns as fit into `width`, from the left. Each has its first cell and its width.
 fn columns(width: u16, rows: &[Row]) -> Vec<(Column, u16, u16)> {
     let mut fit: Vec<(Column, u16)> = Vec::new();
     let mut spare = width;
