@@ -205,6 +205,11 @@ impl<G: Ground> Meter<G> {
                 let index = self.index(device);
                 self.devices[index].timeline.record(id, segment);
             }
+            // The last report has charged the measurements that were under way.
+            MeterEvent::WaitOver { device, id }
+            | MeterEvent::Completed { device, id, .. }
+            | MeterEvent::MeasurementLost { device, id }
+                if self.devices[self.index(device)].has_charged(id) => {}
             MeterEvent::WaitOver { device, id } => {
                 let index = self.index(device);
                 self.devices[index].timeline.wait_over(id);

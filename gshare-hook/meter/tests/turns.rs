@@ -372,6 +372,19 @@ fn a_process_that_ends_waits_for_its_reports_and_not_for_ever() {
     assert!((299 * MS..=301 * MS).contains(&bench.used), "it ran for 300 ms, not {} ns", bench.used);
 }
 
+/// The helper thread ended in a panic, since the kernel's measurement was over already.
+#[test]
+fn a_kernel_that_ends_after_the_last_report_changes_nothing() {
+    let mut bench = unknown(350 * MS);
+    bench.run(200 * MS);
+    bench.feed(MeterEvent::Leaving { ticket: Ticket(1) });
+    bench.run(110 * MS);
+    assert_eq!(bench.answer(1), Some(true));
+    let used = bench.used;
+    bench.run(100 * MS);
+    assert_eq!(bench.used, used);
+}
+
 #[test]
 fn a_process_that_ends_within_its_turn_gives_the_token_back() {
     let mut bench = served();

@@ -99,6 +99,8 @@ pub(crate) struct Device<G> {
     pub(crate) questions: Questions,
     /// Whether the process is about to end, so that nothing more is launched.
     pub(crate) leaving: bool,
+    /// The last measurement under way that the process's last report has charged as it was.
+    pub(super) charged: Option<crate::SegmentId>,
     /// The time of the host's next look, in ns.
     pub(crate) look_at: u64,
 }
@@ -136,6 +138,7 @@ impl<G: Ground> Device<G> {
             long_wait: LongWait::default(),
             questions: Questions::default(),
             leaving: false,
+            charged: None,
             look_at: 0,
         }
     }

@@ -519,6 +519,7 @@ impl<G: Ground> Device<G> {
     pub(crate) fn leave(&mut self, now: u64, actions: &mut Actions) {
         let Attachment::Served(client) = self.attachment else { return };
         while let Some((id, waits)) = self.timeline.oldest() {
+            self.charged = self.charged.max(Some(id));
             if waits {
                 self.measurement_lost(id, now);
             } else {
@@ -531,6 +532,11 @@ impl<G: Ground> Device<G> {
         }
         self.turn = Turn::Idle;
         self.say_use(client, now, actions);
+    }
+
+    /// Whether the process's last report has charged this measurement.
+    pub(crate) fn has_charged(&self, id: crate::SegmentId) -> bool {
+        Some(id) <= self.charged
     }
 
     /// GPU time used since the device was found.
