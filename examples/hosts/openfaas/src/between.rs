@@ -1,8 +1,8 @@
 //! Files in shared memory, by which the stages of a pipeline hand long values on.
 //!
 //! A stage that answers with the header `Gshare-File` has put its values into a file of that name, in the folder that `$GSHARE_BETWEEN`
-//! names. The host passes the name on and not the bytes, and the next stage maps the file and removes it. The host removes what is left
-//! once that stage has answered, and the folder with its instance. A short value stays in the body.
+//! names. The host passes on the name instead of the bytes. The next stage maps the file and removes it. If the file is still there when
+//! that stage has answered, the host removes it, and it removes the folder with its instance. A short value stays in the body.
 
 use axum::http::{HeaderMap, HeaderName};
 use gshare_core::InstanceId;
@@ -22,7 +22,7 @@ pub struct Between {
 }
 
 impl Between {
-    /// The folders of the host with this folder of records. What an earlier host left there is removed.
+    /// The folders of the host with this folder of records. Files of an earlier host are removed.
     ///
     /// # Errors
     /// When the folder cannot be made, also because it is another user's.
@@ -64,7 +64,7 @@ impl Between {
     /// The file that the answer of a stage names, if it names one.
     ///
     /// # Errors
-    /// The reason, where the name is not that of a file in the folder.
+    /// The reason, if the answer names no file in the folder.
     pub fn on_its_way(
         &self,
         instance: InstanceId,

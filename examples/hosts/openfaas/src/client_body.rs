@@ -18,7 +18,7 @@ use tokio::time::Sleep;
 /// A body of at most this length is read as a whole first.
 const SHORT: u64 = 64 << 10;
 
-/// The body, and what has come of it.
+/// A body, with the bytes that have arrived and are not passed on yet.
 #[derive(Debug)]
 pub struct ClientBody {
     rest: Body,
@@ -27,7 +27,7 @@ pub struct ClientBody {
     fault: Fault,
 }
 
-/// What is wrong with the body of a client, once that is known.
+/// The fault of a client's body, once it is known.
 #[derive(Debug, Clone, Default)]
 pub struct Fault(Arc<OnceLock<ApiError>>);
 
@@ -47,7 +47,7 @@ impl ClientBody {
     /// Waits until the body has begun to come.
     ///
     /// # Errors
-    /// 400 for a body that breaks off, 408 for one that does not come.
+    /// 400 if the body breaks off, 408 if no byte arrives in time.
     pub async fn begun(body: Body) -> Result<Self, ApiError> {
         let mut body = Self { rest: body, come: VecDeque::new(), pause: None, fault: Fault::default() };
         let short = body.rest.size_hint().exact().is_some_and(|bytes| bytes <= SHORT);
@@ -159,7 +159,7 @@ mod tests {
             }
         });
         let body = ClientBody::begun(body).await.unwrap();
-        assert_eq!(body.size_hint().lower(), 2, "what has come counts");
+        assert_eq!(body.size_hint().lower(), 2, "the bytes that have arrived count");
         assert_eq!(collected(body).await.unwrap(), b"ababababab");
     }
 }

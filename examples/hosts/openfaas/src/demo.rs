@@ -2,7 +2,7 @@
 //!
 //! The program of all of them is this one ([`super::gpu_function`]). Every step is a request that `curl` could send. The story
 //! takes the GPUs of this machine, and simulated ones where there are none; without MIG devices it has no pipeline, and the training
-//! job has as many workers as there are other devices, at most two. It ends with an error where it does not show what it promises.
+//! job has as many workers as there are other devices, at most two. If a promised part is missing, it ends with an error.
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
 /// The least part of a function's answers that must be in time.
 const IN_TIME: f64 = 0.9;
 
-/// What the story promises and these figures do not show.
+/// The promised parts that these figures do not show.
 fn missing(parts: &[Part], state: &Value) -> Vec<String> {
     let mut missing = Vec::new();
     for part in parts {

@@ -109,7 +109,7 @@ pub struct Plan {
     pub slo: Option<Duration>,
     /// The tenant's number.
     pub tenant: TenantId,
-    /// What was measured of the same program before.
+    /// An earlier measurement of the same program.
     pub measured: Option<Measured>,
     /// Its model.
     pub model: Option<PathBuf>,

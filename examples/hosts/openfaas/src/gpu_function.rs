@@ -12,10 +12,10 @@
 //!
 //! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes that time on
 //! that many SMs, and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
-//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage
-//! of a pipeline it runs the kernels of its components, `$KERNELS` for each of `$GSHARE_COMPONENTS`, and answers with one JSON
-//! object that has what the stages before it have said; `$STEPS` makes it a training job: that many steps, and it ends. On several
-//! devices it spreads its weights over them and runs a request's kernels on each.
+//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage of a pipeline the function runs the kernels of its
+//! components, `$KERNELS` for each of `$GSHARE_COMPONENTS`. Its answer is one JSON object, which holds the answer of the stage before;
+//! with `$FILE_KIB` the answer to the next stage is padded to that size and goes through shared memory. `$STEPS` makes the function a
+//! training job of that many steps. On several devices it spreads its weights over them and runs a request's kernels on each.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use crate::between::FILE;

@@ -436,7 +436,7 @@ impl Ticket {
     /// The file that the answer of a stage names, if it names one.
     ///
     /// # Errors
-    /// 502 where the name is not that of a file in the instance's folder.
+    /// 502 if the answer names no file in the instance's folder.
     pub fn on_its_way(&self, name: &str, answer: &HeaderMap) -> Result<Option<OnItsWay>, ApiError> {
         let (Some(instance), Some(between)) = (self.instance, &self.node.runner.between) else {
             return Ok(None);

@@ -1,9 +1,9 @@
 //! The end of what functions leave behind: processes that outlive the process which started them.
 //!
 //! The kernel kills a function with its host, and the host kills the function's process group. A process that a function has forked
-//! outlives a host that is killed, and one with a session of its own outlives its function too. All of them have the folder of the
-//! function's secrets in their environment ([`FOLDER`]), whose path no other process has, so that is how they are found. A second process of the host, the
-//! **reaper**, waits for the host's end and then kills them.
+//! outlives a killed host, and a process with a session of its own outlives its function too. All of them have the folder of the
+//! function's secrets in their environment ([`FOLDER`]). No other process has its path, so the path finds them. A second process of
+//! the host, the **reaper**, waits for the host's end and then kills them.
 
 use anyhow::Context as _;
 use std::ffi::OsStr;
