@@ -18,6 +18,14 @@ pub const VERDICT_SEEDS: usize = 10;
 /// All functions together, where there are several.
 const ALL: &str = "all";
 
+/// The figure that is a mean over functions.
+const LATE_BY_FUNCTION: &str = "svr_mean_percent";
+
+/// The kind of a drawn function, which its name begins with.
+fn kind(name: &str) -> &str {
+    name.rsplit_once('-').map_or(name, |(kind, _)| kind)
+}
+
 /// A case and the results of its seeds.
 #[derive(Debug)]
 pub struct CaseRun {
@@ -36,8 +44,31 @@ impl CaseRun {
         Self { case, total: Outcome::default(), length, by_seed: Vec::new() }
     }
 
-    /// Adds a seed.
+    /// Adds a seed. Drawn functions differ from seed to seed, so they count by kind.
     pub fn take(&mut self, outcome: &Outcome) {
+        let mut late = BTreeMap::<String, Vec<f64>>::new();
+        for of in &outcome.functions {
+            let missed = of.attainment().map(|met| 100.0 - 100.0 * met);
+            for name in [kind(&of.name), ALL] {
+                late.entry(name.to_owned()).or_default().extend(missed);
+            }
+        }
+        let mut by_kind = outcome.clone();
+        if self.case.scenario.draw.is_some() {
+            let mut kinds = Vec::<FunctionOutcome>::new();
+            for of in &outcome.functions {
+                match kinds.iter_mut().find(|known| known.name == kind(&of.name)) {
+                    Some(known) => known.add(of),
+                    None => {
+                        let mut first = of.clone();
+                        kind(&of.name).clone_into(&mut first.name);
+                        kinds.push(first);
+                    }
+                }
+            }
+            by_kind.functions = kinds;
+        }
+        let outcome = &by_kind;
         self.total.add(outcome);
         let sum = |of: fn(&FunctionOutcome) -> bool| {
             let mut all = FunctionOutcome::default();
@@ -64,6 +95,8 @@ impl CaseRun {
                 );
             }
         }
+        let late = late.into_iter().filter(|(_, late)| !late.is_empty());
+        figures.extend(late.map(|(name, late)| ((name, LATE_BY_FUNCTION), mean(late))));
         self.by_seed.push(figures);
     }
 

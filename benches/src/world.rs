@@ -19,7 +19,7 @@ use crate::seeds::{cpus, in_order};
 use anyhow::{Context, Result};
 use clap::Parser;
 use gshare_sim::scenario::{Case, Own, Scenario, Span};
-use gshare_sim::world::{self, Depth, FunctionOutcome, Outcome};
+use gshare_sim::world::{self, Depth, FunctionOutcome, Outcome, Plan};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -140,24 +140,32 @@ pub fn main(own: &Own) -> Result<()> {
 
 /// Runs all seeds of a case; ends the program at the first that breaks a promise.
 fn run(options: &Options, case: Case, progress: &Progress) -> Result<CaseRun> {
-    let mut plan = case.scenario.plan().with_context(|| case.name())?;
-    if let Some(time) = &options.time {
-        plan.length = time.positive("--time")?;
-    }
-    plan.depth = options.depth.unwrap_or(plan.depth);
-    plan.story = options.story;
-    if let Some(every) = &options.series {
-        plan.sample = Some(every.positive("--series")?);
-        anyhow::ensure!(plan.depth == Depth::Kernels, "--series counts kernels: it needs --depth kernels");
-    }
+    let first = options.from.unwrap_or(case.scenario.seed);
+    let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
+    let (scenario, name) = (case.scenario.clone(), case.name());
+    let of_seed = |seed: u64| -> Result<(Scenario, Plan)> {
+        let scenario = scenario.drawn(seed)?;
+        let mut plan = scenario.plan().with_context(|| name.clone())?;
+        if let Some(time) = &options.time {
+            plan.length = time.positive("--time")?;
+        }
+        plan.depth = options.depth.unwrap_or(plan.depth);
+        plan.story = options.story;
+        if let Some(every) = &options.series {
+            plan.sample = Some(every.positive("--series")?);
+            anyhow::ensure!(plan.depth == Depth::Kernels, "--series counts kernels: it needs --depth kernels");
+        }
+        Ok((scenario, plan))
+    };
+    let (_, plan) = of_seed(first)?;
     if plan.depth == Depth::Kernels {
         eprintln!("driven on fractional devices: {}", gshare_sim::node::driven().join(", "));
     }
-    let first = options.from.unwrap_or(case.scenario.seed);
-    let end = first.checked_add(options.seeds).context("--from and --seeds are too large")?;
-    let (scenario, length) = (case.scenario.clone(), plan.length);
-    let mut run = CaseRun::new(case, length);
-    let name = run.case.name();
+    let run_one = |seed: u64| -> Result<Outcome> {
+        let (scenario, plan) = of_seed(seed)?;
+        Ok(world::run(&plan, seed, || scenario.platform())?)
+    };
+    let mut run = CaseRun::new(case, plan.length);
     let take = |seed: u64, result: Result<Outcome, _>| match result {
         Ok(outcome) => {
             run.take(&outcome);
@@ -166,7 +174,7 @@ fn run(options: &Options, case: Case, progress: &Progress) -> Result<CaseRun> {
         }
         Err(failure) => ControlFlow::Break((seed, failure)),
     };
-    let stopped = in_order(cpus(), first..end, |seed| world::run(&plan, seed, || scenario.platform()), take);
+    let stopped = in_order(cpus(), first..end, run_one, take);
     if let ControlFlow::Break((seed, failure)) = stopped {
         eprintln!("\n{failure}\nagain: {}", options.again(seed, &name));
         std::process::exit(1);

@@ -143,6 +143,27 @@ fn bad_input_is_a_typed_error() {
     );
 }
 
+/// A size that fits in no arrangement of a GPU is remembered until the GPU changes, and no longer.
+#[test]
+fn what_did_not_fit_is_tried_again_once_a_placement_has_left() {
+    let mut pool = pool(1, MaxRectsConfig::default());
+    let ids: Vec<_> = (0..9).map(|_| pool.place(&percent(33, 33)).unwrap().placement.id).collect();
+    for id in [ids[0], ids[4], ids[8]] {
+        pool.release(id).unwrap();
+    }
+    let wide = percent(60, 33);
+    let placed = pool.place(&wide).unwrap();
+    assert!(placed.rearranged, "two of three holes are brought together");
+    let large = percent(36, 36);
+    for _ in 0..6 {
+        assert!(matches!(pool.place(&large), Err(PackError::NoRoom { .. })));
+    }
+    for id in [ids[1], ids[2], ids[3]] {
+        pool.release(id).unwrap();
+    }
+    pool.place(&large).unwrap();
+}
+
 #[test]
 fn a_batch_that_does_not_fit_whole_changes_nothing() {
     let mut pool = pool(1, MaxRectsConfig::default());

@@ -12,16 +12,16 @@
 //!   setting gains nothing if it is too slow.
 //!
 //! # Algorithm
-//! 1. **First**: the middle batch size at the second smallest share.
-//! 2. **Model**: a Gaussian process over the logarithms of batch and share. Before any trial it expects a time of `batch^0.5 x
-//!    share^-0.5`, either exponent give or take 0.35. So a time proportional to the batch is likely, and so is a time
-//!    nearly independent of it. Beyond the power law the model allows for bends of 30 %, 1.5 doublings of the batch and 1.25 of the
+//! 1. **First**: the third batch size at the third share.
+//! 2. **Model**: a Gaussian process over the logarithms of batch and share. Before any trial it expects a time of `batch^0.8 x
+//!    share^-0.5`, the exponents give or take 0.7 and 0.1. So a time proportional to the batch is likely, and so is a time
+//!    nearly independent of it. Beyond the power law the model allows for bends of 25 %, 2.25 doublings of the batch and 1.25 of the
 //!    share long, and for 5 % of noise in a trial.
 //! 3. **Next**: the setting of the highest expected gain (constrained expected improvement: Gardner et al., ICML 2014, with the
-//!    bound as the constraint). The search passes over settings ruled out by a trial. A setting too slow by more than 15 % rules out
+//!    bound as the constraint). The search passes over settings ruled out by a trial. A setting too slow by more than 2 % rules out
 //!    its batch and larger batches at its share and smaller shares. A failed setting rules out its batch and larger batches, since
 //!    memory grows with the batch.
-//! 4. **End**: after ten trials, or when no setting promises a gain of a thousandth. If no earlier trial
+//! 4. **End**: after ten trials, or when no setting promises a gain of a hundredth. If no earlier trial
 //!    was within the bound, the last trial is batch 1 with all SMs.
 //!
 //! ## Example
@@ -55,24 +55,24 @@ use std::f64::consts::{LN_2, SQRT_2};
 
 /// The model's belief about the logarithm of a time before any trial, in doublings of batch and share.
 mod prior {
-    /// Exponent of the batch; the share's exponent is its opposite.
-    pub(super) const SLOPE: f64 = 0.5;
-    /// Deviation of either exponent.
-    pub(super) const SLOPE_DEVIATION: f64 = 0.35;
-    /// Deviation of the scale: a factor of e^2.
-    pub(super) const SCALE_DEVIATION: f64 = 2.0;
+    /// Exponents of batch and share.
+    pub(super) const SLOPES: [f64; 2] = [0.8, -0.5];
+    /// Their deviations: some functions take a batch in the time of one request.
+    pub(super) const SLOPE_DEVIATIONS: [f64; 2] = [0.7, 0.1];
+    /// Deviation of the scale: a factor of e.
+    pub(super) const SCALE_DEVIATION: f64 = 1.0;
     /// Deviation from a power law, and how many doublings of batch and share it lasts.
-    pub(super) const BEND: f64 = 0.3;
-    pub(super) const BEND_LENGTH: [f64; 2] = [1.5, 1.25];
+    pub(super) const BEND: f64 = 0.25;
+    pub(super) const BEND_LENGTH: [f64; 2] = [2.25, 1.25];
     /// Deviation between two trials at the same setting.
     pub(super) const NOISE: f64 = 0.05;
 }
 
-/// A setting too slow by more than this factor rules out others: three deviations of the noise.
-const RULES_OUT: f64 = 1.15;
+/// A setting too slow by more than this factor rules out others.
+const RULES_OUT: f64 = 1.02;
 
 /// The least expected gain for another trial.
-const WORTH: f64 = 0.001;
+const WORTH: f64 = 0.01;
 
 /// Searches for the most effective setting within a bound of the execution time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,8 +148,8 @@ impl EfficacySearch {
 
     fn first(&self) -> Setting {
         let fastest = self.fastest();
-        let batch = self.batches.get(self.batches.len() / 2).copied().unwrap_or(fastest.batch);
-        let sm = self.shares.get(1.min(self.shares.len() - 1)).copied().unwrap_or(fastest.sm);
+        let batch = self.batches.get(2).or(self.batches.last()).copied().unwrap_or(fastest.batch);
+        let sm = self.shares.get(2).or(self.shares.last()).copied().unwrap_or(fastest.sm);
         Setting { batch, sm, ..fastest }
     }
 
@@ -237,7 +237,8 @@ fn coordinates(at: Setting) -> [f64; 2] {
 /// Prior covariance of two settings.
 fn covariance(a: [f64; 2], b: [f64; 2]) -> f64 {
     let squared = |x: f64| x * x;
-    let slopes: f64 = a.iter().zip(&b).map(|(a, b)| squared(prior::SLOPE_DEVIATION * LN_2) * a * b).sum();
+    let slopes = a.iter().zip(&b).zip(prior::SLOPE_DEVIATIONS).map(|((a, b), off)| squared(off * LN_2) * a * b);
+    let slopes: f64 = slopes.sum();
     let apart: f64 =
         a.iter().zip(&b).zip(prior::BEND_LENGTH).map(|((a, b), long)| squared((a - b) / long)).sum();
     squared(prior::SCALE_DEVIATION) + slopes + squared(prior::BEND) * (-apart / 2.0).exp()
@@ -268,7 +269,7 @@ impl Model {
 
     /// The logarithm of the time expected before any trial.
     fn expected(&self, [batch, share]: [f64; 2]) -> f64 {
-        self.scale + prior::SLOPE * LN_2 * (batch - share)
+        self.scale + LN_2 * (prior::SLOPES[0] * batch + prior::SLOPES[1] * share)
     }
 
     fn variance(&self, at: [f64; 2]) -> f64 {

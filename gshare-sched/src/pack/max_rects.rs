@@ -90,6 +90,8 @@ struct Gpu {
     /// Its one free rectangle is itself, and the index lists it among the empty GPUs.
     whole: bool,
     area_used: u32,
+    /// Sizes (quota, SMs) that fit in no arrangement of its placements as they are, the last found first.
+    hopeless: [[u16; 2]; 4],
     free: Few<Rect, 9>,
     pods: Few<Pod, 22>,
 }
@@ -102,7 +104,15 @@ impl Gpu {
     fn area_free(&self) -> u32 {
         self.bin().area() - self.area_used
     }
+
+    fn give_up(&mut self, size: [u16; 2]) {
+        self.hopeless.rotate_right(1);
+        self.hopeless[0] = size;
+    }
 }
+
+/// Most placements of a GPU that is re-arranged: the time of an attempt grows with their square.
+const MOST_REARRANGED: usize = 24;
 
 impl PoolGpu for Gpu {
     fn facts(&self) -> &GpuFacts {
@@ -337,6 +347,9 @@ impl MaxRects {
         if self.config.rearrange_gpus > 0 {
             let mut arranger = self.arranger.take().unwrap_or_default();
             let gpu = self.choose_rearranged(demand, allowed, &mut arranger);
+            for failed in arranger.failed.drain(..) {
+                self.gpus[failed as usize].give_up([demand.quota.get(), demand.sm.get()]);
+            }
             self.arranger = Some(arranger);
             if let Some(gpu) = gpu {
                 return Ok(Choice::Rearranged(gpu));
@@ -360,6 +373,7 @@ impl MaxRects {
         arranger: &mut Arranger,
     ) -> Option<u32> {
         let newcomer = Rect::new(0, 0, demand.quota.get(), demand.sm.get());
+        arranger.failed.clear();
         let room = |id: &u32| {
             let gpu = &self.gpus[*id as usize];
             gpu.area_free() >= newcomer.area() && self.accepts(gpu, demand) && allowed(GpuId::new(*id))
@@ -367,12 +381,19 @@ impl MaxRects {
         let candidates = self.areas.freest(newcomer.area()).filter(room);
         candidates.take(self.config.rearrange_gpus as usize).find(|gpu| {
             let state = &self.gpus[*gpu as usize];
+            if state.pods.len() > MOST_REARRANGED || state.hopeless.contains(&[newcomer.w(), newcomer.h()]) {
+                return false;
+            }
             let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
             // A newcomer that fits neither beside nor above one of the pods fits in no arrangement.
             let excludes =
                 |pod: &Pod| pod.rect.w() + newcomer.w() > bin.w() && pod.rect.h() + newcomer.h() > bin.h();
             let items = pods.iter().map(|pod| pod.rect).chain([newcomer]);
-            !pods.iter().any(excludes) && arranger.arrange(bin, items)
+            let fits = !pods.iter().any(excludes) && arranger.arrange(bin, items);
+            if !fits {
+                arranger.failed.push(*gpu);
+            }
+            fits
         })
     }
 
@@ -607,6 +628,7 @@ impl MaxRects {
     /// once: a size that goes stays when another rectangle has it, and to add or remove one twice changes nothing.
     fn store_free(&mut self, gpu: u32, was_whole: bool) {
         let state = &mut self.gpus[gpu as usize];
+        state.hopeless = Default::default();
         state.whole = !state.is_open() && *self.set.after == [state.bin()];
         if !state.facts.cordoned {
             // Hardly ever does another rectangle have the size: one bit each says most often that none has.
@@ -688,7 +710,8 @@ impl MaxRects {
 
     /// Brings the GPU into the index.
     fn link(&mut self, gpu: u32) {
-        let state = &self.gpus[gpu as usize];
+        let state = &mut self.gpus[gpu as usize];
+        state.hopeless = Default::default();
         if state.facts.cordoned {
             return;
         }

@@ -26,6 +26,8 @@ pub(crate) struct Arranger {
     /// Maximal free rectangles that remain.
     pub(crate) free: Vec<Rect>,
     set: FreeSet,
+    /// GPUs of which the packer found no arrangement in the call at hand.
+    pub(crate) failed: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy)]

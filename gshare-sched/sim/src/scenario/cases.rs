@@ -84,9 +84,10 @@ impl Case {
 }
 
 /// The figures of a function, and whether a lower figure is better.
-pub const FIGURES: [(&str, bool); 11] = [
+pub const FIGURES: [(&str, bool); 12] = [
     ("rps", false),
     ("svr_percent", true),
+    ("svr_mean_percent", true),
     ("mean_ms", true),
     ("p50_ms", true),
     ("p95_ms", true),

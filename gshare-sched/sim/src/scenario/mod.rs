@@ -60,6 +60,7 @@
 //! ```
 
 mod cases;
+mod draw;
 mod error;
 mod function;
 mod load_text;
@@ -68,6 +69,7 @@ mod policies;
 mod units;
 
 pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure};
+pub use draw::DrawText;
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
@@ -75,7 +77,7 @@ pub use own::{MakeKeeper, Own};
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
-use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, TenantId};
+use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, Quota, TenantId};
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Regime};
 use serde::Deserialize;
@@ -112,6 +114,8 @@ pub struct Scenario {
     /// The functions and their load.
     #[serde(default)]
     pub function: Vec<FunctionText>,
+    /// Functions that the seed draws, beside the written functions.
+    pub draw: Option<DrawText>,
     /// The faults of the run.
     #[serde(default)]
     pub faults: FaultsText,
@@ -139,6 +143,11 @@ gshare_core::config! {
     pub struct Policies {
         /// Decides the number of instances of a function on fractional devices.
         pub scaler: ScalerName = ScalerName::default();
+        /// The capacity beyond the forecast of load that `heuristic` keeps; by default its own, 10 %.
+        pub headroom: Option<Text<Quota>> = None;
+        /// A fixed time that a function without a minimum keeps its instance after its last request, on fractional devices and on
+        /// slices; by default the time that its own gaps between requests say.
+        pub keep_alive: Option<Span> = None;
         /// Decides the places of these instances.
         pub packer: PackerName = PackerName::default();
         /// Decides the next request on whole devices, and its device.
@@ -224,6 +233,8 @@ policy_names! {
 
     /// A scheduler of requests on whole devices.
     RequestName {
+        /// The head of the queue on any idle device (GPU-enabled FaaS, section V-A).
+        LoadBalance,
         /// Locality-aware load balancing (GPU-enabled FaaS, Algorithm 1).
         Lalb,
         /// Locality-aware load balancing, out of order (section IV-B).
@@ -296,15 +307,15 @@ pub struct TenantText {
     /// The most waiting requests of the tenant.
     pub max_waiting: Option<u32>,
     /// The share of the time of all devices: `25%`.
-    pub gpu_time: Option<Text<gshare_core::Quota>>,
+    pub gpu_time: Option<Text<Quota>>,
     /// The share of the memory of all devices.
-    pub memory: Option<Text<gshare_core::Quota>>,
+    pub memory: Option<Text<Quota>>,
 }
 
 impl TenantText {
     fn limits(&self) -> TenantLimits {
         let mut limits = TenantLimits::default();
-        let points = |share: &Option<Text<gshare_core::Quota>>| {
+        let points = |share: &Option<Text<Quota>>| {
             share.as_ref().map_or(BasisPoints::WHOLE, |share| share.0.basis_points())
         };
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
@@ -361,7 +372,16 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError`] for an invalid field, or for a file named in a field.
     pub fn plan(&self) -> Result<Plan, ScenarioError> {
+        if self.draw.is_some() {
+            return self.drawn(self.seed)?.plan();
+        }
         self.own.make(&self.policies)?;
+        if self.policies.headroom.is_some() && self.policies.scaler != ScalerName::Heuristic {
+            return Err(ScenarioError::field("policies.headroom", "given", "only for the scaler `heuristic`"));
+        }
+        if let Some(keep) = &self.policies.keep_alive {
+            keep.positive("policies.keep_alive")?;
+        }
         let length = self.length.positive("length")?;
         let mut devices = Vec::new();
         for (number, node) in self.node.iter().enumerate() {

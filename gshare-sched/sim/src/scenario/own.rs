@@ -138,7 +138,7 @@ impl Own {
             own.router = Some(named("policies.router", name, &["paper", "ours"], &self.routers)?());
         }
         if let RequestName::Own(name) = &policies.request {
-            let ours = ["lalb", "lalbo3", "ours"];
+            let ours = ["load_balance", "lalb", "lalbo3", "ours"];
             own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
         }
         if let PipelineName::Own(name) = &policies.keeper {

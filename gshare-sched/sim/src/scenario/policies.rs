@@ -5,8 +5,8 @@ use super::{
     PackerName, PipelineName, QueueName, RequestName, RouterName, ScalerName, Scenario, VerticalName,
 };
 use crate::world::Function;
-use gshare_core::{GpuShare, Quota, QuotaRange};
-use gshare_sched::pipeline::{KeeperConfig, RouterConfig};
+use gshare_core::{BasisPoints, GpuShare, Quota, QuotaRange, SmShare};
+use gshare_sched::pipeline::{KeepAlive, KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
 use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, Work};
 use gshare_sched::request::{Policy, SchedulerConfig};
@@ -31,6 +31,11 @@ impl Scenario {
                 settings.fractional.scaler = ScalerSettings::Lazy(LazyHorizontalConfig::default());
             }
         }
+        if let (Some(headroom), ScalerSettings::Heuristic(config)) =
+            (self.policies.headroom, &mut settings.fractional.scaler)
+        {
+            config.headroom = headroom.0.basis_points();
+        }
         if self.policies.packer == PackerName::Dilu {
             let config = DiluConfig::default().with_affinity(self.policies.affinity);
             settings.fractional.packer = PackerSettings::Dilu(config);
@@ -46,7 +51,12 @@ impl Scenario {
         if self.policies.keeper == PipelineName::Paper {
             settings.sliced.keeper = KeeperConfig::paper();
         }
+        if let Some(keep) = &self.policies.keep_alive {
+            let keep_alive = KeepAlive::Fixed { keep: keep.0 };
+            (settings.fractional.pool.keep_alive, settings.sliced.keeper.keep_alive) = (keep_alive, keep_alive);
+        }
         settings.whole = match &self.policies.request {
+            RequestName::LoadBalance => SchedulerConfig::paper(Policy::LoadBalance),
             RequestName::Lalb => SchedulerConfig::paper(Policy::Lalb),
             RequestName::Lalbo3 => SchedulerConfig::default(),
             RequestName::Ours | RequestName::Own(_) => SchedulerConfig::evict_cost_aware(),
@@ -77,6 +87,11 @@ pub(super) fn without_vertical(function: &mut Function) -> Result<(), ScenarioEr
             ScenarioError::field(&field, &share.to_string(), &error.to_string())
         };
         let time = QuotaRange::new(request, request).map_err(refused)?;
+        // Training is as fast as its part of a device: at its request it does less than at its limit.
+        let area = |time: Quota, sm: SmShare| u64::from(time.get()) * u64::from(sm.get());
+        let (least, most) = (area(request, share.sm()), area(share.time().limit(), share.sm_limit()));
+        let speed = u64::from(function.speed.get()) * least / most.max(1);
+        function.speed = u16::try_from(speed).ok().and_then(BasisPoints::new).unwrap_or(function.speed);
         *share = GpuShare::new(time, share.sm(), share.sm(), share.memory()).map_err(refused)?;
     }
     Ok(())

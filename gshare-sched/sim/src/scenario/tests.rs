@@ -94,7 +94,7 @@ fn what_cannot_be_is_refused_by_field_and_bound() {
     for (from, to, says) in [
         ("\"lazy\"", "\"lasy\"", "policies.scaler is lasy: one of heuristic, lazy"),
         ("\"dilu\"", "\"first_fit\"", "policies.packer is first_fit: one of max_rects, dilu"),
-        ("\"lalbo3\"", "\"lru\"", "policies.request is lru: one of lalb, lalbo3, ours"),
+        ("\"lalbo3\"", "\"lru\"", "policies.request is lru: one of load_balance, lalb, lalbo3, ours"),
         ("router = \"paper\"", "router = \"slack\"", "policies.router is slack: one of paper, ours"),
         ("slo = \"69ms\"", "slow = \"69ms\"", "unknown field `slow`"),
         ("slo = \"69ms\"", "slo = \"69\"", "`69` is not a length of time"),
@@ -247,6 +247,8 @@ fn what_one_kind_of_work_has_is_refused_for_another() {
         ("train = \"2m\"", "devices = 2", "devices is given: only for work inference"),
         ("slo = \"69ms\"", "devices = 65", "function `classify`: devices is 65: need 1 to 64"),
         ("scaler = \"lazy\",", "scaler = \"lazy\", vertical = false,", "share, without policies.vertical"),
+        ("scaler = \"lazy\",", "scaler = \"lazy\", headroom = \"5%\",", "policies.headroom is given: only for the scaler"),
+        ("scaler = \"lazy\",", "scaler = \"lazy\", keep_alive = \"0s\",", "policies.keep_alive is 0: need more"),
     ] {
         let error = refused(from, to);
         assert!(error.contains(says), "{to}: {error}");
@@ -260,4 +262,25 @@ fn what_one_kind_of_work_has_is_refused_for_another() {
     };
     assert_eq!(share.to_string(), "10%:10% of time, 50%:50% of SMs, 4 GiB");
     assert_eq!(scenario.settings().fractional.pool.sm_limit_factor, 1);
+}
+
+/// A seed draws the same functions each time, another seed draws others, and each drawn function can be planned and served.
+#[test]
+fn a_seed_draws_functions_of_every_kind() {
+    let text = "length = \"1s\"\ndraw = { inference = 4, whole = 2, pipelines = 2, trainers = 2, load = \"40%\", \
+        instances = [1, 3] }\n[[function]]\nname = \"own\"\nwork = \"inference\"\nmemory = \"1GiB\"\n\
+        profile = [{ sm = \"12%\", rps = 28.5, p50 = \"35ms\" }]\n[[node]]\ndevice = [{ memory = \"16GiB\" }, \
+        { memory = \"8GiB\", regime = \"whole\" }, \
+        { memory = \"80GiB\", mig = { model = \"A100-80\", slices = [\"4g.40gb\", \"2g.20gb\", \"1g.10gb\"] } }]\n";
+    let scenario = Scenario::parse(text).unwrap();
+    let drawn = |seed| format!("{:?}", scenario.drawn(seed).unwrap().function);
+    assert_eq!(drawn(1), drawn(1));
+    assert_ne!(drawn(1), drawn(2));
+    for seed in 0..20 {
+        let functions = scenario.drawn(seed).unwrap().plan().unwrap().functions;
+        let of = |name: &str| functions.iter().filter(|of| of.name.starts_with(name)).count();
+        assert_eq!(["own", "inference-", "whole-", "pipeline-", "guaranteed-", "best_effort-"].map(of), [1, 4, 2, 2, 1, 1]);
+    }
+    let none = Scenario::parse(&text.replace("40%", "0%")).unwrap().plan().unwrap_err().to_string();
+    assert!(none.contains("draw.load is 0%: need more"), "{none}");
 }

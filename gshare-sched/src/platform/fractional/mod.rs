@@ -59,6 +59,7 @@ use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
     PoolAction, PoolError, PoolEvent, QueueOrder, Regime, StopCause, Work,
 };
+use crate::pipeline::{Gaps, Stay};
 use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
@@ -136,6 +137,9 @@ struct Function {
     reported: Timestamp,
     /// Time of the last arrival or end of a request.
     used: Timestamp,
+    /// The pauses between its requests of a second or more, and when they say that an instance pays.
+    gaps: Gaps,
+    stays: Vec<Stay>,
     /// Whether the minimum was raised to one.
     activated: bool,
     removed: bool,
@@ -173,6 +177,8 @@ pub struct FractionalPool {
     now: Timestamp,
     devices: BTreeMap<GpuId, DeviceSpec>,
     functions: BTreeMap<FunctionId, Function>,
+    /// The gaps of all functions.
+    gaps: Gaps,
     instances: BTreeMap<InstanceId, Instance>,
     by_placement: BTreeMap<PlacementId, InstanceId>,
     by_scaler: BTreeMap<InstanceId, InstanceId>,
@@ -212,6 +218,7 @@ impl FractionalPool {
             now: Timestamp::ZERO,
             devices: BTreeMap::new(),
             functions: BTreeMap::new(),
+            gaps: Gaps::default(),
             instances: BTreeMap::new(),
             by_placement: BTreeMap::new(),
             by_scaler: BTreeMap::new(),
@@ -311,6 +318,8 @@ impl FractionalPool {
             arrived: 0,
             reported: self.now,
             used: self.now,
+            gaps: Gaps::default(),
+            stays: Vec::new(),
             activated: false,
             removed: false,
             gang,

@@ -1,5 +1,6 @@
 //! Settings of the fractional pool.
 
+use crate::pipeline::KeepAlive;
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler};
 use gshare_core::{Bytes, ConfigError, Duration};
@@ -15,6 +16,10 @@ pub(super) const PARK_BUSY_AFTER: Duration = Duration::from_secs(2);
 /// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min.
 pub(super) const RESTART_AFTER: Duration = Duration::from_secs(1);
 
+/// The idle time of an instance's share that a cold start is worth.
+pub const BREAK_EVEN: Duration = Duration::from_secs(180);
+const DAY: Duration = Duration::from_secs(86_400);
+
 crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
@@ -29,10 +34,9 @@ crate::settings_table::settings! {
         /// twice as long as it would first come, first served, so that about half of the others can be in time. With a fixed
         /// bound alone, lasting overload makes all waiting requests overdue, and none is in time. 0: the fixed bound alone.
         pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
-        /// How long a function without a minimum keeps an instance after its last request. 60 s: longer than the gaps between
-        /// requests of functions in use.
-        #[cfg_attr(feature = "serde", serde(rename = "keep_alive_ns"))]
-        pub keep_alive: Duration = Duration::from_secs(60), with_keep_alive;
+        /// How long a function without a minimum keeps an instance after its last request, and when it is started again ahead of a
+        /// request. Adaptive, where a cold start counts as much as [`BREAK_EVEN`] of an idle share.
+        pub keep_alive: KeepAlive = KeepAlive::Adaptive { break_even: BREAK_EVEN, longest: DAY }, with_keep_alive;
         /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
         /// (section 3.2).
         pub sm_limit_factor: u16 = 1, with_sm_limit_factor;
@@ -49,9 +53,10 @@ crate::settings_table::settings! {
 
 impl FractionalConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
+        if let KeepAlive::Adaptive { break_even: Duration::ZERO, .. } = self.keep_alive {
+            return Err(ConfigError::new("keep_alive.break_even", "0", "need more than 0"));
+        }
         gshare_core::check_fields!(self {
-            keep_alive in least..=day, "need more than 0, at most a day";
             sm_limit_factor in 1..=100, "need 1 to 100";
         })
     }

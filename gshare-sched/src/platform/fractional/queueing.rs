@@ -50,6 +50,12 @@ impl FractionalPool {
     pub(super) fn called(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
+        let gap = self.now.saturating_since(of.used);
+        if gap >= Duration::from_secs(1) && (of.activated || of.gaps.total() > 0) {
+            of.gaps.add(gap);
+            self.gaps.add(gap);
+            of.stays = of.gaps.stays(&self.gaps, &self.config.keep_alive);
+        }
         of.used = self.now;
         self.activate(function, actions);
     }
@@ -62,6 +68,7 @@ impl FractionalPool {
             return;
         }
         of.activated = true;
+        of.stays = of.gaps.stays(&self.gaps, &self.config.keep_alive);
         self.tell_bounds(function, actions);
     }
 
@@ -163,9 +170,11 @@ impl FractionalPool {
             rate = rate.saturating_add(waiting);
         }
         let waits = !of.queue.is_empty();
+        let idle = now.saturating_since(of.used);
+        let warm = of.stays.iter().any(|stay| stay.from <= idle && idle < stay.to);
         let rest = of.activated
             && !waits
-            && now.saturating_since(of.used) >= self.config.keep_alive
+            && !warm
             && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
         if rest {
             of.activated = false;
@@ -175,8 +184,10 @@ impl FractionalPool {
             self.tell_bounds(function, actions);
         }
         self.scale(HorizontalEvent::LoadReported { function, rate }, actions);
-        if waits {
+        if waits || warm {
             self.activate(function, actions);
+        }
+        if waits {
             self.wake_one(function);
         }
         self.to_serve.insert(function);
