@@ -75,6 +75,13 @@ impl Recent {
         self.sum = (self.sum + ONE).min(1 << 40);
     }
 
+    /// `times` these events as a part of the events of `all`, at most all of them, of `value`.
+    pub(super) fn part_of(self, all: Self, now: Timestamp, times: u64, value: u64) -> u64 {
+        let (these, all) = (self.at(now).saturating_mul(times), all.at(now).max(1));
+        let part = u128::from(value) * u128::from(these.min(all)) / u128::from(all);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+
     /// Expected number of events in `horizon`, in 1/65536.
     pub(super) fn expected(self, now: Timestamp, horizon: Duration) -> u64 {
         let millis = (horizon.as_nanos() / 1_000_000).min(3_600_000);

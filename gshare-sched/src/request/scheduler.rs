@@ -37,7 +37,8 @@
 //! | `Policy::EvictCostAware` | a miss costs its loading time **and** the worth of its victims, and goes to the idle GPU where that is least |
 //!
 //! Worth = loading time x (arrivals expected while a copy is loaded and runs once + half the waiting requests) / copies: these are the
-//! requests that have to wait for the copy to be loaded again. The expected arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is
+//! requests that have to wait for the copy to be loaded again. The worth is full where one request in sixteen is a miss, and less in
+//! proportion where fewer are, since hardly any request misses a victim while the working set fits. The expected arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is
 //! not evicted to save a short wait: its next request would load it again, and evict another.
 //!
 //! ## Example
@@ -267,6 +268,9 @@ pub struct LocalityScheduler {
     /// A GPU that became idle and is not filed as such yet: it is probably given work in the same event.
     unfiled: Option<u32>,
     uses: u64,
+    /// Requests, and loads for them, of the last minute.
+    asked: Recent,
+    missed: Recent,
     stats: RequestStats,
 }
 
@@ -302,6 +306,8 @@ impl LocalityScheduler {
             drops: BTreeSet::new(),
             unfiled: None,
             uses: 0,
+            asked: Recent::default(),
+            missed: Recent::default(),
             stats: RequestStats::default(),
         })
     }

@@ -147,7 +147,7 @@ impl Draw {
 
     /// Writes a function on shared devices without its load; answers the device's seconds for a request.
     fn inference(&mut self, number: u32) -> f64 {
-        let (memory, alone) = (self.by_factor(1_000.0, 7_000.0), self.by_factor(0.003, 0.06));
+        let (memory, alone) = (self.by_factor(1_000.0, 7_000.0), self.by_factor(0.005, 0.1));
         let (knee, steep, batch) = (self.between(0.2, 1.0), self.between(0.6, 1.0), self.between(0.2, 0.9));
         let (slo, disk) = (alone * self.by_factor(4.0, 20.0), self.by_factor(2.0, 9.0));
         self.head("inference", number, "inference", memory);

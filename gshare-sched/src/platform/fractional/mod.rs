@@ -11,7 +11,8 @@
 //!    is its function's only instance. A refused point is not tried again for a while.
 //! 2. *Minimum* (`least_instances`): missing instances start at once where there is room at any of the function's points, even while
 //!    the scaler waits, and ten seconds after the host refused a start. The first request of a function without instances raises its
-//!    minimum to one, until [`keep_alive`](FractionalConfig::keep_alive) has passed without a call.
+//!    minimum to one, for as long as the gaps between its requests say that an instance pays
+//!    ([`keep_alive`](FractionalConfig::keep_alive)).
 //! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
@@ -140,6 +141,11 @@ struct Function {
     /// The pauses between its requests of a second or more, and when they say that an instance pays.
     gaps: Gaps,
     stays: Vec<Stay>,
+    /// Requests since the last such pause, and eight times the mean of these.
+    visit: u64,
+    visits: u64,
+    /// The part of a device that its last instance booked, of 10^8.
+    area: u64,
     /// Whether the minimum was raised to one.
     activated: bool,
     removed: bool,
@@ -200,6 +206,8 @@ pub struct FractionalPool {
 
 gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances });
 
+/// The part of a device, of 10^8, that a typical instance books.
+const TYPICAL_AREA: u64 = 10_000_000;
 const REGIME: Regime = Regime::Fractional;
 
 impl FractionalPool {
@@ -320,6 +328,9 @@ impl FractionalPool {
             used: self.now,
             gaps: Gaps::default(),
             stays: Vec::new(),
+            visit: 0,
+            visits: 8,
+            area: TYPICAL_AREA,
             activated: false,
             removed: false,
             gang,

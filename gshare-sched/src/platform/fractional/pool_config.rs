@@ -16,8 +16,8 @@ pub(super) const PARK_BUSY_AFTER: Duration = Duration::from_secs(2);
 /// The pause before the restart of a training job that ended by itself; doubled each time, up to 5 min.
 pub(super) const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// The idle time of an instance's share that a cold start is worth.
-pub const BREAK_EVEN: Duration = Duration::from_secs(180);
+/// The idle time of a tenth of a device that a cold start of one request is worth.
+const BREAK_EVEN: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 
 crate::settings_table::settings! {
@@ -35,7 +35,8 @@ crate::settings_table::settings! {
         /// bound alone, lasting overload makes all waiting requests overdue, and none is in time. 0: the fixed bound alone.
         pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
         /// How long a function without a minimum keeps an instance after its last request, and when it is started again ahead of a
-        /// request. Adaptive, where a cold start counts as much as [`BREAK_EVEN`] of an idle share.
+        /// request. Adaptive: a cold start counts as much as 60 s of a tenth of a device, less for a larger share, and more where
+        /// more requests come at once.
         pub keep_alive: KeepAlive = KeepAlive::Adaptive { break_even: BREAK_EVEN, longest: DAY }, with_keep_alive;
         /// How many times its SM request an instance may take while others leave it. 1: none, as in FaST-GShare; Dilu gives 2
         /// (section 3.2).

@@ -2,9 +2,10 @@
 
 use super::pool_config::PARK_IDLE;
 use super::{
-    Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
+    TYPICAL_AREA, Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
     PoolAction, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
+use crate::pipeline::KeepAlive;
 use crate::platform::WaitQueue;
 
 impl Instance {
@@ -51,13 +52,37 @@ impl FractionalPool {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
         let gap = self.now.saturating_since(of.used);
+        of.used = self.now;
         if gap >= Duration::from_secs(1) && (of.activated || of.gaps.total() > 0) {
             of.gaps.add(gap);
+            of.visits += core::mem::take(&mut of.visit).max(1);
+            of.visits -= of.visits / 8;
             self.gaps.add(gap);
-            of.stays = of.gaps.stays(&self.gaps, &self.config.keep_alive);
+            self.plan_stays(function);
         }
-        of.used = self.now;
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.visit += 1;
+        }
         self.activate(function, actions);
+    }
+
+    /// Decides when an instance pays, by what it books and by the requests that a cold start makes late.
+    fn plan_stays(&mut self, function: FunctionId) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        if let Some(instance) = of.instances.first() {
+            let demand = &self.instances[instance].demand;
+            of.area = u64::from(demand.quota.get()) * u64::from(demand.sm.get());
+        }
+        let keep_alive = match self.config.keep_alive {
+            KeepAlive::Adaptive { break_even, longest } => {
+                // The root of the requests of a visit: those that come after the start are in time.
+                let weighed = u128::from(break_even.as_nanos()) * u128::from((of.visits * 8).isqrt()) / 8;
+                let break_even = Duration::from_wide_nanos(weighed * u128::from(TYPICAL_AREA) / u128::from(of.area));
+                KeepAlive::Adaptive { break_even, longest }
+            }
+            fixed => fixed,
+        };
+        of.stays = of.gaps.stays(&self.gaps, &keep_alive);
     }
 
     /// Gives a called function without instances its first.
@@ -68,7 +93,7 @@ impl FractionalPool {
             return;
         }
         of.activated = true;
-        of.stays = of.gaps.stays(&self.gaps, &self.config.keep_alive);
+        self.plan_stays(function);
         self.tell_bounds(function, actions);
     }
 

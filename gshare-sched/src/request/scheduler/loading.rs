@@ -6,6 +6,10 @@ use crate::request::queue::Request;
 use crate::request::{CachePolicy, RejectReason, RequestAction, Tier};
 use gshare_core::{BasisPoints, Duration, GpuId, ModelId, NodeId};
 
+/// A price is full where one request in this many is a miss, and less in proportion where fewer are: where the working set fits, a
+/// victim is hardly missed.
+const PRICED_MISSES: u64 = 16;
+
 impl LocalityScheduler {
     pub(super) fn tier(&self, model: u32, gpu: &Gpu) -> Tier {
         match self.hosts.get(&gpu.node).and_then(|host| host.models.get(&model)) {
@@ -29,7 +33,8 @@ impl LocalityScheduler {
         let waiting = u64::from(self.queue.of_model(model).len) << 15;
         let copies = known.copies.len().max(1) as u128;
         let load = u128::from(self.load_ns(model, gpu));
-        u64::try_from((load * u128::from(expected + waiting) / copies) >> 16).unwrap_or(u64::MAX)
+        let worth = u64::try_from((load * u128::from(expected + waiting) / copies) >> 16).unwrap_or(u64::MAX);
+        self.missed.part_of(self.asked, self.now, PRICED_MISSES, worth)
     }
 
     /// The models that have to go before the model of a request can be loaded on an idle GPU; `None` if that
@@ -128,6 +133,7 @@ impl LocalityScheduler {
     pub(super) fn miss(&mut self, gpu: u32, slot: u32, room: &Room, actions: &mut Vec<RequestAction>) {
         let Request { model, tenant, .. } = *self.queue.get(slot);
         self.stats.misses += 1;
+        self.missed.count(self.now);
         self.stats.false_misses += u64::from(!self.m(model).copies.is_empty());
         for &(other, model) in &room.surrendered {
             self.evict(other, model, actions);

@@ -60,6 +60,7 @@ impl LocalityScheduler {
         let now = self.now;
         self.models[model.index()].asked = true;
         self.models[model.index()].recent.count(now);
+        self.asked.count(now);
         let known = self.m(model.number());
         let fastest = known.costs.iter().map(|costs| costs.infer.mean()).min().unwrap_or(0);
         let mut request = Request::new(id, model.number(), tenant.number(), now);
