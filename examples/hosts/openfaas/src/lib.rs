@@ -55,12 +55,12 @@
 //!
 //! # Failures
 //! - *An instance*: its accepted requests are answered 502 at once, and the others go to another instance.
-//! - *A device*: the daemon reports the loss within about 2 s. The instances on the device end as above, and new instances start on
-//!   other devices. The device gets no instance until the daemon reports its return. `sim-stat --lose` loses a simulated
-//! device,   which the provider's own daemon sees.
+//! - *A device*: the daemon reports the loss within about 2 s. The instances on the device end as above, and new instances
+//!   start on other devices. The device gets no instance until the daemon reports its return. `sim-stat --lose` loses a
+//!   simulated device, which the provider's own daemon sees.
 //! - *The daemon*: processes follow their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and attach to the next daemon.
-//! - *The provider*: the kernel kills its processes, and the [`reaper`] kills their children. The next provider in the same directory
-//!   restores functions, secrets, measurements and numbers of replicas. Calls in `/async-function`'s queue are lost.
+//! - *The provider*: the kernel kills its processes, and the [`reaper`] kills their children. The next provider in the same
+//!   directory restores functions, secrets, measurements and numbers of replicas. Calls in `/async-function`'s queue are lost.
 //!
 //! # Limits
 //! There is one namespace. Functions run as the provider's user, so a client with access to `/system` can run any program as

@@ -1,13 +1,13 @@
 //! Trials of a function at its deployment: the same program, under load over HTTP, at a few settings of the companion's share.
 //!
 //! # Algorithm
-//! 1. Start the program with the whole share and call it once. A program that has not connected to the node's daemon by then uses
-//!    no GPU; it gets the smallest share.
-//! 2. Measure a setting: throughput in a closed loop at the function's concurrency, then latency in an open loop at two thirds of
-//!    that rate.
+//! 1. Start the program with the whole share and call it once. A program that has not connected to the node's daemon by then
+//!    uses no GPU; it gets the smallest share.
+//! 2. Measure a setting: throughput in a closed loop at the function's concurrency, then latency in an open loop at two thirds
+//!    of that rate.
 //! 3. Repeat this at the whole share, at a half and a quarter of its SMs, and at half of its time with the SMs that served the
 //!    most requests per area (FaST-GShare, section 3.2, measures a grid of both). If the driver cannot confine processes to a
-//! part of the SMs, use a half and a quarter of the time instead.
+//!    part of the SMs, use a half and a quarter of the time instead.
 //! 4. On a slice or a whole device there is one setting, with one request at a time.
 //! 5. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
 //!    percentiles, which would include the turns of others.
