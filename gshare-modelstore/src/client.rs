@@ -53,7 +53,7 @@ pub enum ClientError {
     #[error("the store is gone")]
     Gone,
     /// The answer does not fit the request.
-    #[error("the store answers what it should not")]
+    #[error("the store's answer does not fit the request")]
     Unexpected,
     /// The store's frame is invalid.
     #[error(transparent)]

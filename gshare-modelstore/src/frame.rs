@@ -79,7 +79,7 @@ pub enum FrameError {
         kind: u8,
     },
     /// A field has an invalid value.
-    #[error("field `{field}` cannot be what it is")]
+    #[error("field `{field}` has an invalid value")]
     Field {
         /// Name of the field.
         field: &'static str,

@@ -327,7 +327,7 @@ pub enum RefuseReason {
     #[error("the model is larger than the memory of the tier")]
     ModelTooLarge,
     /// Every model in memory is referenced, pinned or without a source to load it from again.
-    #[error("the store is full: what is in it is in use, pinned or has no source to load it from again")]
+    #[error("the store is full: each model in it is in use, pinned or without a source for a reload")]
     StoreFull,
     /// The limit of bytes of the model's owner.
     #[error("the owner's limit of bytes would be passed")]
@@ -342,7 +342,7 @@ pub enum RefuseReason {
     #[error("the model is not in this memory, and there is nothing to load it from")]
     NotResident,
     /// The load failed, or the written content is not a model.
-    #[error("the load failed, or what was written is not a model")]
+    #[error("the load failed, or the written content is not a model")]
     LoadFailed,
     /// The deadline passed before the load ended.
     #[error("not there in time")]

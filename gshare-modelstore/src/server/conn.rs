@@ -285,7 +285,7 @@ fn handle(
             }
             Some(Ok(true)) => conn.answer(request, &Answer::Done),
             Some(Ok(false)) => {
-                let text = format!("`{name}` is not what it was when it was loaded");
+                let text = format!("`{name}` has changed since it was loaded");
                 conn.refuse(request, Code::Corrupt, text);
             }
             Some(Err(error)) => conn.refuse(request, Code::Io, error.to_string()),

@@ -80,7 +80,7 @@ impl ClientBody {
             Poll::Pending => {
                 let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
                 if pause.as_mut().poll(context).is_ready() {
-                    let why = format!("body: nothing of it came for {} s", STALLED.as_secs());
+                    let why = format!("body: no byte arrived for {} s", STALLED.as_secs());
                     self.fault.set(StatusCode::REQUEST_TIMEOUT, why.clone());
                     return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(why)))));
                 }

@@ -53,7 +53,7 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
         }
     });
     let state = state(url)?;
-    say("what became of it".to_owned());
+    say("results".to_owned());
     println!(
         "\n  {:<9} {:>8} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}  where",
         "FUNCTION", "SLO", "ANSWERED", "IN TIME", "REFUSED", "STARTS", "PARKED", "GPU s"

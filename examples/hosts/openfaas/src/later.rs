@@ -165,7 +165,7 @@ async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
             match tokio::time::timeout(patience, body).await {
                 Ok(Ok(body)) => (status, body),
                 Ok(Err(error)) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
-                Err(_) => (StatusCode::GATEWAY_TIMEOUT, Bytes::from("no whole answer in time")),
+                Err(_) => (StatusCode::GATEWAY_TIMEOUT, Bytes::from("no complete answer in time")),
             }
         }
         Err(error) => (error.status, Bytes::from(error.message)),

@@ -140,7 +140,7 @@ async fn hand_on(
     let body = tokio::time::timeout(patience, axum::body::to_bytes(Body::new(body), MAX_BETWEEN)).await;
     let body = body.map_err(|_| {
         ticket.broken();
-        let why = format!("{name}: between two stages: no whole answer within {} s", patience.as_secs());
+        let why = format!("{name}: between two stages: no complete answer within {} s", patience.as_secs());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, why)
     })?;
     let body = body.map_err(|error| {

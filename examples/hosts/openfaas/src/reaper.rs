@@ -29,7 +29,7 @@ pub fn start(mounts: &Path) -> anyhow::Result<Child> {
     // In its own process group, Ctrl-C does not kill it before the host.
     command.arg("--reap").arg(mounts).process_group(0);
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    child.context("the process that ends what functions leave behind")
+    child.context("the reaper of leftover processes")
 }
 
 /// Runs as the reaper: waits for the end of its input, which means the end of the host.

@@ -217,7 +217,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
         Command::Verify { name } => {
             client.verify(name)?;
-            done(format!("{name} is what it was when it was loaded"))
+            done(format!("{name} is unchanged since it was loaded"))
         }
     }
 }
