@@ -3,8 +3,8 @@
 use super::api::ApiError;
 use super::between::{Between, OnItsWay};
 use super::deployment::Wants;
-use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
+use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
@@ -46,7 +46,7 @@ pub struct Runner {
     /// Hook and daemon socket, for processes with a share.
     pub hook: Option<Hook>,
     /// Devices of the node.
-    pub devices: Devices,
+    pub devices: Inventory,
     /// Whether SM partitions hold (by MPS or on a simulated device) and the platform uses them.
     pub partitioned: bool,
     /// Socket for questions to the node's daemon.
@@ -702,7 +702,7 @@ mod tests {
         let (host, workers, _) = training();
         let runner = Runner {
             hook: None,
-            devices: Devices::none(),
+            devices: Inventory::none(),
             partitioned: false,
             daemon: None,
             models: Models::at(dir.join("store.sock")).unwrap(),

@@ -44,7 +44,7 @@
 //!   FaSTPod, it takes no places and is tried again with one pod after a doubling pause ([`backoff`]).
 //! - A pod's place and share are read from the environment in its spec, which no tenant can change. Tenants could change
 //!   labels, owners and annotations of pods, but the admission policy of the manifests refuses that.
-//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node`]), so namespaces with
+//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node_hooks`]), so namespaces with
 //!   Pod Security `baseline` or `restricted` accept the pods. A node without them gets no pods.
 //! - The conditions give the reason for missing replicas, and each new reason makes an Event.
 //!
@@ -75,7 +75,7 @@ pub mod command;
 pub mod controller;
 pub mod fastpod_writes;
 pub mod kubelet;
-pub mod node;
+pub mod node_hooks;
 pub mod nodes;
 pub mod pod_share;
 pub mod pods;

@@ -13,8 +13,8 @@
 //! For a function without a profile, `measuring.rs` deploys a companion function. The companion gets a share, a slice or a
 //! whole device, and the shell runs the trials there.
 
-mod devices;
 mod dispatching;
+mod lost_devices;
 mod measuring;
 mod processes;
 mod suitability;

@@ -142,7 +142,7 @@ impl Device {
 
 /// All devices of this node, and the folders of simulated drivers.
 #[derive(Debug, Default)]
-pub struct Devices {
+pub struct Inventory {
     /// Devices by the platform's id.
     pub all: BTreeMap<GpuId, Device>,
     /// Whether all devices are simulated; the simulated driver enforces SM partitions without MPS.
@@ -152,7 +152,7 @@ pub struct Devices {
     boards: Vec<Vec<(OsString, OsString)>>,
 }
 
-impl Devices {
+impl Inventory {
     /// One placeholder device, for functions that use no GPU.
     pub fn none() -> Self {
         let mut devices = Self::default();
