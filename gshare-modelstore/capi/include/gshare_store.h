@@ -141,7 +141,7 @@ struct gshare_model *gshare_store_get(struct gshare_store *store,
  Gives a model's reference back.
 
  # Safety
- `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+ `model` is null or came from `gshare_store_get`; neither the model nor its data is used again.
  */
 void gshare_model_release(struct gshare_model *model);
 

@@ -1,7 +1,7 @@
 //! The C interface of the model store's client. `include/gshare_store.h` is made of this file by cbindgen, which `.ci/run header` checks,
 //! so the comments here are the documentation in C.
 //!
-//! Pointers come from C: each function says what it believes of them. Objects are boxes that C holds and gives back once.
+//! Pointers come from C: each function states its assumptions on them. Objects are boxes that C holds and gives back once.
 #![allow(unsafe_code, reason = "pointers from C")]
 
 use core::ffi::{CStr, c_char};
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn gshare_store_get(
 /// Gives a model's reference back.
 ///
 /// # Safety
-/// `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+/// `model` is null or came from `gshare_store_get`; neither the model nor its data is used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_model_release(model: *mut gshare_model) {
     if !model.is_null() {
