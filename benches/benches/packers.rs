@@ -180,7 +180,9 @@ fn turnovers() -> usize {
 fn nearly_full() {
     println!("places that fail in a nearly full pool of 1000 GPUs, us: p50, p99, longest");
     for side in [500, 1_000, 2_000, 3_300] {
-        let demand = |side: u16| Demand::new(Quota::new(side).unwrap_or_default(), SmShare::new(side).unwrap_or_default());
+        let demand = |side: u16| {
+            Demand::new(Quota::new(side).unwrap_or_default(), SmShare::new(side).unwrap_or_default())
+        };
         let mut pool = MaxRects::new(MaxRectsConfig::default());
         for gpu in 0..1_000 {
             pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("a new GPU");

@@ -153,7 +153,10 @@ fn run(options: &Options, case: Case, progress: &Progress) -> Result<CaseRun> {
         plan.story = options.story;
         if let Some(every) = &options.series {
             plan.sample = Some(every.positive("--series")?);
-            anyhow::ensure!(plan.depth == Depth::Kernels, "--series counts kernels: it needs --depth kernels");
+            anyhow::ensure!(
+                plan.depth == Depth::Kernels,
+                "--series counts kernels: it needs --depth kernels"
+            );
         }
         Ok((scenario, plan))
     };

@@ -237,7 +237,8 @@ fn coordinates(at: Setting) -> [f64; 2] {
 /// Prior covariance of two settings.
 fn covariance(a: [f64; 2], b: [f64; 2]) -> f64 {
     let squared = |x: f64| x * x;
-    let slopes = a.iter().zip(&b).zip(prior::SLOPE_DEVIATIONS).map(|((a, b), off)| squared(off * LN_2) * a * b);
+    let slopes =
+        a.iter().zip(&b).zip(prior::SLOPE_DEVIATIONS).map(|((a, b), off)| squared(off * LN_2) * a * b);
     let slopes: f64 = slopes.sum();
     let apart: f64 =
         a.iter().zip(&b).zip(prior::BEND_LENGTH).map(|((a, b), long)| squared((a - b) / long)).sum();

@@ -4,10 +4,10 @@
 //! regime could serve. Arrivals are Poisson, gamma with a CV of up to 7, bursts, or a random walk. Times, speed-ups, batches, SLOs,
 //! memory and loading times differ by function too. A drawn function has the form of a written one.
 
+use super::Scenario;
 use super::error::ScenarioError;
 use super::function::FunctionText;
 use super::units::Text;
-use super::Scenario;
 use crate::rng::Rng;
 use gshare_core::Quota;
 use gshare_sched::platform::Regime;
@@ -66,9 +66,12 @@ impl Scenario {
                 Some(_) => Regime::Sliced,
                 None => device.regime.unwrap_or(Regime::Fractional),
             };
-            load * f64::from(all.filter(|device| of(device) == regime).map(|device| device.count).sum::<u32>())
+            load * f64::from(
+                all.filter(|device| of(device) == regime).map(|device| device.count).sum::<u32>(),
+            )
         };
-        let mut drawn = Draw { rng: Rng::new(seed ^ 0x5EED_D4A3), instances: draw.instances, text: String::new() };
+        let mut drawn =
+            Draw { rng: Rng::new(seed ^ 0x5EED_D4A3), instances: draw.instances, text: String::new() };
         drawn.all(draw.inference, devices(Regime::Fractional), Draw::inference);
         drawn.all(draw.whole, devices(Regime::Whole), Draw::whole);
         // A device's slices serve about twice as many requests as the device at once.
@@ -142,7 +145,9 @@ impl Draw {
     }
 
     fn head(&mut self, name: &str, number: u32, work: &str, memory: f64) {
-        self.line(&format!("[[function]]\nname = \"{name}-{number}\"\nwork = \"{work}\"\nmemory = \"{memory:.0}MiB\""));
+        self.line(&format!(
+            "[[function]]\nname = \"{name}-{number}\"\nwork = \"{work}\"\nmemory = \"{memory:.0}MiB\""
+        ));
     }
 
     /// Writes a function on shared devices without its load; answers the device's seconds for a request.
@@ -154,7 +159,8 @@ impl Draw {
         let mut points = Vec::new();
         for sm in [0.12, 0.25, 0.5, 1.0_f64] {
             for (quota, size) in [(0.4, 1), (1.0, 1), (1.0, 4)] {
-                let time = alone * (knee / sm).max(1.0).powf(steep) * (1.0 + batch * f64::from(size - 1)) / quota;
+                let time =
+                    alone * (knee / sm).max(1.0).powf(steep) * (1.0 + batch * f64::from(size - 1)) / quota;
                 let (rps, ms) = (f64::from(size) / time, time * 1e3);
                 points.push(format!(
                     "{{ sm = \"{:.0}%\", quota = \"{:.0}%\", batch = {size}, rps = {rps:.3}, p50 = \"{ms:.3}ms\", p95 = \"{:.3}ms\" }}",
@@ -193,7 +199,8 @@ impl Draw {
             let (own, time) = (self.by_factor(2_000.0, 6_000.0), self.by_factor(0.03, 0.15));
             (memory, all) = (memory + own, all + time);
             let on = [("1g.10gb", 1.0), ("2g.20gb", 0.6), ("3g.40gb", 0.45), ("4g.40gb", 0.37)];
-            let on = on.map(|(slice, part)| format!("[\"{slice}\", \"{:.2}ms\"]", time * part * 1e3)).join(", ");
+            let on =
+                on.map(|(slice, part)| format!("[\"{slice}\", \"{:.2}ms\"]", time * part * 1e3)).join(", ");
             components.push(format!("{{ name = \"c{part}\", memory = \"{own:.0}MiB\", on = [{on}] }}"));
         }
         self.head("pipeline", number, "pipeline", memory);

@@ -377,7 +377,11 @@ impl Scenario {
         }
         self.own.make(&self.policies)?;
         if self.policies.headroom.is_some() && self.policies.scaler != ScalerName::Heuristic {
-            return Err(ScenarioError::field("policies.headroom", "given", "only for the scaler `heuristic`"));
+            return Err(ScenarioError::field(
+                "policies.headroom",
+                "given",
+                "only for the scaler `heuristic`",
+            ));
         }
         if let Some(keep) = &self.policies.keep_alive {
             keep.positive("policies.keep_alive")?;

@@ -53,7 +53,8 @@ impl Scenario {
         }
         if let Some(keep) = &self.policies.keep_alive {
             let keep_alive = KeepAlive::Fixed { keep: keep.0 };
-            (settings.fractional.pool.keep_alive, settings.sliced.keeper.keep_alive) = (keep_alive, keep_alive);
+            (settings.fractional.pool.keep_alive, settings.sliced.keeper.keep_alive) =
+                (keep_alive, keep_alive);
         }
         settings.whole = match &self.policies.request {
             RequestName::LoadBalance => SchedulerConfig::paper(Policy::LoadBalance),

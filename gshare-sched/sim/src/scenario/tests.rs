@@ -247,8 +247,16 @@ fn what_one_kind_of_work_has_is_refused_for_another() {
         ("train = \"2m\"", "devices = 2", "devices is given: only for work inference"),
         ("slo = \"69ms\"", "devices = 65", "function `classify`: devices is 65: need 1 to 64"),
         ("scaler = \"lazy\",", "scaler = \"lazy\", vertical = false,", "share, without policies.vertical"),
-        ("scaler = \"lazy\",", "scaler = \"lazy\", headroom = \"5%\",", "policies.headroom is given: only for the scaler"),
-        ("scaler = \"lazy\",", "scaler = \"lazy\", keep_alive = \"0s\",", "policies.keep_alive is 0: need more"),
+        (
+            "scaler = \"lazy\",",
+            "scaler = \"lazy\", headroom = \"5%\",",
+            "policies.headroom is given: only for the scaler",
+        ),
+        (
+            "scaler = \"lazy\",",
+            "scaler = \"lazy\", keep_alive = \"0s\",",
+            "policies.keep_alive is 0: need more",
+        ),
     ] {
         let error = refused(from, to);
         assert!(error.contains(says), "{to}: {error}");
@@ -279,7 +287,10 @@ fn a_seed_draws_functions_of_every_kind() {
     for seed in 0..20 {
         let functions = scenario.drawn(seed).unwrap().plan().unwrap().functions;
         let of = |name: &str| functions.iter().filter(|of| of.name.starts_with(name)).count();
-        assert_eq!(["own", "inference-", "whole-", "pipeline-", "guaranteed-", "best_effort-"].map(of), [1, 4, 2, 2, 1, 1]);
+        assert_eq!(
+            ["own", "inference-", "whole-", "pipeline-", "guaranteed-", "best_effort-"].map(of),
+            [1, 4, 2, 2, 1, 1]
+        );
     }
     let none = Scenario::parse(&text.replace("40%", "0%")).unwrap().plan().unwrap_err().to_string();
     assert!(none.contains("draw.load is 0%: need more"), "{none}");

@@ -56,11 +56,11 @@ use super::START_AGAIN;
 use super::host_cache::HostCache;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
+use crate::pipeline::{Gaps, Stay};
 use crate::platform::{
     DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
     PoolAction, PoolError, PoolEvent, QueueOrder, Regime, StopCause, Work,
 };
-use crate::pipeline::{Gaps, Stay};
 use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};

@@ -1,7 +1,7 @@
 //! Settings of the fractional pool.
 
-use crate::pipeline::KeepAlive;
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
+use crate::pipeline::KeepAlive;
 use crate::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler};
 use gshare_core::{Bytes, ConfigError, Duration};
 

@@ -2,8 +2,8 @@
 
 use super::pool_config::PARK_IDLE;
 use super::{
-    TYPICAL_AREA, Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
-    PoolAction, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
+    Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
+    PoolAction, Request, RequestId, RequestRate, State, StopCause, TYPICAL_AREA, Timer, Timestamp,
 };
 use crate::pipeline::KeepAlive;
 use crate::platform::WaitQueue;
@@ -77,7 +77,9 @@ impl FractionalPool {
             KeepAlive::Adaptive { break_even, longest } => {
                 // The root of the requests of a visit: those that come after the start are in time.
                 let weighed = u128::from(break_even.as_nanos()) * u128::from((of.visits * 8).isqrt()) / 8;
-                let break_even = Duration::from_wide_nanos(weighed * u128::from(TYPICAL_AREA) / u128::from(of.area));
+                let break_even = Duration::from_wide_nanos(
+                    weighed * u128::from(TYPICAL_AREA) / u128::from(of.area.max(1)),
+                );
                 KeepAlive::Adaptive { break_even, longest }
             }
             fixed => fixed,
