@@ -112,7 +112,7 @@ impl Gpu {
 }
 
 /// Most placements of a GPU that is re-arranged: the time of an attempt grows with their square.
-const MOST_REARRANGED: usize = 24;
+const MOST_REARRANGED: usize = 18;
 
 impl PoolGpu for Gpu {
     fn facts(&self) -> &GpuFacts {
