@@ -28,7 +28,7 @@ fn every_name_of_the_table_is_exported_and_found_by_each_way() {
                 let base = std::ffi::CString::new(s.base).unwrap();
                 let flags = u64::from(s.flavor == gshare_cuda_abi::Flavor::PerThread) * 2;
                 let expected = if s.introduced <= 12080 { (address, 0) } else { (null_mut(), 1) };
-                // An older variant may stand for a newer one that this driver does not have.
+                // An older variant may stand for a newer variant missing in this driver.
                 let got = ask(&base, s.introduced as i32, flags);
                 if s.introduced <= 12080
                     || gshare_cuda_abi::variants(s.base).iter().all(|v| v.introduced > 12080)

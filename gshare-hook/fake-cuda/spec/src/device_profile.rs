@@ -125,7 +125,7 @@ impl Default for Board {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigSlice {
-    /// Such as `1g.10gb`.
+    /// Name of the slice, such as `1g.10gb`.
     pub name: String,
     /// Streaming multiprocessors.
     pub sms: u32,
@@ -244,13 +244,13 @@ pub fn load_text(spec: &str) -> Result<String, ProfileError> {
 /// How a kernel's name determines its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Where the duration comes from.
+    /// Source of the duration.
     pub duration: Duration,
     /// Demand in SMs, if the name or the profile sets it.
     pub sms: Option<u32>,
 }
 
-/// Where a kernel's duration comes from.
+/// Source of a kernel's duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duration {
     /// A fixed number of ns.

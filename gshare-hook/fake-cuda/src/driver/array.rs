@@ -79,7 +79,7 @@ impl Shape {
 }
 
 impl Array {
-    /// An array, or a level, whose memory begins at an address; 0 for none.
+    /// An array, or a level, with memory at `address`; 0 for no memory.
     fn create(shape: Shape, address: u64, level: bool) -> Res<Ref<Self>> {
         let (pitch, height) = (shape.row()?, shape.height as u64);
         Ok(Object::create(Self { address, pitch, height, shape, level }))

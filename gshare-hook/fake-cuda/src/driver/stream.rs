@@ -406,7 +406,7 @@ entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address,
     mem_op(stream, address, value, true, None)
 });
 
-/// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
+/// `CUstreamBatchMemOpParams`: a union of 48 bytes with the operation in its first word.
 pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<MemOps> {
     invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();

@@ -263,7 +263,7 @@ unsafe fn zero(at: usize, length: usize) {
     }
 }
 
-/// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
+/// A memset: rows of equal elements. The layout equals `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Fill {

@@ -38,7 +38,7 @@ fn part<'a>(bytes: &'a [u8], at: usize, size: usize, what: &'static str) -> Resu
     at.checked_add(size).and_then(|end| bytes.get(at..end)).ok_or(truncated)
 }
 
-/// A number of `N` bytes in a header whose size was checked.
+/// A number of `N` bytes in a header of checked size.
 fn number<const N: usize>(header: &[u8], at: usize) -> u64 {
     let mut value = [0; 8];
     if let Some(field) = header.get(at..at + N) {

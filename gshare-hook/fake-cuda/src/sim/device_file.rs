@@ -229,7 +229,7 @@ impl SimDevice {
         !self.profile.cut.is_empty()
     }
 
-    /// Where the file lies.
+    /// The file's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

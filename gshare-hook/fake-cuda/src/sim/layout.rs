@@ -101,13 +101,13 @@ pub(crate) struct Item {
 #[repr(u32)]
 pub(crate) enum StreamState {
     Idle = 0,
-    /// Its head is a kernel or a copy whose turn has not come.
+    /// The head is a kernel or a copy in wait for its turn.
     Ready = 1,
-    /// Its head occupies SMs or a copy engine.
+    /// The head occupies SMs or a copy engine.
     Running = 2,
-    /// Its head waits for another stream.
+    /// The head waits for another stream.
     Blocked = 3,
-    /// Its head waits for the host.
+    /// The head waits for the host.
     Host = 4,
 }
 
