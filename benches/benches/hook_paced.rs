@@ -270,7 +270,7 @@ impl Sums {
     }
 }
 
-/// Where a driver's programs run: a device of its own for each folder.
+/// Folder of a driver's programs, with a device of its own.
 struct Stage<'a> {
     hook: &'a Path,
     driver: Driver,

@@ -90,7 +90,7 @@ fn allocated() -> Value {
     })
 }
 
-/// The kubelet's side: it finds the registration socket, and goes on from what it is told there.
+/// The kubelet's side: it finds the registration socket, and follows the addresses given there.
 async fn connect(path: &Path) -> Channel {
     let url = format!("unix://{}", path.display());
     let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();
@@ -230,7 +230,7 @@ fn call(stream: u8, method: &str, authority: Option<&str>, message: &impl prost:
     [frame(1, 4, stream, &block), frame(0, 1, stream, &body)].concat()
 }
 
-/// The message that answers a call, or what the server resets it with.
+/// The answer to a call, or the code of the server's reset.
 async fn answer(socket: &mut tokio::net::UnixStream, stream: u8) -> Result<Vec<u8>, u32> {
     loop {
         let mut head = [0; 9];
@@ -502,7 +502,7 @@ async fn what_hinders_publishing_is_told() {
         let error = publish(&client, &node()).await.unwrap_err();
         assert_eq!(matches!(error, PublishError::Conflict), code != 403, "{error}");
     }
-    // Without the feature gate the API server drops what it does not know.
+    // Without the feature gate the API server drops unknown fields.
     let (api, client) = server();
     api.lock().admit = Some(|slice| {
         slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");

@@ -211,7 +211,7 @@ def render(directories):
     text = "\n".join([
         "// Written by generate.py; do not edit. Releases read: " + releases + ".",
         "",
-        "/// The newest CUDA release whose names the table holds, as `1000 * major + 10 * minor`.",
+        "/// The newest CUDA release with names in the table, as `1000 * major + 10 * minor`.",
         f"pub const NEWEST_RELEASE: u32 = {newest};",
         "",
         "/// Calls `$callback!` with every row of the table; see the crate's documentation for the shape of a row.",

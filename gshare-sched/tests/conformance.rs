@@ -32,7 +32,7 @@ fn broken(result: Result<(), Story>) -> &'static str {
     story.claim
 }
 
-/// An engine whose actions are tampered with.
+/// An engine behind a layer which tampers with its actions.
 fn tampered<E: Engine + ?Sized>(
     engine: Box<E>,
     mut tamper: impl FnMut(&mut Vec<E::Action>) + Send + 'static,

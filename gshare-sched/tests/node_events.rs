@@ -10,7 +10,7 @@ use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One step; numbers choose among what is there.
+/// One step; numbers choose among the present clients.
 #[derive(Debug, Clone)]
 enum Step {
     /// On a connection that is new unless `again`.
@@ -279,7 +279,7 @@ impl World {
     }
 }
 
-/// Runs the steps. Gives the events that a journal must hold, and what they led to.
+/// Runs the steps. Returns the events for a journal, and the resulting actions.
 fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, TestCaseError> {
     let mut node = support::node(config(1));
     let mut world = World { now: 1_000_000_000, ..World::default() };
@@ -315,7 +315,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
     Ok(kept)
 }
 
-/// The steps reach what the test is about: a step that is refused proves little.
+/// The steps reach the subject of the test: a step that is refused proves little.
 #[test]
 fn random_steps_reach_every_kind_of_decision() {
     use proptest::strategy::ValueTree as _;
@@ -374,7 +374,7 @@ fn label(action: &NodeAction) -> &'static str {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A refused event, and one without effect, changes nothing; what is left gives the same actions again.
+    /// A refused event, and one without effect, changes nothing; the rest of the journal gives the same actions again.
     #[test]
     fn what_is_refused_changes_nothing_and_the_rest_replays(steps in prop::collection::vec(step(), 1..150)) {
         let kept = run(&steps)?;

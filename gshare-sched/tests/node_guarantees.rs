@@ -93,7 +93,7 @@ fn a_reload_that_promises_more_than_there_is_changes_nothing() {
     assert!(bench.node.config().clients.contains_key("alice"));
 }
 
-/// The operator's word: a refused process may run, and keeps to what it would have had.
+/// The operator's word: a refused process may run, and keeps to its would-be share.
 #[test]
 fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     let mut config = listing(&[("alice", "0.3", None)]);
@@ -115,8 +115,8 @@ fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     assert!(matches!(bench.sent.last(), Some((_, ToClient::Refused { code: RefusalCode::Protocol, .. }))));
 }
 
-/// Another user who has seen or guessed the number of a run gets nothing of its name and share; nor has a process without a
-/// number, or with another one.
+/// Another user with a seen or guessed number of a run gets nothing of its name and share; nor has a process without a number, or with
+/// another one.
 #[test]
 fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -183,8 +183,7 @@ fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_fi
     assert_eq!(error, "21 GiB allocated is more than the device has: 20 GiB");
     attach(&mut bench, 1, known, Bytes(1), gib(20)).unwrap();
     assert_eq!(shown(&bench, known), ("MIG".into(), gib(20), FactSource::Driver));
-    // Without a source to ask, the first client's word counts, which later ones cannot change, and which
-    // bounds what is believed.
+    // Without a source to ask, the first client's word counts: later clients cannot change it, and it bounds their claims.
     let error = attach(&mut bench, 2, unknown, Bytes::ZERO, Bytes(1)).unwrap_err();
     assert_eq!(error, "1 B allocated is more than the device has: 0 B");
     attach(&mut bench, 3, unknown, gib(8), Bytes::ZERO).unwrap();
@@ -317,7 +316,7 @@ fn overuse_that_is_named_late_throttles_the_process_itself() {
     assert!(bench.allowed(client) > Some(ms(400)));
 }
 
-/// A daemon that has just started does not know which processes the one before it served, and what they hold.
+/// A daemon that has just started does not know its predecessor's processes, or their memory.
 #[test]
 fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memory() {
     let mib = |mib: u64| Bytes(mib << 20);
@@ -371,7 +370,7 @@ fn invented_devices_of_one_user_leave_room_for_devices_of_others() {
     for number in 0..767 {
         bench.attach_to(greedy, invented(number)).unwrap();
     }
-    // Devices of others count against the free ones, and a user who has brought none gets the last.
+    // Devices of others count against the free ones, and a user without a device of its own gets the last.
     let (conn, run) = (ConnId::new(1, 0), RunId::new(9));
     let (name, program, on_loss) = ("other".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
     let hello = ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };

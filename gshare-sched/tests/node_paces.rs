@@ -107,7 +107,7 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
             let short = share as f64 - used / alone * 100.0;
             worst = worst.max(short);
             assert!(short < 2.0, "case {case}, {programs:?}: {short:.2} points short of {share}: {got:?}");
-            // A window and the longest kernel, and for each other program a token with its slack; or what the cap makes unavoidable.
+            // A window and the longest kernel, and for each other program a token with its slack; or the pause forced by the cap.
             let others = Duration::from_millis(13).saturating_mul(shares.len() as u64 - 1);
             let pause = program.kernel.1.as_secs_f64() * (100.0 / share as f64 - 1.0);
             let bound = Setup::daemon().terms.window.as_secs_f64().max(pause)

@@ -29,7 +29,7 @@ fn pack(demands: impl Iterator<Item = Demand>) -> Vec<Placement> {
     placements(&pool)
 }
 
-/// Quanta that each client got in one window, under a rule that names who runs in a quantum.
+/// Quanta that each client got in one window, under a rule which names the client of each quantum.
 fn serve(
     clients: &[Placement],
     mut rule: impl FnMut(u16, &mut Vec<Waiting>, &mut Vec<PlacementId>),

@@ -28,7 +28,7 @@ fn node(gpus: Vec<NodeGpu>) -> Node {
     Node::new(model(), gpus).unwrap()
 }
 
-/// A chain whose components take these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and these GiB.
+/// A chain of components with these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and these GiB.
 fn chain(needs: &[(u64, u64)]) -> Dag {
     let mut builder = Dag::builder("chain");
     for (index, &(ms, gib)) in needs.iter().enumerate() {

@@ -50,7 +50,7 @@ fn goal(slo: Option<u64>) -> Goal {
     if let Some(ns) = slo { goal.with_slo(Duration::from_nanos(ns)) } else { goal }
 }
 
-/// A pipeline on slices, by what it is judged by.
+/// A pipeline on slices, by its criteria.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
     bottleneck: u64,

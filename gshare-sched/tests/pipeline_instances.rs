@@ -258,7 +258,7 @@ fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
         tell(&mut keeper, 10, InstanceEvent::Started { instance });
     }
     requested(&mut keeper, 20, 0);
-    // Not used for an hour: the keep-alive takes what is too much, and no more.
+    // Not used for an hour: the keep-alive removes the surplus, and no more.
     let hour = tell(&mut keeper, 3_600_000, InstanceEvent::DeadlineReached);
     assert_eq!(drained(&hour).len(), 1, "{hour:?}");
     let (_, day) = (drained(&hour)[0].0, 86_400_000);
@@ -275,7 +275,7 @@ fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
     assert!(none.len() == 2 && keep_alive, "{none:?}");
 }
 
-/// An instance of the random host below: its function, whether it is up or on its way out, and whose place it takes.
+/// An instance of the random host below: its function, whether it is up or on its way out, and the instance it replaces.
 #[derive(Debug, Clone)]
 struct Held {
     function: FunctionId,
@@ -284,8 +284,8 @@ struct Held {
     replaces: Option<InstanceId>,
 }
 
-/// With random minimums and deaths, under each kind of settings: no order takes an instance of which the function has too
-/// few, and with what was asked for again there are enough, or `Unmet` was told.
+/// With random minimums and deaths, under each kind of settings: no order takes an instance of which the function has too few, and with the
+/// repeated requests there are enough, or `Unmet` was reported.
 #[test]
 fn no_order_takes_an_instance_that_is_kept() {
     let (mut kept, mut reclaimed, mut unmets) = (0, 0, 0);
@@ -364,7 +364,7 @@ fn no_order_takes_an_instance_that_is_kept() {
                     _ => {}
                 }
             }
-            // The host asks for what is gone, as the pool does.
+            // The host asks for lost instances, as the pool does.
             if let InstanceEvent::MinimumSet { function, .. } = event {
                 let (has, least) = (staying(&held, function), least[function.index()]);
                 assert!(has >= least || unmet[function.index()], "{told}: {has} of {least}");
@@ -436,7 +436,7 @@ fn states_do_not_flap_about_the_threshold() {
     assert!(paper >= 4 * ours.max(1), "the paper's rule: {paper} changes, ours {ours}");
 }
 
-/// Slices of a GPU that is lost are never chosen, what had a part there is gone, and what the GPU had is free when it is back.
+/// Slices of a lost GPU are never chosen, instances with a part there are gone, and the GPU's slices are free when it is back.
 #[test]
 fn slices_of_a_lost_gpu_are_not_there_until_it_joins_again() {
     let whole = node(&["4g.40gb", "3g.40gb", "4g.40gb", "3g.40gb"]);

@@ -52,7 +52,7 @@ struct Literal {
     /// Work of slices since their last load.
     worked: Vec<(SharedSlice, Duration)>,
     arrivals: u64,
-    /// Who was told to be short when, and whether that is still to be looked at again.
+    /// Functions reported short, with the time, and whether each is still to be checked again.
     told: Vec<(FunctionId, Timestamp, bool)>,
     forgotten: Vec<(FunctionId, Timestamp)>,
     actions: Vec<RouteAction>,
@@ -186,7 +186,7 @@ impl Literal {
             };
             let all: Vec<_> = on().filter(|up| !up.draining).filter_map(key).collect();
             let resident = all.iter().any(|one| one.3.is_zero());
-            // The first of those to be loaded speaks for them: in time, or paid for by what was worked.
+            // The first of those to be loaded speaks for them: in time, or paid for by the work done.
             let cold = all.iter().filter(|one| !one.3.is_zero()).min();
             let may_load = cold.is_some_and(|&((late, slack, _), .., load)| {
                 let paid = self.worked(slice) >= load.saturating_mul(self.config.stay_loads.into());
@@ -203,7 +203,7 @@ impl Literal {
         }
     }
 
-    /// Time the function's instances need for what waits, in ns.
+    /// Time of the function's instances for the waiting requests, in ns.
     fn wait(&self, function: FunctionId) -> u128 {
         let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
         let rate = up.map(|up| match up.service {
@@ -654,7 +654,7 @@ fn late_requests_do_not_wait_for_the_end_of_the_overload() {
     };
     let (ever, twice) = (run(None, 200), run(Some(0), 200));
     assert!(ever.1 > 1_700, "{ever:?}: the first that is late waits to the end");
-    // Twice what is behind by then; what was behind when they became late would be half of that at most.
+    // Twice the number behind by then; the number behind at their deadline would be at most half of it.
     assert!((900..1_100).contains(&twice.1), "{twice:?}");
     let (once, fixed) = (run(Some(0), 100), run(Some(500), 0));
     assert!(once.1 < 600 && fixed.1 < 600, "{once:?}, {fixed:?}");

@@ -367,7 +367,7 @@ fn an_instance_may_use_twice_the_time_of_its_point_unless_its_function_has_a_lim
     assert_eq!([time(20, Some(30)), time(20, Some(10))], ["20%:30%", "20%:20%"]);
 }
 
-/// A report of its load is due at the time of its removal: what the scaler makes of that is not started.
+/// A report of its load is due at the time of its removal: the instances then wanted by the scaler are not started.
 #[test]
 fn nothing_is_started_for_a_function_that_is_removed_at_a_deadline() {
     let mut host = Host::with(&[16, 16]);
@@ -430,7 +430,7 @@ proptest! {
     }
 }
 
-/// A pool that begins something on a device before it hears that it is lost, as one does whose deadline has come.
+/// A pool which begins something on a device before it hears of the loss, as at a deadline of its own.
 struct Late;
 
 impl Engine for Late {

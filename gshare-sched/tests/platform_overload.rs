@@ -97,8 +97,8 @@ impl Line {
         assert!(oldest <= self.max_wait, "one waits for {oldest}");
     }
 
-    /// The bound that the documentation gives: who came later goes first only while the oldest is late, and not by more than
-    /// it says, and can itself be in time.
+    /// The bound that the documentation gives: a later request goes first only while the oldest is late, by no more than the stated bound,
+    /// and only if it can itself be in time.
     fn check(&self, request: RequestId, behind: Duration) {
         let done = self.now + MS(1_000 / RATE);
         let age = |of: &(Timestamp, RequestId)| done.saturating_since(of.0);
@@ -111,7 +111,7 @@ impl Line {
         assert_eq!(request, right.1, "{behind} behind, the oldest of {oldest:?}, now {}", self.now);
     }
 
-    /// Lets time pass up to `end`, with what is due in it.
+    /// Lets time pass up to `end`, with all events due in it.
     fn run_until(&mut self, end: Timestamp, takes: Duration) {
         loop {
             let answer = self.served.first_key_value().map(|(&key, &took)| (key, took));

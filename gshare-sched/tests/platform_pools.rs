@@ -265,7 +265,7 @@ impl Minimums {
         self.tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) });
     }
 
-    /// Does what the pool's deadlines until then ask for.
+    /// Carries out the actions of the pool's deadlines until then.
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
@@ -326,7 +326,7 @@ fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     assert_eq!(started, [20], "seconds: with the twentieth report");
 }
 
-/// Twice what its only instance can do, for ten seconds.
+/// Twice the capacity of its only instance, for ten seconds.
 #[test]
 fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     let mut host = Minimums::new(2, &[(9, 1)]);
@@ -339,7 +339,7 @@ fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     assert_eq!((host.count(0), host.unmet), (1, 0));
 }
 
-/// Shares of what a pool with one device starts of a function at once.
+/// Shares of the instances which a pool with one device starts of a function at once.
 fn shares(sm_partitions: bool, spec: FunctionSpec) -> Vec<GpuShare> {
     let config = FractionalConfig::default().with_sm_partitions(sm_partitions);
     let mut pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();

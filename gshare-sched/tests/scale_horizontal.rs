@@ -257,7 +257,7 @@ fn fast_08_the_least_effective_goes_first_then_the_youngest() {
     assert_eq!(drains(&actions), [InstanceId::new(2), InstanceId::new(1)]);
 }
 
-/// The predicted load: a line through the last twenty reports, or what the highest of them proves.
+/// The predicted load: a line through the last twenty reports, or the bound proved by the highest of them.
 #[test]
 fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away_and_a_step_is_seen_at_once() {
     let mut bench = heuristic(spec(vec![point(24, 100, 60.0, 20)], 0, 10));
@@ -616,7 +616,7 @@ proptest! {
     }
 }
 
-/// Both policies: what is missing is started, what is too much goes, the youngest first; bad bounds change nothing.
+/// Both policies: missing instances are started, surplus instances go, the youngest first; bad bounds change nothing.
 #[test]
 fn new_bounds_are_in_force_at_once() {
     fn check<S: HorizontalScaler>(mut bench: Bench<S>) {

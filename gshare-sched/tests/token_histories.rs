@@ -1,5 +1,5 @@
-//! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and what was
-//! found wrong once stays mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
+//! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and old faults stay
+//! mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};

@@ -111,8 +111,8 @@ fn programs_of_any_pace_get_their_parts() {
     println!("off by at most {worst:.2} points");
 }
 
-/// The overrun of a long kernel is taken from those who wait, and is theirs in the next window. As the daemon
-/// does, the engine waits for a kernel that is longer than its token.
+/// The waiting clients pay for the overrun of a long kernel, and get the time back in the next window. As the daemon does, the engine waits
+/// for a kernel that is longer than its token.
 #[test]
 fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
     let mut config = MultiTokenConfig::default();
@@ -128,19 +128,18 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
         let (got, off) = run_with(config.clone(), &programs);
-        // Of a kernel in 50 windows one more or less is up to 1 point. If what was missed is forgotten: 25, 10, 5 and 10.
+        // One kernel more or less in 50 windows is up to 1 point. Without a memory of missed time: 25, 10, 5 and 10.
         assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
     }
 }
 
-/// A kernel runs on when its window ends. Its client's place in the next one is decided when it is over, and not by a token
-/// that it was given ahead and could not use.
+/// A kernel runs on when its window ends. Its client's place in the next window is decided at the kernel's end, and not by a token given
+/// ahead and never used.
 #[test]
 fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // What cannot be avoided is 120 and 117 ms with some hand-overs, and a kernel comes a whole one later or not at all. Without that
-    // rule: 182 and 202 ms.
+    // Unavoidable are 120 and 117 ms with some hand-overs; a kernel comes one kernel late or not at all. Without that rule: 182 and 202 ms.
     for (cap, kernel, longest) in [(2_000, 30_000, 152), (3_000, 50_000, 168)] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
@@ -161,7 +160,7 @@ fn turns_follow_what_each_had_and_not_who_was_there_first() {
         (&[2_000; 5], 40_000),
         (&[2_500, 2_500, 5_000], 50_283),
     ] {
-        // What cannot be avoided of the smallest share, a whole kernel, and the hand-overs of a turn each.
+        // The unavoidable pause of the smallest share, a whole kernel, and the hand-overs of a turn each.
         let longest = kernel * (10_000 / caps[0]) + 3_000;
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
@@ -187,7 +186,7 @@ fn a_cap_alone_is_kept_at_an_even_pace() {
     }
 }
 
-/// Long kernels beside short ones: what the former overrun is the latter's.
+/// Long kernels beside short ones: the former's overrun is the latter's gain.
 #[test]
 fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {
     let mut config = MultiTokenConfig::default();
@@ -195,11 +194,11 @@ fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {
     let pace = |micros| Pace { kernel: Duration::from_micros(micros), pause: Duration::from_micros(1) };
     let programs = [(1_000, pace(30_000)), (2_000, pace(1_000)), (3_000, pace(50_000)), (4_000, pace(20))];
     let (got, off) = run_with(config, &programs);
-    // If what was missed is forgotten: 3.8 points.
+    // Without a memory of missed time: 3.8 points.
     assert!(off < 2.0, "off by {off:.2} points: {got:?}");
 }
 
-/// Windows that give nearly all that was requested: who waits from one to the next is served first in it.
+/// Windows that give nearly all that was requested: a client in wait from one window to the next is served first in it.
 #[test]
 fn a_small_cap_keeps_its_place_in_the_window() {
     let mut longest = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! GPUs whose requests add up to more than the whole, and are packed to the brim: the scheduler keeps a slot of each window for each.
+//! GPUs with requests beyond the whole, packed to the brim: the scheduler keeps a slot of each window for each.
 //!
 //! A GPU is offered 60 demands, one by one, and takes what fits. Every client is always backlogged; request = limit.
 

@@ -92,7 +92,7 @@ pub(crate) fn check(nodes: &[Node], pods: &[Pod]) {
     }
 }
 
-/// A cluster, and what a kubelet and Kubernetes' own controllers do to it.
+/// A cluster, with the effects of a kubelet and Kubernetes' own controllers.
 #[derive(Debug, Clone, Default)]
 struct Cluster {
     observed: Observed,
@@ -116,7 +116,7 @@ impl Cluster {
         reconcile(&at(self.seconds), &self.observed, &settings())
     }
 
-    /// Does the first `most` writes that are wanted, or all, and then says what is to be said.
+    /// Does the first `most` wanted writes, or all, and then reports the statuses.
     fn apply(&mut self, most: Option<usize>) {
         let Wanted { writes, statuses, .. } = self.wanted();
         let done = writes.into_iter().take(most.unwrap_or(usize::MAX));
@@ -173,7 +173,7 @@ impl Cluster {
         check(&self.observed.nodes, &self.observed.pods);
     }
 
-    /// Kubelets start what is bound, and end what is deleted.
+    /// Kubelets start bound pods, and end deleted ones.
     fn kubelets(&mut self) {
         self.observed.pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         for pod in &mut self.observed.pods {
@@ -494,7 +494,7 @@ fn a_share_that_is_left_out_is_that_of_the_profile() {
     let made: Vec<_> =
         cluster.observed.pods.iter().map(|pod| Given::of(pod).unwrap().share.sm().to_string()).collect();
     assert_eq!(made, ["12%"]);
-    // A profile that is not there: what runs stays.
+    // A missing profile: running pods stay.
     cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/profile".into(), "vgg".into());
     cluster.settle();
     assert_eq!((cluster.status("f").1, cluster.status("f").2), (1, "BadShare".into()));
@@ -519,8 +519,7 @@ fn what_others_did_to_pods_is_told_and_harms_nobody_else() {
     cluster.observed.pods.pop();
 }
 
-/// A tenant may edit the annotations of its pods, and make pods that say that they are of a FaSTPod. Where a pod is and what it
-/// has is in its spec.
+/// A tenant may edit the annotations of its pods, and make pods with the labels of a FaSTPod. A pod's place and share are in its spec.
 #[test]
 fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
     let nodes = || vec![node("a", 1, 16384)];
@@ -779,8 +778,8 @@ fn a_refusal_is_said_once_and_taken_back() {
     );
 }
 
-/// The status of a FaSTPod whose pods are all placed.
-/// No more pods are made after one look than may be in memory whole; the others follow at once, at the places that they would have had.
+/// The status of a FaSTPod with all its pods placed. No more pods are made after one look than may be in memory whole; the others follow at
+/// once, at the places that they would have had.
 #[test]
 fn a_look_makes_a_bounded_number_of_pods_and_the_next_one_the_others() {
     let nodes = vec![node("a", 64, 81920), node("b", 64, 81920)];

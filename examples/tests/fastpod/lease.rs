@@ -23,7 +23,7 @@ fn server() -> (Api, Client) {
     Api::start(RBAC, "gshare-fastpod")
 }
 
-/// A replica whose machine started `uptime` seconds ago, and whose calendar is in this year.
+/// A replica on a machine started `uptime` seconds ago, with its calendar in this year.
 fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
     let start = Instant::now();
     let wall = jiff::civil::date(year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();

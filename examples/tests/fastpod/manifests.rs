@@ -1,4 +1,4 @@
-//! The definition, the manifests and what the README shows.
+//! The definition, the manifests and the README's examples.
 
 use super::api_server::documents;
 use super::decisions::settled;
@@ -104,7 +104,7 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     assert_eq!(options.mounts, Mounts::HostPath);
     let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
-    // The controller of the other directory leaves mounts to the node, whose program runs there, below the kubelet's directory.
+    // The controller of the other directory leaves mounts to the node's program there, below the kubelet's directory.
     let by_node = rendered(&folder().join("by-node"));
     let named = |name: &str| {
         by_node.iter().find(|o| o["kind"] != "ServiceAccount" && o["metadata"]["name"] == name).unwrap()

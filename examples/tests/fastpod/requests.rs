@@ -58,10 +58,10 @@ impl World {
         Self { api, controller: Controller::new(client, settings), second: 0 }
     }
 
-    /// One look: what came of it, and the requests after the three lists.
+    /// One look: its outcome, and the requests after the three lists.
     async fn look(&mut self) -> (Outcome, Vec<String>) {
         self.second += 1;
-        // Past what was to be waited for after a refusal.
+        // Past the pause after a refusal.
         tokio::time::advance(Duration::from_secs(1)).await;
         let outcome = self.controller.look(&at(self.second)).await.unwrap();
         let mut lines: Vec<_> = self.api.lock().take().iter().map(|seen| seen.line()).collect();
@@ -151,7 +151,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
         assert!(outcome.again.is_some());
         let said = world.field(&of("f"), "/status/conditions/0/reason");
         assert_eq!(said == "Refused", is_refused, "{line} {code}: {said}");
-        // After any of these answers the next looks do what is left.
+        // After any of these answers the next looks make the remaining writes.
         world.settle().await;
         for name in ["f", "g"] {
             assert_eq!(world.field(&of(name), "/status/replicas"), 1, "{line} {code}");
@@ -238,8 +238,8 @@ async fn a_controller_that_is_refused_goes_on_when_it_no_longer_is_and_ends_when
     assert_eq!(world.field(&of("f"), "/status/replicas"), 1);
 }
 
-/// Everything that the controller asks of an API server, against the role that its manifest gives it: what it is not given is
-/// answered with 403, and nothing is given that it does not use.
+/// All requests of the controller to an API server, against the role in its manifest: a request beyond the role is answered with 403, and
+/// the role holds no unused right.
 #[tokio::test(start_paused = true)]
 async fn the_role_allows_what_is_used_and_no_more() {
     let one = fastpod("f", 2, [12, 30, 1024]);
@@ -255,7 +255,7 @@ async fn the_role_allows_what_is_used_and_no_more() {
     world.settle().await;
     world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 1 } }));
     world.settle().await;
-    // An Event tells what is wrong.
+    // An Event tells the fault.
     world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { "faasshare/colour": "red" } } }));
     world.settle().await;
     let mut changes = std::pin::pin!(world.controller.changes());
@@ -268,13 +268,13 @@ async fn the_role_allows_what_is_used_and_no_more() {
     assert_eq!(world.api.lock().used, rights(RBAC));
 }
 
-/// Settings of a controller whose pods get their files from the node.
+/// Settings of a controller for pods with files from the node.
 fn by_nodes() -> Settings {
     let injected = Injected { mounts: Mounts::Node, ..Injected::default() };
     Settings { injected, ..Settings::default() }
 }
 
-/// A FaSTPod whose template keeps to Pod Security `restricted`.
+/// A FaSTPod with a template within Pod Security `restricted`.
 fn restricted() -> FaSTPod {
     let mut one = fastpod("f", 1, [12, 30, 1024]);
     one.spec.pod_spec["securityContext"] =
@@ -284,7 +284,7 @@ fn restricted() -> FaSTPod {
     one
 }
 
-/// Pods that mount files of their node themselves are refused by both levels of Pod Security; those whose node mounts them by neither.
+/// Both levels of Pod Security refuse pods which mount files of their node themselves; neither refuses pods with mounts made by the node.
 #[tokio::test(start_paused = true)]
 async fn namespaces_with_pod_security_take_pods_whose_files_the_node_mounts() {
     for level in ["baseline", "restricted"] {
@@ -312,7 +312,7 @@ async fn namespaces_with_pod_security_take_pods_whose_files_the_node_mounts() {
     }
 }
 
-/// A kubelet starts a pod whose extended resource it does not know, and without the hook: nothing goes to a node that offers none.
+/// A kubelet would start a pod with an unknown extended resource, without the hook: no pod goes to a node without this resource.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_does_not_offer_the_hook_gets_no_pod() {
     let mut world = World::with(&[fastpod("f", 1, [12, 30, 1024])], by_nodes());
@@ -409,8 +409,8 @@ async fn a_refused_fastpod_without_room_leaves_the_api_server_alone() {
 const LATENCY: Duration = Duration::from_millis(4);
 const GOOD: usize = 100;
 
-/// When each of 100 FaSTPods of three replicas in ten namespaces is ready, and when each pod of another tenant, whose FaSTPod of
-/// 1,000 replicas is older and whose namespace has `PodSecurity`, was refused.
+/// Times at which each of 100 FaSTPods of three replicas in ten namespaces is ready, and at which each pod of another tenant was refused:
+/// this tenant has an older FaSTPod of 1,000 replicas, in a namespace with `PodSecurity`.
 async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
     let world = World::new(&[]);
     let path = |fastpod: &Value| {

@@ -71,7 +71,7 @@ impl Life {
         self.field(TARGET, "/spec/replicas").as_u64().unwrap()
     }
 
-    /// What the four conditions say.
+    /// The states of the four conditions.
     fn conditions(&self) -> [String; 4] {
         let all = self.field(PA, "/status/conditions");
         let all: Vec<_> =
@@ -263,7 +263,7 @@ async fn an_api_server_that_refuses_now_and_then_is_asked_again() {
     .await;
 }
 
-/// What is not known yet is not taken for not there: nothing is written, though its watches come late.
+/// An object still unknown does not count as missing: the controller writes nothing while its watches are late.
 #[tokio::test(start_paused = true)]
 async fn a_controller_that_starts_anew_changes_nothing() {
     let life = Life::start();
@@ -277,7 +277,7 @@ async fn a_controller_that_starts_anew_changes_nothing() {
     life.controlled(async |life| life.load(35, 30).await).await;
     assert!(life.api.lock().faults.is_empty());
     let written: Vec<_> = life.requests().into_iter().filter(|line| !line.starts_with("GET")).collect();
-    // What is desired is not known until load was looked at; the target is left as it is meanwhile.
+    // The desired number is unknown until the first look at the load; the target stays unchanged meanwhile.
     assert_eq!(written, [format!("PATCH {PA}/status"), format!("PATCH {PA}/status")]);
     let scales = |object: Option<&Value>| object.unwrap()["status"]["desiredScale"].clone();
     assert_eq!(scales(life.api.lock().object(PA)), scales(before.as_ref()));

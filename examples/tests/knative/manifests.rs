@@ -1,4 +1,4 @@
-//! The manifests, and what the README shows.
+//! The manifests, and the README's examples.
 
 use super::api_server::documents;
 use super::kustomize::{check, one};

@@ -1,4 +1,4 @@
-//! One pass at a time: what is there, the time, and each request that the pass makes.
+//! One pass at a time: the objects, the time, and each request of the pass.
 
 use super::api_server::{Api, Seen, listed};
 use futures::FutureExt as _;
@@ -44,7 +44,7 @@ pub(crate) fn start() -> (Api, kube::Client) {
 /// Pods and activators of this test.
 #[derive(Default)]
 pub(crate) struct Pods {
-    /// What each pod says; others do not answer.
+    /// The report of each pod; other pods do not answer.
     pub(crate) loads: Mutex<BTreeMap<IpAddr, PodLoad>>,
     /// Requests that wait at each activator.
     pub(crate) waiting: Mutex<f64>,
@@ -154,7 +154,7 @@ fn stamp(second: u64) -> String {
     format!("1970-01-01T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// What Knative says of a service.
+/// Knative's status of a service.
 pub(crate) fn service_status(generation: i64, proxied_since: Option<u64>) -> Value {
     let condition = |kind: &str, status: &str, at| json!({ "type": kind, "status": status, "lastTransitionTime": stamp(at) });
     let activator = match proxied_since {
@@ -189,7 +189,7 @@ where
 }
 
 impl World {
-    /// A revision with these annotations, whose Deployment has one pod that is not ready.
+    /// A revision with these annotations, with one pod of its Deployment not ready.
     fn new(annotations: &[(&str, &str)]) -> Self {
         let (api, client) = start();
         api.lock().put(PA, revision(annotations));
@@ -330,7 +330,7 @@ fn well(active: u64, service: u64, initialized: u64) -> [Value; 4] {
     ]
 }
 
-/// Requests are buffered since then; what is said of its service, and of whether it was initialized.
+/// Requests are buffered since then; its conditions for the service and the initialization.
 fn queued(at: u64, service: Value, initialized: Value) -> [Value; 4] {
     let queued = |kind| condition(kind, "Unknown", at, "Queued", QUEUED);
     [queued("Active"), queued("Ready"), service, initialized]
@@ -450,7 +450,7 @@ async fn load_scales_within_its_bounds() {
     world.load(250.0, 1).await;
     let version = world.version(PA);
     world.pass(&[replicas(4), status(&version, &conditions(), true, 4, 1)]).await;
-    // Fewer are allowed, at once and for what the load asks for, too.
+    // The bound falls at once, also below the number asked for by the load.
     world
         .api
         .lock()
@@ -735,7 +735,7 @@ async fn objects_of_other_classes_and_those_that_are_being_deleted_are_none_of_o
     assert_eq!(world.try_pass().await.1, vec![]);
 }
 
-/// 409 to any write: the pass ends there, and the next one, with what is there now, does what is left.
+/// 409 to any write: the pass ends there, and the next pass, from the present objects, makes the remaining writes.
 #[tokio::test]
 async fn after_a_conflict_the_next_pass_does_what_is_left() {
     for (path, left) in [(scale(), 2), (format!("{PA}/status"), 1)] {

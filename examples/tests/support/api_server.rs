@@ -256,7 +256,7 @@ impl Server {
         object
     }
 
-    /// Watches of this collection break off; with `gone`, what was there is forgotten, too.
+    /// Watches of this collection break off; with `gone`, the server forgets the history, too.
     pub(crate) fn break_watches(&mut self, collection: &str, gone: bool) {
         for watch in self.watches.extract_if(.., |watch| watch.collection == collection) {
             if gone {
@@ -385,8 +385,7 @@ impl Server {
         }
     }
 
-    /// The fault for which the real server would not take an object: a pod whose parts do not belong together, a custom resource against its
-    /// schema.
+    /// The fault for which the real server would refuse an object: a pod with inconsistent parts, a custom resource against its schema.
     fn invalid(&self, path: &str, object: &Value) -> Option<String> {
         let at = target(path);
         if (at.group.as_str(), at.resource.as_str()) == ("", "pods") {
@@ -423,7 +422,7 @@ impl Server {
             .then(|| format!("violates PodSecurity \"{level}:latest\": {}", violations.join(", ")))
     }
 
-    /// Does to an object what it was read for.
+    /// Carries out a request on an object.
     fn change(&mut self, verb: &str, path: &str, sub: Option<&str>, body: &Value) -> Response<Body> {
         match (verb, sub) {
             ("get", None) => {}
@@ -521,7 +520,7 @@ impl Server {
     }
 }
 
-/// Groups whose objects are stored as they are given: those of custom resources.
+/// Groups of objects stored without a check: those of custom resources.
 fn is_custom(group: &str) -> bool {
     !group.is_empty()
         && !["apps", "discovery.k8s.io", "resource.k8s.io", "coordination.k8s.io", "events.k8s.io"]
@@ -813,7 +812,7 @@ impl Api {
         self.lock().schemas.insert(group, jsonschema::validator_for(schema).unwrap());
     }
 
-    /// A server that gives the rights of a manifest to who writes under this name, and a client of it.
+    /// A server which gives the rights of a manifest to the writer of this name, and a client of it.
     pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
         let api = Self::default();
         api.lock().rights = rights(manifest);

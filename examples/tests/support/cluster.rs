@@ -34,7 +34,7 @@ impl Real {
         plane.ready().await;
         let admin = plane.client(User::Admin);
         let namespace = format!("team-{}", NAMESPACES.fetch_add(1, Ordering::Relaxed));
-        // The label lets claims ask for what the policies alone forbid.
+        // The label lets claims ask for an access forbidden by the policies alone.
         let labels = json!({ "resource.kubernetes.io/admin-access": "true" });
         let made = json!({ "metadata": { "name": namespace, "labels": labels } });
         let (status, said) = send(&admin, "POST /api/v1/namespaces", &made).await.unwrap();

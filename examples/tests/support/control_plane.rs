@@ -157,7 +157,7 @@ pub(crate) async fn send(
 
 /// The keys by which tokens of service accounts are signed and read, as PEM.
 fn account_keys() -> [String; 2] {
-    // A public key of P-256 in the form that certificates have (RFC 5480): what it is, and its point.
+    // A public key of P-256 in the form used in certificates (RFC 5480): its type, and its point.
     const KIND: [u8; 26] = [
         0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
         0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,

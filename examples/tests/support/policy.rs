@@ -83,7 +83,7 @@ pub(crate) fn admit(policy: &Value, request: &Request) -> Result<(), String> {
     Ok(())
 }
 
-/// The beginning of what a server says that would not have taken the object without the policy either.
+/// The first words of a server's refusal of an object which is invalid even without the policy.
 pub(crate) const INVALID: &str = "invalid: ";
 
 /// A judge of requests by a policy.
@@ -130,7 +130,7 @@ impl Judge {
         if request.operation == "CREATE" {
             return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), object).await);
         }
-        // A node's driver and the controller make what others change.
+        // A node's driver and the controller make the objects for the others' changes.
         let maker = match old["kind"].as_str().unwrap() {
             "Pod" => User::Entitled("system:serviceaccount:gshare-system:fastpod", None),
             _ => User::Admin,

@@ -180,9 +180,8 @@ pub enum Resolution {
 
 /// The variant that `cuGetProcAddress(base, …, release, flags, …)` gives.
 ///
-/// `flags` are those of the call; with [`FLAG_PER_THREAD_STREAM`] a per-thread variant is taken if there is one, any
-/// other value means the legacy flavour. A driver older than [`NEWEST_RELEASE`] knows fewer variants: ask with the
-/// smaller of its release and the caller's.
+/// `flags` come from the call; with [`FLAG_PER_THREAD_STREAM`] a per-thread variant is taken if there is one, any other value means the
+/// legacy flavour. A driver older than [`NEWEST_RELEASE`] knows fewer variants: ask with the smaller of its release and the caller's.
 ///
 /// ```
 /// use gshare_cuda_abi::{Resolution, resolve};

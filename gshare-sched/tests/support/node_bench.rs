@@ -30,7 +30,7 @@ pub(crate) fn attach_frame() -> ToDaemon {
     attach_with(DeviceUuid::gpu(DEVICE), (Bytes::from_gib(16), Bytes::ZERO, None))
 }
 
-/// The first frame about a device of which `memory` says: its size, what is allocated, and the part of the process.
+/// The first frame about a device of which `memory` says: its size, its allocated bytes, and the part of the process.
 pub(crate) fn attach_with(
     device: DeviceUuid,
     (device_memory, allocated, part): (Bytes, Bytes, Option<Bytes>),
@@ -39,7 +39,7 @@ pub(crate) fn attach_with(
     ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part, used, allowed }
 }
 
-/// A node, its clock, and what was sent and noted.
+/// A node, its clock, its messages and its notes.
 pub(crate) struct Bench {
     pub node: Node,
     pub now: Timestamp,

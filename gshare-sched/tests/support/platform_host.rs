@@ -1,5 +1,5 @@
-//! A host of the platform in virtual time, which checks what it is ordered; and any bytes as a history of it. Shared by the
-//! tests, the committed regressions and the fuzz target.
+//! A host of the platform in virtual time, which checks its orders; and any bytes as a history of it. Shared by the tests, the committed
+//! regressions and the fuzz target.
 #![allow(dead_code, reason = "each of those uses a part of it")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -60,7 +60,7 @@ pub(crate) struct Instance {
     pub(crate) has: BTreeSet<RequestId>,
 }
 
-/// Carries out what the platform orders, and checks that it can be.
+/// Carries out the platform's orders, and checks that each is possible.
 pub(crate) struct Host {
     pub(crate) platform: Platform,
     pub(crate) now: Timestamp,

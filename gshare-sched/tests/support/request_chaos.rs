@@ -1,4 +1,4 @@
-//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, nodes whose reports are late.
+//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, nodes with late reports.
 
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
 use gshare_sched::request::{

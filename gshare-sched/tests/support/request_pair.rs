@@ -12,7 +12,7 @@ use gshare_sched::request::{
 use literal::Literal;
 use std::collections::BTreeMap;
 
-/// One step of a random run; what it does depends on what is going on.
+/// One step of a random run; its effect depends on the present state.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Arrive {
@@ -141,7 +141,7 @@ impl Pair {
         }
     }
 
-    /// Tells the engine alone what it must refuse: the two still agree afterwards.
+    /// Sends invalid events to the engine alone: the two still agree afterwards.
     fn refused(&mut self, which: u8, id: u64) {
         let (nobody, gpu, model) = (RequestId::new(u64::MAX), GpuId::new(9), ModelId::new(9));
         let took = Duration::from_millis(1);
@@ -261,7 +261,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Cluster, Vec<Step>)> {
     Some((cluster, steps.collect()))
 }
 
-/// Runs what the bytes say; the model is quadratic in what happened, so a long run is cut.
+/// Runs the history in the bytes; the model is quadratic in what happened, so a long run is cut.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let Some((cluster, steps)) = decode(bytes) else { return };
     let mut pair = Pair::new(cluster);

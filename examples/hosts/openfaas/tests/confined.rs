@@ -44,7 +44,7 @@ impl Drop for Folder {
     }
 }
 
-/// A cgroup whose children can be given a limit by a controller's file, where this machine lets one be made.
+/// A cgroup with limits for its children through a controller's file, if this machine allows one.
 fn cgroups(test: &str, controller: &str, files: [&str; 2]) -> Option<Folder> {
     let name = format!("gshare-test-{test}-{}", std::process::id());
     for root in [&format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup"] {
@@ -184,7 +184,7 @@ fn what_a_killed_host_left_in_cgroups_goes_when_the_next_one_starts() {
     let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
     provider.child.kill().unwrap();
     provider.child.wait().unwrap();
-    // The function ends with its host. What it had started in a session of its own does not.
+    // The function ends with its host. A process which it started in a session of its own does not.
     let members = || std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     within(|| members().lines().count() == 1);
     let left: u32 = members().trim().parse().unwrap();

@@ -165,7 +165,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"g"}"#).0, 202);
     within(|| containers(dir.path()) == 1);
 
-    // A container that is killed is removed, and another one takes its place.
+    // A killed container is removed, and another takes its place.
     let killed = Command::new("kill").args(["-KILL", &first.to_string()]).status().unwrap();
     assert!(killed.success());
     within(|| pid(&provider, "f").is_some_and(|pid| pid != first) && containers(dir.path()) == 1);
@@ -178,7 +178,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     provider.child.wait().unwrap();
     within(|| containers(dir.path()) == 0 && !Path::new(&format!("/proc/{second}")).exists());
 
-    // Nor does one whose shells were killed with it, once it starts again: what it has kept runs then, and nothing else.
+    // Nor does a host killed with its shells, once it starts again: its kept functions run then, and nothing else.
     let left = ["create", "--network=host", "--label", &label(dir.path()), &image.0];
     podman(&left).unwrap();
     let provider = start(dir.path());

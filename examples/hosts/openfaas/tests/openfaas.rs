@@ -1,4 +1,4 @@
-//! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
+//! The OpenFaaS host, with its functions on the simulated driver: the contract, and the state after a death.
 
 use crate::common::{Provider, call, set_lost, within};
 use gshare_runner::libraries::{SimulatorDir, prepend};
@@ -130,7 +130,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     assert_eq!(status, 502, "{body}");
 }
 
-/// Processes whose parent is `parent`, with this in their environment.
+/// Children of `parent` with this text in their environment.
 fn children_of(parent: u32, variable: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc")
         .unwrap()
@@ -206,8 +206,8 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
         first.child.wait().unwrap();
         within(|| !runs(replica) && !runs(plain));
     });
-    // Connections end. The kernel kills the replicas as soon as one thread of the provider is dead; another thread may live long
-    // enough to answer 502 to what is in flight, one request for each of the 4 clients.
+    // Connections end. The kernel kills the replicas as soon as one thread of the provider is dead; another thread may live long enough to
+    // answer 502 to the requests in flight, one request for each of the 4 clients.
     let count = |wanted| seen.iter().filter(|&&status| status == wanted).count();
     let (served, broken, ended) = (count(200), count(502), count(0));
     let all = seen.len();
@@ -338,7 +338,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     let admin = gshared::config::admin_socket_of(&dir.path().join("gshare.sock"));
     assert_eq!(gshared::admin::snapshot(&admin).unwrap().lost.unwrap().len(), 1, "the daemon knows it, too");
 
-    // Nothing is started there: what has no room beside the first function, which is busy, waits for the device.
+    // Nothing is started there: an instance without room beside the busy first function waits for the device.
     let mut busy = std::net::TcpStream::connect(address).unwrap();
     write!(busy, "GET /function/resnet/slow?ms=3600000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let slept =

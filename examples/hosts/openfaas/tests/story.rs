@@ -1,17 +1,17 @@
-//! The whole story on two GPUs, a third one that is cut into MIG devices and one that serves one request at a time, all of them
-//! simulated: functions are deployed with what they want, over HTTP alone, and everything else follows.
+//! The whole story on two GPUs, a third one that is cut into MIG devices and one that serves one request at a time, all of them simulated:
+//! functions are deployed with their needs, over HTTP alone, and everything else follows.
 
 use crate::common::{Provider, call, set_lost, within};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A component whose times on slices are those of a kernel that is as fast as the slice is wide.
+/// A component with times on slices as of a kernel with a speed in proportion to the slice.
 fn component(name: &str, memory_gib: u64) -> Value {
     let on = |slice: &str, ms: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": memory_gib << 30});
     json!({"name": name, "profiles": [on("1g.10gb", 40), on("2g.20gb", 22)]})
 }
 
-/// One measured point, so that a test does not measure what it is not about.
+/// One measured point, so that a test skips measurements outside its subject.
 fn points() -> Value {
     json!({"points": [{"sm_basis_points": 2_500, "quota_basis_points": 2_000, "batch": 1, "throughput_milli_rps": 20_000,
         "p50_ns": 13_000_000, "p95_ns": 28_000_000}]})
@@ -226,7 +226,7 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
         });
         let through =
             |answer: &Value| answer["components"] == "classify" && answer["before"]["components"] == "detect";
-        // What the first stage says goes to the second one in shared memory.
+        // The first stage's output goes to the second stage in shared memory.
         for answer in seen.iter().filter(|answer| through(answer)) {
             assert_eq!(answer["before"]["file_bytes"], 1 << 20, "{answer}");
         }
@@ -276,7 +276,7 @@ fn a_pipeline_and_a_gang_go_elsewhere_when_a_gpu_under_them_is_lost() {
     let before = gpus("train");
     let lost = *before.last().unwrap();
     set_lost(&state, 2, lost - 2, true);
-    // A gang runs as a whole: the worker whose GPU is there starts again as well.
+    // A gang runs as a whole: the worker on the present GPU starts again as well.
     within(|| {
         let gang = story.parts("train", "ready").concat();
         gang.len() == 2 && gang.iter().all(|part| part["gpu"] != lost)
@@ -387,7 +387,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
     let bytes = arenas[0]["bytes"].as_u64().unwrap();
     assert_eq!(state["models"]["tiers"][1]["arena_bytes"], bytes);
     assert!(bytes >= BYTES as u64, "{bytes}");
-    // Daemon: each instance has the same on its device, to the byte, within what the platform has booked for it.
+    // Daemon: each instance has the same on its device, to the byte, within the platform's booking for it.
     let clients = state["functions"][0]["clients"].as_array().unwrap();
     let used: Vec<u64> = clients.iter().map(|client| client["memory_bytes"].as_u64().unwrap()).collect();
     assert!(used.len() == 7 && used.iter().all(|one| *one == used[0] && *one >= BYTES as u64), "{used:?}");
@@ -498,7 +498,7 @@ fn a_wish_that_no_device_of_the_node_can_meet_is_refused_in_its_own_words() {
     refused(&story, json!({"gshare/slo": "1s"}), two, "com.openfaas.scale.min: `2`: need at most 1");
 }
 
-/// Its kernels take 4 ms. Beside the trainer its latencies are those of turns, which once refused it for ever.
+/// A function with kernels of 4 ms. Beside the trainer its latencies come from turns, which once refused it for ever.
 #[test]
 fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_when_that_is_asked_for() {
     let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
@@ -513,7 +513,7 @@ fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_
     story.ask("vision");
     let status = story.status("vision");
     assert!(status["others_bp"].as_u64() > Some(0) && status["problem"].is_null(), "{status}");
-    // Both classes follow from what was asked for.
+    // Both classes follow from the request.
     let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
     let snapshot = gshared::admin::snapshot(&admin).unwrap();
     let class = |name: &str| {
