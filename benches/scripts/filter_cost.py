@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a decision costs a host that has the token engine behind two pipes, as JSON lines (`gshare engine token`).
+"""Cost of a decision for a host with the token engine behind two pipes, as JSON lines (`gshare engine token`).
 
     python3 benches/scripts/filter_cost.py [PATH-OF-GSHARE]
 
@@ -50,7 +50,7 @@ def joins():
 
 
 def conversation(gshare):
-    """Clients that ask in turn and give each token back after a millisecond: the lines, and their round trips in us."""
+    """Clients which ask in turn and return each token after a millisecond: the lines, and their round trips in us."""
     engine = Pipes([gshare, "engine", "token"])
     lines, times, now, used = joins(), [], 0, [0] * CLIENTS
     for text in lines:
