@@ -197,7 +197,7 @@ pub struct KernelCost {
     pub sms: Option<u32>,
 }
 
-/// The reason for which a profile cannot be used.
+/// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {

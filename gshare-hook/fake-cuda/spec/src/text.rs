@@ -30,7 +30,7 @@ pub struct Spec {
     pub mig: Vec<String>,
 }
 
-/// The reason for which a specification is refused.
+/// Why a specification is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {

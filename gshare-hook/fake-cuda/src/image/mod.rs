@@ -34,7 +34,7 @@ mod tests;
 /// Most decompressed bytes of one entry. The largest seen is below 200 MB.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// The reason for which an image cannot be read.
+/// Why an image cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImageError {
     /// A structure of `size` bytes at `at`, from its container's start, reaches beyond the container's `end`.

@@ -70,7 +70,7 @@ struct Image {
     locked: Locked,
 }
 
-/// The reason for which a device file cannot be used.
+/// Why a device file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {

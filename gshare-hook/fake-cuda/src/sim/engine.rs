@@ -64,7 +64,7 @@ fn ready(p: usize, gpu: usize) -> u32 {
     copies(MAX_GPUS, 0) + (p * MAX_GPUS + gpu) as u32
 }
 
-/// The reason for which the device refuses.
+/// Why the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SimError {
     /// The stream holds [`RING`] pending entries.
