@@ -41,7 +41,6 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Kernels before and behind a wait.
 const AROUND: u64 = 5;
 
-/// A driver under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driver {
     Fake,
@@ -235,7 +234,6 @@ fn program() -> ! {
 
 // ---- the bench --------------------------------------------------------------------------------------------------------------
 
-/// One running program.
 struct Process {
     child: Child,
     input: ChildStdin,

@@ -19,7 +19,6 @@ const NOT_FOUND: Result = 500;
 const NOT_READY: Result = 600;
 const NOT_SUPPORTED: Result = 801;
 
-/// The driver's release.
 const RELEASE: c_int = 12_080;
 /// Bytes of the device.
 const MEMORY: usize = 16 << 30;

@@ -105,7 +105,6 @@ impl Streams {
         self.events.get(event).map(|found| Entry::Wait(Wait::Event(event, found.records)))
     }
 
-    /// Queues an entry.
     pub(crate) fn push(&mut self, stream: usize, entry: Entry) -> bool {
         self.defaults();
         let now = now();

@@ -191,7 +191,6 @@ pub(crate) enum Found {
     TooNewForDriver,
 }
 
-/// A look-up by `cuGetProcAddress`.
 pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
     traced(LOOKUPS, || {
         let outcome = match found {
@@ -241,7 +240,6 @@ fn with_pid(name: &OsString, pid: u32) -> OsString {
     OsString::from_vec(path)
 }
 
-/// Writes one line.
 fn event(text: &str) {
     let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
     let now = now_ns();

@@ -297,7 +297,6 @@ impl<T: Kind> Object<T> {
         Ok(&*at)
     }
 
-    /// The handle.
     pub(crate) fn handle<H>(&'static self) -> *mut H {
         std::ptr::from_ref(self).cast_mut().cast()
     }
@@ -530,7 +529,6 @@ pub(crate) enum ContextKind {
     Green,
 }
 
-/// A context.
 pub(crate) struct Context {
     pub(crate) id: u64,
     pub(crate) device: Device,
@@ -586,7 +584,6 @@ impl Context {
         Ok(context)
     }
 
-    /// The context's SMs.
     pub(crate) fn sms(&self) -> u32 {
         self.part.unwrap_or(self.device.profile().sms)
     }
@@ -617,7 +614,6 @@ impl Context {
     }
 }
 
-/// A stream.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
@@ -704,7 +700,6 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
         .unwrap_or(Err(INVALID_HANDLE))
 }
 
-/// Appends a host action.
 pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
     let driver = driver()?;
     let hosts = driver.hosts()?;

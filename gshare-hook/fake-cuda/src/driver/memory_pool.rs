@@ -12,7 +12,6 @@ use super::*;
 
 const STEP: u64 = 32 << 20;
 
-/// A pool.
 pub(crate) struct Pool {
     pub(crate) device: Device,
     pub(crate) sort: Sort,

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 pub(crate) struct Free(BTreeMap<u64, u64>);
 
 impl Free {
-    /// One stretch.
     pub(crate) fn of(at: u64, bytes: u64) -> Self {
         Self(BTreeMap::from([(at, bytes)]))
     }

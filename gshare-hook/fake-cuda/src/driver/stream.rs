@@ -90,7 +90,6 @@ struct Recorded {
     position: u64,
 }
 
-/// An event.
 pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,

@@ -61,7 +61,6 @@ pub(crate) struct GraphState {
     pub(crate) origin: BTreeMap<u64, NodeRef>,
 }
 
-/// A graph.
 pub(crate) struct Graph {
     pub(crate) id: u64,
     pub(crate) state: Mutex<GraphState>,

@@ -164,7 +164,6 @@ fn heap_give(gpu: u32, at: u64, bytes: u64) {
 }
 
 impl Physical {
-    /// A new handle.
     fn create(device: Device, bytes: u64, types: u32, file: c_int, offset: u64, own: Option<Backing>) -> u64 {
         let place = Mutex::new(Place { file, offset, own });
         let handles = AtomicU32::new(1);

@@ -182,7 +182,6 @@ impl Image {
         }
     }
 
-    /// Looks a kernel up.
     pub(crate) fn kernel(&self, name: &str) -> Found<Shape> {
         self.find(|names| names.kernels.get(name).copied())
     }

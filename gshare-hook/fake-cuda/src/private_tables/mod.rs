@@ -68,7 +68,6 @@ mod thread;
 /// Most words in a table.
 const MOST: usize = 96;
 
-/// A served table.
 struct Table {
     id: [u8; 16],
     name: &'static str,

@@ -229,7 +229,6 @@ impl SimDevice {
         !self.profile.cut.is_empty()
     }
 
-    /// The file's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -82,7 +82,6 @@ impl Work {
         }
     }
 
-    /// The work's SMs.
     pub(crate) fn sms(self) -> u32 {
         if let Self::Kernel { sms, .. } = self { sms } else { 0 }
     }
