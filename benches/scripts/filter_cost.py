@@ -3,9 +3,9 @@
 
     python3 benches/scripts/filter_cost.py [PATH-OF-GSHARE]
 
-Prints, in microseconds: a round trip (an event in, its orders out) beside one of the same bytes through `cat`, which is
-what pipes and two changes of process cost alone; and the time of an event when the filter is never waited for, which is
-what reading, deciding and writing cost.
+Prints, in microseconds: a round trip (an event in, its orders out) beside the same bytes through `cat`, the cost of
+pipes and two changes of process alone; and the time of an event without a wait for the filter, the cost of
+reading, deciding and writing.
 """
 
 import json

@@ -107,7 +107,7 @@ impl Rig {
         Client::connect(self.dir.path().join("store.sock")).unwrap()
     }
 
-    /// The attack meets a bound, which the attacker is told, and others lose nothing by it.
+    /// The attack meets a bound, the attacker learns of it, and others lose nothing.
     fn withstands(&self, attack: &str, code: Code, bound: &str) {
         let attacker = Role::start(self.dir.path(), attack, ATTACKER);
         let expected = format!("REFUSED {code:?} ");
@@ -301,7 +301,7 @@ fn get(client: &OwnedFd) {
     let _ = rustix::net::send(client, &frame, SendFlags::NOSIGNAL);
 }
 
-/// Everybody may read it: the name is to be taken for another's.
+/// Every user may read the model: its name should pass for another user's.
 fn put_public(client: &Client, name: &str, bytes: &[u8]) {
     let mut put = client.put(name, Access::Public, HOST, &[("w", Dtype::U8, &[bytes.len() as u64])]).unwrap();
     put.write("w", 0, bytes).unwrap();

@@ -33,7 +33,7 @@ fn role(role: &str, socket: &Path) -> Command {
     command
 }
 
-/// Starts a role and waits until it says that it is under way.
+/// Starts a role and waits until it prints READY.
 fn start(name: &str, socket: &Path) -> Child {
     let mut child = role(name, socket).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -111,7 +111,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Waits until there are no more descriptors than there were; a test that ran before may have left fewer since.
+/// Waits until the number of descriptors is back at `before` or lower; an earlier test may have closed some since.
 fn no_more_than(before: usize) {
     let begun = Instant::now();
     while descriptors() > before {

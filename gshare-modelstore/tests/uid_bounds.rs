@@ -107,7 +107,7 @@ proptest! {
         prop_assert_eq!(table.uids().count(), 0);
     }
 
-    /// In every stretch of time no more than the burst and the rate, for each uid by itself.
+    /// Each uid gets at most the burst and the rate in every stretch of time.
     #[test]
     fn header_work_of_a_uid_is_at_most_its_burst_and_rate(
         burst in LEAST_WORK..100_000, rate in 1u64..100_000,

@@ -122,7 +122,7 @@ fn state(node: &Node, now: Timestamp) -> String {
 #[derive(Default)]
 struct World {
     now: u64,
-    /// The turn and the total that a client was last told, whether it holds a token, and the largest total that it said.
+    /// A client's last turn and allowed total, whether it holds a token, and its largest reported total.
     told: BTreeMap<ClientId, (u32, Duration, bool)>,
     said: BTreeMap<ClientId, Duration>,
     rounds: u32,
@@ -199,7 +199,7 @@ impl World {
         })
     }
 
-    /// Of the turn that it was last told, or the next one, or one before; a total that grows, and once in a while shrinks.
+    /// A report for the client's last turn, the next or an earlier one, with a growing total which shrinks once in a while.
     fn time(&mut self, client: ClientId, kind: u8, amount: u64) -> ToDaemon {
         let told = self.told.entry(client).or_default();
         let (turn, allowed, holds) = *told;

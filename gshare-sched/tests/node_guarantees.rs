@@ -345,7 +345,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
         bench.pass(ms(300));
         assert_eq!(answers(&bench, new), [then], "{held} MiB held");
     }
-    // The only process of a run says that all is its own, and waits for no other; nor does one that comes later.
+    // The only process of a run claims all memory as its own, and waits for no other; neither does a later process.
     let mut bench = Bench::new(NodeConfig::default());
     for (slot, part) in [(0, Some(Bytes::from_gib(16))), (1, None)] {
         let conn = bench.hello(slot, &format!("n{slot}"), spec);

@@ -81,7 +81,7 @@ fn the_own_part_of_a_client_on_some_of_the_sms_is_as_much_smaller() {
     assert_eq!(left.unwrap().busy, SECOND.saturating_mul(2));
 }
 
-/// Whether the last share that a client was told is the one of an observed client.
+/// Whether the client's last share is the share of an observed client.
 fn is_told(bench: &Bench, (conn, _): (ConnId, ClientId)) -> bool {
     let told = |(to, frame): &(ConnId, ToClient)| match frame {
         ToClient::Attached { spec, .. } | ToClient::ShareChanged { spec, .. } if *to == conn => Some(*spec),

@@ -284,7 +284,7 @@ struct Held {
     replaces: Option<InstanceId>,
 }
 
-/// With random minimums and deaths, under each kind of settings: no order takes an instance of which the function has too few, and with the
+/// With random minimums and deaths, under each kind of settings: no order takes an instance from a function short of them, and with the
 /// repeated requests there are enough, or `Unmet` was reported.
 #[test]
 fn no_order_takes_an_instance_that_is_kept() {

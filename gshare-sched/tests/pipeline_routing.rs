@@ -239,7 +239,7 @@ impl Literal {
         self.actions.push(RouteAction::Short { function, waiting, behind });
     }
 
-    /// The time at which a function was told to be short is forgotten with the function.
+    /// The time of a function's report as short goes with the function.
     fn blank(&mut self) {
         let known = |function: FunctionId| {
             self.requests.iter().any(|one| one.function == function && one.on.is_none())
@@ -247,7 +247,7 @@ impl Literal {
         };
         let gone: Vec<_> = self.told.iter().map(|told| known(told.0)).collect();
         for (told, known) in self.told.iter_mut().zip(gone) {
-            // Looked at again all the same, but nothing is known of when it was told.
+            // Checked again all the same, but the time of the report is unknown.
             if !known && !self.forgotten.contains(&(told.0, told.1)) {
                 self.forgotten.push((told.0, told.1));
             }
@@ -688,7 +688,7 @@ fn an_overdue_request_gets_the_shared_slice() {
     panic!("it was put off for ever");
 }
 
-/// Two functions with more requests than a slice can do, of which it holds one: by slack alone they load over each other.
+/// Two functions with more requests than their slice can serve, which holds one of them at a time: by slack alone they evict each other.
 #[test]
 fn a_shared_slice_does_not_load_for_every_request() {
     let loads = |config: RouterConfig| {

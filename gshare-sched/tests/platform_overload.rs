@@ -1,4 +1,4 @@
-//! The order in which fractional devices serve the requests of a function that has more of them than it answers.
+//! The order in which fractional devices serve the requests of an overloaded function.
 
 use crate::support::{Host, MS, gib, inference};
 use gshare_core::profile::{ProfilePoint, ProfileTable};

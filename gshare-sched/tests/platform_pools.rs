@@ -56,7 +56,7 @@ fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
     trial
 }
 
-/// Whether instances move to better slices. While one takes the place of another both are there, so there is no maximum then.
+/// Whether instances move to better slices. Both instances exist during a move, so no maximum holds then.
 const fn migrates(seed: u64) -> bool {
     seed.is_multiple_of(2)
 }
@@ -306,7 +306,8 @@ fn a_start_of_a_minimum_that_the_host_refused_is_ordered_again_after_ten_seconds
     assert_eq!(host.count(0), 2);
 }
 
-/// 60 requests a second come to an instance that does 50. A scaler that counts reports is told one a second, however many wait.
+/// An instance with a capacity of 50 requests a second gets 60. A scaler which counts reports gets one a second, regardless of the number
+/// in wait.
 #[test]
 fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     let scaler = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
@@ -430,9 +431,9 @@ enum Break {
     DispatchesTwice,
     /// `Unpark` comes before the `Park` that makes room for it.
     UnparksFirst,
-    /// The pool is told of no maximum.
+    /// The pool never learns of a maximum.
     IgnoresMaximum,
-    /// The pool is told of no minimum, and says that none can be kept.
+    /// The pool never learns of a minimum, and reports every minimum as unkept.
     IgnoresMinimum,
     /// The same, in silence.
     ForgetsMinimum,

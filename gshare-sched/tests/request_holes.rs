@@ -46,7 +46,7 @@ fn reject(request: u64, reason: RejectReason) -> RequestAction {
     Reject { request: RequestId::new(request), reason }
 }
 
-/// A scheduler told what to do step by step. Models A, B, C need 4 of a GPU's 8 GiB, load in 3 s and run in 1 s.
+/// A scheduler driven step by step. Models A, B, C need 4 of a GPU's 8 GiB, load in 3 s and run in 1 s.
 struct Rig {
     engine: LocalityScheduler,
     now: Timestamp,

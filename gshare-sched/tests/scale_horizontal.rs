@@ -635,7 +635,7 @@ fn new_bounds_are_in_force_at_once() {
         assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
         // One that is not ready yet is younger than any that is.
         assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
-        // A minimum that falls takes no instance away by itself.
+        // A falling minimum alone removes no instance.
         assert!(bench.handle(bounds(0, 2)).is_empty());
         let unknown = HorizontalEvent::BoundsChanged {
             function: FunctionId::new(9),
@@ -648,7 +648,7 @@ fn new_bounds_are_in_force_at_once() {
     check(heuristic(simple(1, 8)));
 }
 
-/// A point that was refused is left alone for a while, unless the host says that the minimum lacks an instance.
+/// A refused point is left alone for a while, unless the host reports an instance missing from the minimum.
 #[test]
 fn a_minimum_that_lacks_an_instance_is_started_at_a_point_that_was_refused() {
     fn check<S: HorizontalScaler>(mut bench: Bench<S>) {

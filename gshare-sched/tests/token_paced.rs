@@ -147,7 +147,7 @@ fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     }
 }
 
-/// A client that returns a token asks for the next with it, and the turn goes to the client that has had the least.
+/// A client asks for its next token with the return of the last, and the turn goes to the client with the least time so far.
 #[test]
 fn turns_follow_what_each_had_and_not_who_was_there_first() {
     let mut config = MultiTokenConfig::default();

@@ -626,9 +626,9 @@ pub(crate) struct Stream {
     pub(crate) completed: &'static AtomicU64,
     /// Position of the next entry, as this process knows it.
     pub(crate) tail: AtomicU64,
-    /// Position in the legacy stream for which the entries here already wait.
+    /// Position in the legacy stream for which this stream already waits.
     seen_legacy: AtomicU64,
-    /// For the legacy stream: its slot in the table of the positions for which it already waits.
+    /// Position in this stream for which the legacy stream already waits.
     seen_by_legacy: AtomicU64,
     pub(crate) capturing: AtomicBool,
 }

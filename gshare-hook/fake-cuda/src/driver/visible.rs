@@ -14,7 +14,7 @@ pub(crate) fn uuid_text(kind: &str, id: &[u8; 16]) -> String {
     format!("{kind}-{}", uuid(id))
 }
 
-/// The GPU at `index` of the file, or the GPU of which this device is a slice.
+/// UUID of the GPU at `index` of the file, or of the GPU of which this device is a slice.
 pub(crate) fn gpu_uuid(device: &SimDevice, index: u32) -> [u8; 16] {
     // No device has this index: the GPU differs from all its slices.
     device_uuid(device.path(), if device.is_cut() { u32::MAX } else { index })
