@@ -48,7 +48,7 @@ impl World {
         for node in &nodes {
             let path = format!("/api/v1/nodes/{}", node.metadata.name.as_ref().unwrap());
             cluster.put(&path, json!(node)).await;
-            // A new node is tainted as not ready, until the controller of nodes, which is not here, sees that it is.
+            // A new node is tainted as not ready until the controller of nodes, missing here, sees it ready.
             if let Cluster::Real(real) = &cluster {
                 let ready = json!({ "spec": { "taints": null } });
                 let (status, said) = real.ask_as(User::Admin, &format!("PATCH {path}"), ready).await;
@@ -75,7 +75,7 @@ impl World {
         serde_json::from_value(list["items"].clone()).unwrap()
     }
 
-    /// Kubelets of a server that has none: they run bound pods and end deleted ones.
+    /// Kubelets of a server without kubelets: they run bound pods and end deleted ones.
     async fn kubelets(&self) {
         let Cluster::Real(real) = &self.cluster else { return };
         for pod in self.pods().await {

@@ -83,7 +83,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// As the Revision makes it. A pod serves 10 requests per second.
+/// The object as the Revision makes it. A pod serves 10 requests per second.
 pub(crate) fn revision(annotations: &[(&str, &str)]) -> Value {
     let base = [
         ("class", "coscale.gshare.io"),
@@ -236,7 +236,7 @@ impl World {
         (passed, self.api.lock().take())
     }
 
-    /// A pass that makes exactly these requests, and after which another one makes only the read.
+    /// A pass with exactly these requests; another pass then makes only the read.
     async fn pass(&mut self, expected: &[(&str, String, Value)]) -> Option<Duration> {
         let (passed, seen) = self.try_pass().await;
         let wake = passed.unwrap();
@@ -281,7 +281,7 @@ impl World {
         world
     }
 
-    /// Inactive since second 80, and that is known to the service.
+    /// Inactive since second 80, and the service knows it.
     async fn inactive() -> Self {
         let mut world = Self::active(&[]).await;
         for second in 60..80 {
@@ -509,7 +509,7 @@ async fn fewer_pods_wait_for_the_delay() {
             fell = fell.or(Some(second));
         }
     }
-    // Three were wanted until the engine had waited 10 s after the start; 30 s more, and the next look.
+    // Three pods were wanted until 10 s after the start; 30 s more, and the next look.
     assert_eq!(fell, Some(51));
 }
 
@@ -702,7 +702,7 @@ async fn an_annotation_that_says_nothing_sensible_is_named_and_nothing_else_is_t
     assert_eq!((&active["status"], &active["reason"]), (&json!("False"), &json!("InvalidAnnotation")));
     assert_eq!(active["message"], "autoscaling.knative.dev/min-scale: `many`: need 0 to 4096");
     assert_eq!(world.try_pass().await.1, vec![]);
-    // A target that this class has no rights to.
+    // A target outside the rights of this class.
     let mut world = World::active(&[]).await;
     world.api.lock().edit(PA, &json!({ "spec": { "scaleTargetRef": { "kind": "StatefulSet" } } }));
     let (_, seen) = world.try_pass().await;
@@ -754,7 +754,7 @@ async fn after_a_conflict_the_next_pass_does_what_is_left() {
     }
 }
 
-/// 409 for real: a status that is written from an object that has changed since is refused by its version.
+/// A real 409: the version in a status refuses a write from an outdated object.
 #[tokio::test]
 async fn what_was_read_before_it_changed_overwrites_nothing() {
     let mut world = World::active(&[]).await;
@@ -770,7 +770,7 @@ async fn what_was_read_before_it_changed_overwrites_nothing() {
     assert_eq!(world.status_of()["desiredScale"], 3);
 }
 
-/// The watch of services is behind: it was made already.
+/// The watch of services is late: the service was made already.
 #[tokio::test]
 async fn a_service_that_is_there_already_is_not_made_again() {
     let mut world = World::new(&[]);
@@ -799,7 +799,7 @@ async fn a_conflict_over_the_service_is_met_by_the_next_pass() {
     assert_eq!(world.status_of()["conditions"][0]["status"], "False");
 }
 
-/// 404: the target is not there yet, or the object is not there any more.
+/// 404: the target does not exist yet, or the object exists no more.
 #[tokio::test]
 async fn what_is_not_found_is_no_more_than_that() {
     let mut world = World::active(&[]).await;
@@ -810,7 +810,7 @@ async fn what_is_not_found_is_no_more_than_that() {
     let version = world.version(PA);
     let wake = world.pass(&[status(&version, &conditions, true, 3, 1)]).await;
     assert_eq!(wake, Some(Duration::from_secs(5)), "looked for again");
-    // It is there again, and goes while it is scaled.
+    // The target exists again, and goes while it is scaled.
     world.api.lock().put(TARGET, deployment(1));
     world.api.lock().faults.push_back((format!("PATCH {TARGET}"), 404, "NotFound"));
     assert!(world.try_pass().await.0.unwrap_err().to_string().contains("scale the target"));

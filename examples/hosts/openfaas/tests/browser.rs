@@ -1,10 +1,10 @@
-//! The page in a headless Chromium: it shows what `/system/state` says. Where there is no Chromium the test says so and ends.
+//! The page in a headless Chromium: it shows the data of `/system/state`. Without Chromium the test reports this and ends.
 
 use crate::common::{Provider, within};
 use serde_json::Value;
 use std::process::Command;
 
-/// The names that distributions give the browser.
+/// Distributions' names of the browser.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 fn browser() -> Option<std::path::PathBuf> {

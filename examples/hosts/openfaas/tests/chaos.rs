@@ -45,11 +45,11 @@ fn pids(address: SocketAddr, name: &str) -> Vec<i64> {
 }
 
 fn kill(pid: i64) {
-    // One that has just ended is dead already.
+    // An instance which has just ended is dead already.
     let _ = Command::new("/bin/kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// Processes that a host left behind: processes with its functions' variables but another parent.
+/// Processes left behind by a host, with its functions' variables but another parent.
 fn orphans(state: &Path, host: u32) -> Vec<i32> {
     let all = std::fs::read_dir("/proc")
         .unwrap()

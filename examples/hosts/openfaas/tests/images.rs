@@ -1,4 +1,4 @@
-//! Functions in container images, by podman. Where there is none, or where it can run no container, the test says so and ends.
+//! Functions in container images, by podman. Without podman, or if podman can run no container, the test reports this and ends.
 
 use crate::common::{Provider, within};
 use serde_json::Value;
@@ -17,7 +17,7 @@ fn podman(arguments: &[&str]) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Libraries that a program or a library is loaded with, the loader among them.
+/// Libraries of a program or a library, with the loader among them.
 fn libraries(file: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(file).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -28,7 +28,7 @@ fn libraries(file: &Path) -> Vec<PathBuf> {
 struct Image(String);
 
 impl Image {
-    /// The image, where podman can make one and run it.
+    /// The image, if podman can make and run one.
     fn make() -> Option<Self> {
         let skipped = |why: String| println!("skipped: no podman that runs containers: {why}");
         podman(&["--version"]).map_err(skipped).ok()?;
@@ -44,7 +44,7 @@ impl Image {
         // The image's command is not this one.
         std::fs::copy(built, root.path().join("function")).unwrap();
         std::os::unix::fs::symlink("function", root.path().join("other")).unwrap();
-        // Tests of this program run at once, and each removes its own.
+        // Tests of this program run at once, and each removes its own image.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("localhost/gshare-test:{}-{number}", std::process::id());
@@ -61,7 +61,7 @@ impl Image {
             return None;
         }
         let image = Self(name);
-        // With a port that is none the program ends at once, and says so.
+        // With an invalid port the program ends at once, with a message.
         let ran = podman(&["run", "--rm", "--network=host", "--env=KERNELS=0", "--env=PORT=x", &image.0]);
         match ran {
             Err(said) if said.contains("PORT") => Some(image),
@@ -139,11 +139,11 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     assert!(!text(first, "environ").contains("LD_PRELOAD"), "the hook is named in a file");
     assert!(text(first, "mountinfo").lines().any(|line| line.contains(" / / ro")), "read-only");
 
-    // The function sees its own secret where functions of OpenFaaS look for it, and no other.
+    // The function sees its own secret at OpenFaaS's path, and no other.
     assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
     assert_eq!(provider.call("GET", "/function/f/secret/others", "").0, 404);
 
-    // The daemon metered its kernels under the share that it asked for.
+    // The daemon metered its kernels under its requested share.
     within(|| {
         let state: Value = serde_json::from_str(&provider.call("GET", "/system/state", "").1).unwrap();
         let of = &state["functions"][0];
@@ -238,7 +238,7 @@ fn without_podman_an_image_is_refused_and_says_what_would_do() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(provider.call("GET", "/system/functions", "").1, "[]", "nothing was kept");
-    // The host runs programs as ever.
+    // The host runs programs as before.
     provider.deploy("plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
     provider.replicas("plain", 1);
 }
