@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One step; numbers choose among the present clients.
 #[derive(Debug, Clone)]
 enum Step {
-    /// On a connection that is new unless `again`.
+    /// On a new connection unless `again`.
     Hello {
         conn: u32,
         again: bool,
@@ -29,7 +29,7 @@ enum Step {
         part: Option<u64>,
         used: u64,
     },
-    /// Of a client that is there if `own`, else of one that may not be, or is another connection's.
+    /// From a present client if `own`, else from an invalid client or another connection's.
     Client {
         conn: u32,
         own: bool,
@@ -126,9 +126,9 @@ struct World {
     told: BTreeMap<ClientId, (u32, Duration, bool)>,
     said: BTreeMap<ClientId, Duration>,
     rounds: u32,
-    /// Slots of connections that were let in.
+    /// Slots of admitted connections.
     sessions: BTreeSet<u32>,
-    /// Connections that the node dropped and that are not closed yet.
+    /// Connections dropped by the node and not closed yet.
     dropped: Vec<ConnId>,
 }
 
@@ -294,7 +294,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
             let (before, marker) = (state(&node, now), vec![NodeAction::UseKnown { question: 99 }]);
             let mut actions = marker.clone();
             let handled = node.handle(now, event.clone(), &mut actions);
-            // Also in builds without debug assertions of the library's own.
+            // Also in builds without the library's own debug assertions.
             node.invariants();
             if handled.is_err() {
                 prop_assert_eq!(&actions, &marker, "{:?}", event);
@@ -315,7 +315,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
     Ok(kept)
 }
 
-/// The steps reach the subject of the test: a step that is refused proves little.
+/// The steps reach the subject of the test: a refused step proves little.
 #[test]
 fn random_steps_reach_every_kind_of_decision() {
     use proptest::strategy::ValueTree as _;

@@ -1,4 +1,4 @@
-//! The use of devices by clients, and clients that are only observed.
+//! The use of devices by clients, and clients under observation only.
 
 use crate::support::{Bench, spec};
 use gshare_core::wire::{ToClient, ToDaemon};
@@ -42,7 +42,7 @@ fn busy_time_beyond_the_time_of_the_device_is_divided_in_proportion() {
     assert!(occupied[2] < 61_000_000, "{occupied:?}");
 }
 
-/// Reports may come a tenth of a second late, so as much may be left over. An idle device saves nothing up.
+/// Reports may come a tenth of a second late, so this much may be left over. An idle device saves nothing up.
 #[test]
 fn time_of_an_idle_device_is_not_given_to_those_who_come_later() {
     let mut bench = Bench::new(NodeConfig::default());

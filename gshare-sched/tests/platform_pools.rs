@@ -70,7 +70,7 @@ fn sliced(seed: u64) -> SlicedPool {
 }
 
 fn inference(gib: u64, ms: u64) -> FunctionSpec {
-    // Batches of three, as some of the schedulers make, are measured too.
+    // Batches of three, as in some schedulers, are measured too.
     let points = [(1, ms), (3, 2 * ms)].map(|(batch, ms)| {
         let (rate, time) = (f64::from(batch) * 1e3 / ms as f64, Duration::from_millis(ms));
         ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, batch, rate, time, time).unwrap()
@@ -147,13 +147,13 @@ fn total(reports: &[Outcome], name: &str) -> u64 {
     reports.iter().filter_map(|report| report.actions.get(name)).sum()
 }
 
-/// Requests that came, and those that were answered.
+/// Requests arrived, and requests answered.
 fn answered(report: &Outcome) -> (u64, u64) {
     let sum = |of: fn(&FunctionOutcome) -> u64| report.functions.iter().map(of).sum();
     (sum(|of| of.requests), sum(|of| of.answered))
 }
 
-/// Every order that a pool has is given in some run, so none is an island.
+/// Some run gives every order of a pool, so no order is untested.
 fn all_given(reports: &[Outcome], names: &[&str]) {
     for name in names {
         assert!(total(reports, name) > 0, "no run had {name}");
@@ -200,7 +200,7 @@ fn without_faults_no_request_is_rejected_and_the_same_events_give_the_same_actio
 struct Minimums {
     pool: FractionalPool,
     now: Timestamp,
-    /// Instances that start or are ready, and the device of each.
+    /// Starting or ready instances, and the device of each.
     instances: BTreeMap<InstanceId, (FunctionId, GpuId)>,
     unmet: usize,
 }
@@ -248,7 +248,7 @@ impl Minimums {
         self.tell(PoolEvent::Instance { instance, report });
     }
 
-    /// All that start are ready.
+    /// All starting instances are ready.
     fn settle(&mut self) {
         for instance in self.instances.keys().copied().collect::<Vec<_>>() {
             self.report(instance, InstanceReport::Ready);
@@ -407,7 +407,7 @@ proptest! {
                 Loss::Process(which) if !host.instances.is_empty() => {
                     let instances: Vec<InstanceId> = host.instances.keys().copied().collect();
                     let instance = *which.get(&instances);
-                    // One that dies before it is ready is a start that failed.
+                    // An instance which dies before it is ready is a failed start.
                     host.report(instance, InstanceReport::Ready);
                     host.report(instance, InstanceReport::Gone);
                 }

@@ -1,5 +1,5 @@
-//! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic one against what Algorithm 1
-//! promises, one test per resolution, and a vertical scaler beside a horizontal one.
+//! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic scaler against the promises of Algorithm 1, one
+//! test per resolution, and a vertical scaler beside a horizontal one.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{
@@ -61,7 +61,7 @@ fn lazy_compares_strictly() {
     assert!(bench.loads(100, 50).is_empty(), "exactly what is left without the youngest is not below it");
 }
 
-/// An instance that the host gave up is not counted for ever.
+/// An instance given up by the host is not counted for ever.
 #[test]
 fn lazy_an_instance_that_does_not_start_is_replaced() {
     let mut bench = lazy(simple(1, 10));
@@ -633,7 +633,7 @@ fn new_bounds_are_in_force_at_once() {
         assert_eq!(bench.deployed(), 3);
         bench.ready_at_once = false;
         assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
-        // One that is not ready yet is younger than any that is.
+        // An instance not yet ready counts as younger than any ready one.
         assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
         // A falling minimum alone removes no instance.
         assert!(bench.handle(bounds(0, 2)).is_empty());

@@ -1,5 +1,5 @@
-//! Fast scaling up and down beside a slow, literal model of Algorithm 2 with its resolutions, one test per resolution,
-//! and what must hold in any history.
+//! Fast scaling up and down beside a slow, literal model of Algorithm 2 with its resolutions, one test per resolution, and the invariants
+//! under any history.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{

@@ -21,7 +21,7 @@ fn driver(config: &MultiTokenConfig) -> Driver {
     Driver::new(engine, terms, check::always())
 }
 
-/// Lengths from one that is all windows to one that is all graces; shallow and deep looks behind a reservation.
+/// Lengths from windows without grace to long graces; shallow and deep looks behind a reservation.
 fn configs() -> impl Strategy<Value = MultiTokenConfig> {
     (0usize..4, 0u32..6).prop_map(|(kind, backfill_depth)| {
         let mut config = MultiTokenConfig::default();

@@ -1,5 +1,5 @@
-//! Programs that wait for each kernel, by the token engine, in virtual time: each gets its part of the speed that it has
-//! when it is alone, and none is without the GPU for longer than a window and a token.
+//! Programs with a wait for each kernel, by the token engine, in virtual time: each gets its part of its speed alone, and none is without
+//! the GPU for longer than a window and a token.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -14,8 +14,8 @@ const SHORT_KERNELS: Pace = Pace { kernel: Duration::from_micros(10), pause: Dur
 const BUSY: Pace = Pace { kernel: Duration::from_micros(10), pause: Duration::from_micros(1) };
 const WINDOWS: u64 = 50;
 const HAND_OVER: Duration = Duration::from_micros(300);
-/// A window, and one token with its slack and grace: one that is granted with less of a window left than its hand-over takes
-/// costs a client its turn. With the four hand-overs of that.
+/// A window, and one token with its slack and grace: a token granted with less of a window left than its hand-over costs a client its turn.
+/// With the four hand-overs of this turn.
 const LONGEST: Duration = Duration::from_micros(117_000 + 4 * 300);
 
 fn share(points: u64) -> Share {
@@ -23,8 +23,8 @@ fn share(points: u64) -> Share {
     Share { quota: QuotaRange::new(quota, quota).unwrap(), sm: SmShare::WHOLE }
 }
 
-/// GPU time that each of these programs (cap in basis points) gets over 50 windows, and its longest time without
-/// the GPU; and how far the first is from the cap at most, in points of the speed that the program has alone.
+/// GPU time of each of these programs (cap in basis points) over 50 windows, and its longest time without the GPU; and the largest distance
+/// of the first from the cap, in points of the program's speed alone.
 fn run(programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
     run_with(MultiTokenConfig::default(), programs)
 }
@@ -40,7 +40,7 @@ fn run_with(config: MultiTokenConfig, programs: &[(u64, Pace)]) -> (Vec<Got>, f6
         paced.run(now).unwrap();
         paced.start(now, id, share(cap), pace).unwrap();
     }
-    // The window in which they came is not one to compare.
+    // The window of their arrival does not count.
     let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
     paced.run(from).unwrap();
     let before: Vec<Got> = ids.iter().map(|&id| paced.got(id)).collect();
@@ -211,8 +211,8 @@ fn a_small_cap_keeps_its_place_in_the_window() {
     assert!(longest <= Duration::from_millis(92), "{longest}");
 }
 
-/// A program that pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time
-/// used, 50/50 would be 89 and 10 % of the speed that each has alone, and 30/70 would be 81 and 17 %.
+/// A program with pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time used, 50/50
+/// would be 89 and 10 % of the speed of each alone, and 30/70 would be 81 and 17 %.
 #[test]
 fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
     let mut config = MultiTokenConfig::default();

@@ -86,8 +86,8 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             Fate::Served { waited, .. } => waited,
             Fate::Rejected { after, .. } => after,
         };
-        // No request is given to a GPU after the bound; one that was given before it may fail there, and be tried again:
-        // an eviction, a load and a run each time. Few processes die more than three times in a row.
+        // No request is given to a GPU after the bound. A request given before it may fail there, and be tried again: an eviction, a load
+        // and a run each time. Few processes die more than three times in a row.
         let attempt = Duration::from_secs(20);
         if waited > BOUND.saturating_add(attempt.saturating_mul(u64::from(config.max_loads) + 3)) {
             return Err(format!("request{index} waited for {waited}"));

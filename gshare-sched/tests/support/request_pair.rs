@@ -18,7 +18,7 @@ pub(crate) enum Step {
     Arrive {
         model: u32,
     },
-    /// Answers one of the orders that are open, well or badly.
+    /// Answers an open order, well or badly.
     Answer {
         which: usize,
         badly: bool,
@@ -45,7 +45,7 @@ pub(crate) enum Step {
     Wait {
         millis: u64,
     },
-    /// An event that cannot be: refused, and nothing changes.
+    /// An impossible event: refused, and nothing changes.
     Wrong {
         which: u8,
     },
@@ -71,7 +71,7 @@ pub(crate) struct Pair {
     literal: Literal,
     now: Timestamp,
     open: Vec<RequestAction>,
-    /// The most copies of models that have a limit.
+    /// The most copies of models with a limit.
     limits: BTreeMap<ModelId, u32>,
     cluster: Cluster,
 }
