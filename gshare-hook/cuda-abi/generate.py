@@ -18,7 +18,7 @@ Facts are taken, no text is copied:
 Within one base name and one stream flavour, both lists have the same length, and the n-th oldest of one is the n-th
 oldest of the other. The releases given must agree wherever they overlap, or nothing is written.
 
-`--check` writes nothing and fails when the file on disk differs from what would be written.
+`--check` writes nothing and fails if the file on disk differs from the new table.
 """
 
 import collections
@@ -238,7 +238,7 @@ def main(arguments):
     text, count = render(directories)
     if check:
         if TARGET.read_text() != text:
-            fail(f"{TARGET} differs from what the headers give")
+            fail(f"{TARGET} differs from the table of these headers")
     else:
         TARGET.write_text(text)
     print(f"{count} symbols", file=sys.stderr)

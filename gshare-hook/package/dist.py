@@ -256,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--profile", default="release", choices=["dev", "release"], help="of the build [default: release]")
-    what.add_argument("--from", dest="built", type=pathlib.Path, metavar="DIR", help="pack what was built there")
+    what.add_argument("--from", dest="built", type=pathlib.Path, metavar="DIR", help="pack the build in this folder")
     parser.add_argument("--hook", type=pathlib.Path, metavar="FILE", help="the hook, instead of building it for glibc 2.17")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR", default=ROOT / "target/dist", help="[default: target/dist]")
     arguments = parser.parse_args()

@@ -106,7 +106,7 @@ def compare(context, bare, hooked, counted):
         if seen[0] != seen[1]:
             raise Failed(f"{name} differs: {seen[0]} bare, {seen[1]} hooked")
         if name in ("copied", "pinned") and seen[0] is not True:
-            raise Failed(f"what was copied to the device did not come back as it was ({name})")
+            raise Failed(f"bytes copied to the device did not come back unchanged ({name})")
     parts = [f"{len(bare['facts'])} facts equal"]
     work = bare["work"], hooked["work"]
     if None not in work:
