@@ -56,7 +56,7 @@ pub struct Args {
     /// Also print the GPUs in use in each second in which something starts or ends
     #[arg(long)]
     series: bool,
-    /// Whose rules
+    /// Source of the rules
     #[arg(long, value_enum, default_value_t = Mode::Both)]
     mode: Mode,
 }
