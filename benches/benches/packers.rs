@@ -205,7 +205,7 @@ fn nearly_full() {
                 continue;
             }
             failed.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
-            if failed.len() % 4 == 0 {
+            if failed.len().is_multiple_of(4) {
                 pool.release(live.swap_remove(rng.below(live.len()))).expect("a live placement");
             }
         }

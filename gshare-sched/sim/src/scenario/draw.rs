@@ -218,9 +218,10 @@ impl Draw {
         let (memory, workers) = (self.by_factor(2_000.0, 5_000.0), 1 + self.rng.below(2));
         let (time, sm) = (self.between(20.0, 60.0), self.between(20.0, 50.0));
         // A best-effort worker has little of its own, and takes what others leave.
-        let (name, time) = if number % 2 == 0 { ("guaranteed", time) } else { ("best_effort", 5.0) };
+        let guaranteed = number.is_multiple_of(2);
+        let (name, time) = if guaranteed { ("guaranteed", time) } else { ("best_effort", 5.0) };
         self.head(name, number, "training", memory);
-        let class = if number % 2 == 0 { "" } else { "class = \"best-effort\"\n" };
+        let class = if guaranteed { "" } else { "class = \"best-effort\"\n" };
         self.line(&format!(
             "{class}workers = {workers}\ninstances = [1, 1]\ntrain = \"6h\"\nshare = {{ time = [\"{time:.0}%\", \"100%\"], sm = \"{sm:.0}%\" }}"
         ));
