@@ -134,26 +134,6 @@ impl Store {
         &self.config
     }
 
-    /// Whether the model is known.
-    pub fn knows(&self, model: ModelId) -> bool {
-        self.state.models.contains_key(&model)
-    }
-
-    /// Hash of the model's content when it was last loaded or written.
-    pub fn content_of(&self, model: ModelId) -> Option<ContentHash> {
-        self.state.models.get(&model)?.content
-    }
-
-    /// Bytes promised to arenas of a tier, those on their way out aside.
-    pub fn promised(&self, tier: MemoryTier) -> Bytes {
-        Bytes(self.state.tiers[tier as usize].promised)
-    }
-
-    /// Bytes of arenas of a tier that have memory, those on their way out included.
-    pub fn physical(&self, tier: MemoryTier) -> Bytes {
-        Bytes(self.state.tiers[tier as usize].physical)
-    }
-
     /// Everything that does not depend on what deadlines before `now` will have done.
     fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
         TimeWentBack::check(now, self.state.now)?;
@@ -623,6 +603,22 @@ impl ModelStore for Store {
             MemoryTier::Gpu => self.config.gpu,
             MemoryTier::Host => self.config.host,
         }
+    }
+
+    fn knows(&self, model: ModelId) -> bool {
+        self.state.models.contains_key(&model)
+    }
+
+    fn content_of(&self, model: ModelId) -> Option<ContentHash> {
+        self.state.models.get(&model)?.content
+    }
+
+    fn promised(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].promised)
+    }
+
+    fn physical(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].physical)
     }
 }
 

@@ -71,6 +71,7 @@
 
 pub mod api;
 pub mod between;
+mod builder;
 pub mod client_body;
 pub mod demo;
 pub mod deployment;
@@ -92,6 +93,8 @@ pub mod routes;
 pub mod state;
 pub mod traces;
 pub mod trials;
+
+pub use builder::Builder;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
@@ -213,11 +216,8 @@ fn memory(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
 }
 
-/// Serves until the process ends. Prints where it listens.
-///
-/// # Errors
-/// When it cannot start.
-pub fn serve(options: &Options) -> anyhow::Result<()> {
+fn serve_with(mut host: Builder) -> anyhow::Result<()> {
+    let options = &mut host.options;
     if options.inventory {
         return devices::print_inventory();
     }
@@ -232,24 +232,24 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.demo.is_none() {
-        return serve_on(runtime, options);
+        return serve_on(runtime, host);
     }
     // Nothing of a demonstration is kept.
     let dir = tempfile::tempdir()?;
-    let mut options = Options { state: Some(dir.path().to_owned()), ..options.clone() };
+    options.state = Some(dir.path().to_owned());
     if options.sim.is_empty() && !options.no_gpu && !Devices::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
-    serve_on(runtime, &options)
+    serve_on(runtime, host)
 }
 
 /// Until the host fails or is told to end. Then its processes, its daemon and the folders of simulated drivers go with it.
-fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
-    let started = start_mps(options).context("--mps")?;
+fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<()> {
+    let started = start_mps(&host.options).context("--mps")?;
     let served = runtime.block_on(async {
         tokio::select! {
-            served = run(options) => served,
+            served = run(host) => served,
             told = told_to_end() => told.context("signals"),
         }
     });
@@ -360,7 +360,9 @@ fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
     Ok(settings)
 }
 
-async fn run(options: &Options) -> anyhow::Result<()> {
+async fn run(host: Builder) -> anyhow::Result<()> {
+    let Builder { options, policies, tokens, vertical, models } = host;
+    let options = &options;
     let credentials = options.credentials.as_deref().map(credentials).transpose()?;
     ensure!(
         credentials.is_some() || options.listen.ip().is_loopback(),
@@ -400,6 +402,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
                 if let Some(health) = devices.health() {
                     builder = builder.health(health);
                 }
+                if let Some(tokens) = tokens {
+                    builder = builder.engine(tokens);
+                }
+                if let Some(vertical) = vertical {
+                    builder = builder.scaler(vertical);
+                }
                 daemon = Some(builder.build()?.spawn()?);
                 socket
             }
@@ -416,7 +424,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
             "openfaas: SM partitions are not kept without MPS (--mps starts it), so functions share a GPU by time alone"
         );
     }
-    let platform = settings.build().context("--settings")?;
+    let platform = settings.build_with(policies).context("--settings")?;
     let said = match (options.no_gpu, devices.simulated) {
         (true, _) => "no GPU".to_owned(),
         (false, simulated) => {
@@ -429,7 +437,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
     let models = match &options.model_store {
         Some(socket) => Models::at(socket.clone())?,
-        None => Models::start(state.join("store.sock"), options.model_memory)?,
+        None => Models::start(state.join("store.sock"), options.model_memory, models)?,
     };
     let collector = options.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
