@@ -36,6 +36,7 @@
 //! | `gshare/requests_per_second` | what an instance serves with that share: load starts and stops instances |
 //! | `gshare/devices` | devices over which a model is spread: the instance's one process sees all of them, with its share on each and an equal part of its memory |
 //! | `gshare/concurrency` | requests at a time of an instance |
+//! | `gshare/batch` | most requests that an instance takes as one batch: their bodies one after the other, see [`mod@batches`] |
 //! | `com.openfaas.scale.min`, `.max` | fewest and most replicas: 1, and 20 |
 //!
 //! # Who does what
@@ -70,6 +71,7 @@
 //! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
 
 pub mod api;
+pub mod batches;
 pub mod between;
 mod builder;
 pub mod client_body;

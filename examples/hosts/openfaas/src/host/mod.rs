@@ -27,6 +27,7 @@ pub(crate) use measuring::DISTURBED;
 pub use view::{Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
+use super::batches::Batch;
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
@@ -94,18 +95,24 @@ pub struct Version {
     pub plan: Plan,
 }
 
+/// An instance that is free for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Go {
+    /// Its name.
+    pub instance: InstanceId,
+    /// Where its processes listen, stage by stage.
+    pub ports: Vec<u16>,
+    /// How it came to be ready.
+    pub load: Option<Load>,
+    /// The batch that the request is one of, where its function takes batches.
+    pub batch: Option<Batch>,
+}
+
 /// Outcome for a request that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
     /// An instance is free for it.
-    Go {
-        /// The instance that is free.
-        instance: InstanceId,
-        /// Where its processes listen, stage by stage.
-        ports: Vec<u16>,
-        /// How it came to be ready.
-        load: Option<Load>,
-    },
+    Go(Go),
     /// The request will not be served.
     No(Rejection),
     /// No share does for what its function wants: why.
@@ -346,6 +353,7 @@ impl Host {
     }
 
     fn carry_out(&mut self, actions: Vec<PlatformAction>) {
+        let mut batches = BTreeMap::new();
         for action in actions {
             self.note(&action);
             match action {
@@ -387,7 +395,9 @@ impl Host {
                     self.kill(instance);
                     self.if_all_ended(instance);
                 }
-                PlatformAction::Dispatch { request, instance } => self.dispatch(request, instance),
+                PlatformAction::Dispatch { request, instance } => {
+                    self.dispatch(request, instance, &mut batches);
+                }
                 PlatformAction::Reject { request, reason } => self.reject(request, reason),
                 PlatformAction::Fetch { function, .. } => self.errand(function, true),
                 PlatformAction::Forget { function, .. } => self.errand(function, false),
