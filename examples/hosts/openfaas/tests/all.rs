@@ -2,6 +2,7 @@
 
 mod common;
 
+mod batches;
 mod chaos;
 mod confined;
 mod images;
