@@ -17,10 +17,10 @@
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | the ways to run the function: virtual time here; feature `process`: a program of the user's, `http`: an HTTP server |
-//! | [`dag`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
+//! | [`dag_profile`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
 //! | [`mod@batch`] | what a batch is on the wire |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
-//! | [`run`](mod@run) | a strategy from its first trial to its answer |
+//! | [`record`] | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one file, which survive a killed run |
 //!
 //! Without features this crate is pure: it has no clock, thread, process or file.
@@ -59,7 +59,7 @@
 )]
 
 pub mod batch;
-pub mod dag;
+pub mod dag_profile;
 pub mod executor;
 #[cfg(feature = "http")]
 pub mod http;
@@ -68,7 +68,7 @@ pub mod line_program;
 pub mod load;
 pub mod meter;
 pub mod planner;
-pub mod run;
+pub mod record;
 pub mod stats;
 pub mod trial;
 #[cfg(feature = "store")]

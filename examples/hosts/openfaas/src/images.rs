@@ -13,8 +13,8 @@
 //! the one that the image names: the daemon and the files know no other.
 
 use super::deployment::Wants;
-use super::devices::Device;
 use super::host::Launch;
+use super::inventory::Device;
 use super::node::Node;
 use gshare_core::RunId;
 use gshare_runner::HookedProcess;

@@ -77,12 +77,12 @@ mod builder;
 pub mod client_body;
 pub mod demo;
 pub mod deployment;
-pub mod devices;
 pub mod gpu_function;
 pub mod guard;
 pub mod host;
 pub mod host_metrics;
 pub mod images;
+pub mod inventory;
 pub mod later;
 pub mod listening;
 pub mod logs;
@@ -100,7 +100,6 @@ pub use builder::Builder;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
-use devices::Devices;
 use gshare_core::{Bytes, Duration, TenantId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::Hook;
@@ -112,6 +111,7 @@ use gshare_sched::platform::{PlatformEvent, PlatformSettings, ScalerSettings};
 use gshare_sched::scale::HeuristicHorizontalConfig;
 use gshared::mps::Mps;
 use host::Version;
+use inventory::Inventory;
 use models::Models;
 use node::{Node, Runner};
 use routes::{App, Credentials};
@@ -221,10 +221,10 @@ fn memory(text: &str) -> Result<Bytes, String> {
 fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     let options = &mut host.options;
     if options.inventory {
-        return devices::print_inventory();
+        return inventory::print_inventory();
     }
     if options.print_lost {
-        return devices::print_lost();
+        return inventory::print_lost();
     }
     if options.gpu_function {
         return gpu_function::main();
@@ -239,7 +239,7 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     // Nothing of a demonstration is kept.
     let dir = tempfile::tempdir()?;
     options.state = Some(dir.path().to_owned());
-    if options.sim.is_empty() && !options.no_gpu && !Devices::are_here() {
+    if options.sim.is_empty() && !options.no_gpu && !Inventory::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
@@ -389,8 +389,8 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
 
     let devices = match options.no_gpu {
-        true => Devices::none(),
-        false => Devices::find(&options.sim, &options.whole, &state)?,
+        true => Inventory::none(),
+        false => Inventory::find(&options.sim, &options.whole, &state)?,
     };
     let (mut daemon, mut hook) = (None, None);
     if !options.no_gpu {

@@ -3,8 +3,8 @@
 use super::api::ApiError;
 use super::between::{Between, OnItsWay};
 use super::deployment::Wants;
-use super::devices::Devices;
 use super::host::{Go, Host, Launch, Order, Turn, View, client};
+use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
@@ -46,7 +46,7 @@ pub struct Runner {
     /// The hook and the daemon, for processes with a share.
     pub hook: Option<Hook>,
     /// The node's devices.
-    pub devices: Devices,
+    pub devices: Inventory,
     /// Whether the driver keeps to SM partitions (MPS, or a simulated device), and the platform gives any.
     pub partitioned: bool,
     /// Socket at which the node's daemon tells what it knows.
@@ -722,7 +722,7 @@ mod tests {
         let (host, workers, _) = training();
         let runner = Runner {
             hook: None,
-            devices: Devices::none(),
+            devices: Inventory::none(),
             partitioned: false,
             daemon: None,
             models: Models::at(dir.join("store.sock")).unwrap(),

@@ -109,7 +109,7 @@ pub fn now(node: &Node) -> State {
         Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
     };
     let functions = views.iter().map(function).collect();
-    let device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
+    let device = |(gpu, device): (&GpuId, &super::inventory::Device)| Device {
         gpu: *gpu,
         name: device.name.clone(),
         regime: device.spec.effective_regime(),

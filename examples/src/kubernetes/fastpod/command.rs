@@ -3,7 +3,7 @@
 use super::FaSTPod;
 use super::controller::{Controller, MANAGER};
 use super::fastpod_writes::{Observed, PLACED, Settings, Write, reconcile};
-use super::node::{Hooks, NAME};
+use super::node_hooks::{Hooks, NAME};
 use super::pod_share::Profiles;
 use super::pods::{Injected, Mounts, Place};
 use crate::kubernetes::controller_metrics::Metrics;

@@ -43,7 +43,7 @@
 //!   takes no places, and is tried again with one pod after a pause that doubles ([`backoff`]).
 //! - Where a pod is and what share it has is read from the environment in its spec, which no tenant can change.
 //!   Labels, owners and annotations of pods can be changed by tenants; the admission policy of the manifests refuses that.
-//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node`]), so that namespaces with Pod
+//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node_hooks`]), so that namespaces with Pod
 //!   Security `baseline` or `restricted` take the pods. A node that does not offer them gets none.
 //! - What holds replicas up is the reason of the conditions, and an Event each time that the reason is another.
 //!
@@ -74,7 +74,7 @@ pub mod command;
 pub mod controller;
 pub mod fastpod_writes;
 pub mod kubelet;
-pub mod node;
+pub mod node_hooks;
 pub mod nodes;
 pub mod pod_share;
 pub mod pods;

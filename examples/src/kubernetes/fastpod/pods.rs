@@ -1,7 +1,7 @@
 //! Pods of a FaSTPod: made with their placement, and read back from it. Pure.
 
 use super::FaSTPod;
-use super::node::RESOURCE;
+use super::node_hooks::RESOURCE;
 use super::pod_share::{self, Profiles};
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};

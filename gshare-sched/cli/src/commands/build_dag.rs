@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use gshare_core::dag::{Dag, Profile};
 use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
-use gshare_profile::dag::{Hole, Point, Shape, Weighs, profile};
+use gshare_profile::dag_profile::{Hole, Point, Shape, Weighs, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
 use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;

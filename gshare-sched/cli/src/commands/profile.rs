@@ -15,7 +15,7 @@ use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
 use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch};
-use gshare_profile::run::{Record, Sink, run as run_strategy};
+use gshare_profile::record::{Record, Sink, run as run_strategy};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};

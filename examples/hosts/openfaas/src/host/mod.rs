@@ -14,8 +14,8 @@
 //! `measuring.rs` deploys a companion for a function that is to be measured. The companion has a share, a slice or a whole device,
 //! and the shell runs the trials on that.
 
-mod devices;
 mod dispatching;
+mod lost_devices;
 mod measuring;
 mod processes;
 mod suitability;

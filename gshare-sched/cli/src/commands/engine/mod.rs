@@ -10,7 +10,7 @@
 //! worth its price for a host with more than some thousand awaited decisions a second, and such a host can embed the crate.
 
 mod filter;
-mod platform;
+mod platform_events;
 mod token_scheduler;
 
 /// Feed an engine events as JSON lines; read its actions as JSON lines.
@@ -41,6 +41,6 @@ enum Kind {
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match &options.engine {
         Kind::Token(options) => token_scheduler::run(options),
-        Kind::Platform(options) => platform::run(options),
+        Kind::Platform(options) => platform_events::run(options),
     }
 }

@@ -142,7 +142,7 @@ impl Device {
 
 /// All devices of this node, and what keeps simulated ones alive.
 #[derive(Debug, Default)]
-pub struct Devices {
+pub struct Inventory {
     /// By the platform's name.
     pub all: BTreeMap<GpuId, Device>,
     /// Whether the driver keeps to SM partitions by itself: a simulated one does.
@@ -152,7 +152,7 @@ pub struct Devices {
     boards: Vec<Vec<(OsString, OsString)>>,
 }
 
-impl Devices {
+impl Inventory {
     /// One device for functions that use no GPU, where there is none.
     pub fn none() -> Self {
         let mut devices = Self::default();

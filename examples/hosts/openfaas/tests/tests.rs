@@ -3,10 +3,10 @@
 mod common;
 
 mod batches;
+mod browser;
 mod chaos;
 mod confined;
 mod images;
 mod openfaas;
-mod page;
+mod spans;
 mod story;
-mod traces;
