@@ -153,11 +153,12 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// One device for functions that use no GPU, where there is none.
+    /// The node itself for functions that use no GPU, where there is none: its memory is that of the host.
     pub fn none() -> Self {
         let mut devices = Self::default();
-        // Its memory bounds nothing, and is within what each packer counts with.
-        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 16));
+        let about = rustix::system::sysinfo();
+        let memory = (about.totalram as u64).saturating_mul(about.mem_unit.into());
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes(memory));
         let (name, uuid) = ("no GPU".to_owned(), String::new());
         let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
         devices.all.insert(GpuId::new(0), device);

@@ -316,6 +316,7 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
+    max_requests: Option<u32>,
     max_processes: Option<u32>,
     gpu_time_bp: Option<gshare_core::BasisPoints>,
     memory_bp: Option<gshare_core::BasisPoints>,
@@ -325,6 +326,7 @@ struct Tenant {
 impl Tenant {
     fn limits(&self) -> TenantLimits {
         let mut limits = TenantLimits::default();
+        limits.max_requests = self.max_requests.unwrap_or(limits.max_requests);
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
         limits.gpu_time = self.gpu_time_bp.unwrap_or(limits.gpu_time);
         limits.memory = self.memory_bp.unwrap_or(limits.memory);
@@ -482,7 +484,9 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         mps,
         between,
     };
-    let node = Node::start(store, runner, platform, options.guess)?;
+    // Without a GPU there is no GPU memory to guess.
+    let guess = if options.no_gpu { Bytes(1) } else { options.guess };
+    let node = Node::start(store, runner, platform, guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
         found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
