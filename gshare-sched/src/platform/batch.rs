@@ -5,9 +5,9 @@
 //! For an instance that is idle:
 //! 1. a full batch goes at once;
 //! 2. a request alone goes at once: nobody else waits, so the device would idle for nothing;
-//! 3. more than one, but no full batch, wait for another request while the oldest one's slack lasts (its SLO, less the time of a batch
-//!    and a quarter) and the next request is expected before its end. It is expected one mean gap after the last arrival, and no
-//!    more after two. A function without an SLO has no slack.
+//! 3. more than one, but no full batch, wait for the next request, which is expected one mean gap after the last arrival. They wait
+//!    no longer than that, no longer than a batch takes, and not beyond the slack of the oldest (its SLO, less the time of a batch and
+//!    a quarter). A function without an SLO has no slack.
 //!
 //! So batches are full under load, and a lone request is never late for the sake of others.
 
@@ -30,10 +30,9 @@ impl Arrivals {
         }
     }
 
-    /// The times at which the next request is expected, and is expected no more.
-    fn next(&self) -> Option<(Timestamp, Timestamp)> {
-        let (last, gap) = self.last.zip(self.gap)?;
-        Some((last.saturating_add(gap), last.saturating_add(gap.saturating_mul(2))))
+    /// The time at which the next request is expected.
+    fn next(&self) -> Option<Timestamp> {
+        self.last.zip(self.gap).map(|(last, gap)| last.saturating_add(gap))
     }
 }
 
@@ -55,11 +54,11 @@ pub(super) fn next(
     arrivals: &Arrivals,
 ) -> Batch {
     let all = Batch::Now(waiting.len().min(size));
-    let (Some(slo), Some((expected, over))) = (slo, arrivals.next()) else { return all };
+    let (Some(slo), Some(expected)) = (slo, arrivals.next()) else { return all };
     let Some((oldest, _)) = waiting.first().filter(|_| (2..size).contains(&waiting.len())) else { return all };
-    let takes = takes.saturating_add(Duration::from_nanos(takes.as_nanos() / 4));
-    let until = oldest.saturating_add(slo.saturating_sub(takes)).min(over);
-    if now < until && expected < until { Batch::Gathers(until) } else { all }
+    let slack = slo.saturating_sub(takes.saturating_add(Duration::from_nanos(takes.as_nanos() / 4)));
+    let most = now.saturating_add(takes).min(oldest.saturating_add(slack));
+    if now < expected && expected < most { Batch::Gathers(expected) } else { all }
 }
 
 #[cfg(test)]
@@ -91,11 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn some_wait_while_the_next_one_is_expected_within_the_oldest_ones_slack() {
-        assert_eq!(batch(10, &[0, 10], Some(100)), Batch::Gathers(at(30)), "two gaps after the last");
-        assert_eq!(batch(30, &[0, 10], Some(100)), Batch::Now(2), "it did not come");
-        assert_eq!(batch(60, &[0, 60], Some(100)), Batch::Now(2), "expected at 120 ms, and the slack ends at 75 ms");
-        assert_eq!(batch(74, &[0, 24, 49, 70], Some(100)), Batch::Now(4), "expected at 93 ms");
+    fn some_wait_while_the_next_one_is_expected_soon_and_within_the_oldest_ones_slack() {
+        assert_eq!(batch(10, &[0, 10], Some(100)), Batch::Gathers(at(20)), "a gap after the last");
+        assert_eq!(batch(20, &[0, 10], Some(100)), Batch::Now(2), "it did not come");
+        assert_eq!(batch(25, &[0, 25], Some(200)), Batch::Now(2), "the next one is further away than a batch takes");
+        assert_eq!(batch(65, &[0, 15, 30, 45, 60], Some(100)), Batch::Now(5), "expected at 75 ms, where the slack ends");
         assert_eq!(batch(10, &[0, 10], None), Batch::Now(2), "no SLO, no slack");
         assert_eq!(batch(10, &[0, 10], Some(20)), Batch::Now(2), "a batch takes all of the SLO");
     }

@@ -150,7 +150,7 @@ impl Node {
     /// # Errors
     /// When a thread cannot be started.
     pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
-        let (orders, todo) = std::sync::mpsc::channel();
+        let (orders, todo) = crossbeam_channel::unbounded();
         let host = Mutex::new(Host::new(platform, guess, orders));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());

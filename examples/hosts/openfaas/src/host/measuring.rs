@@ -474,7 +474,7 @@ mod tests {
     use gshare_core::{GpuId, NodeId};
     use gshare_sched::platform::{DeviceSpec, MigLayout, PlatformSettings};
     use std::collections::BTreeMap;
-    use std::sync::mpsc::{Receiver, channel};
+    use crossbeam_channel::{Receiver, unbounded as channel};
 
     struct Test {
         host: Host,

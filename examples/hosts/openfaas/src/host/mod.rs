@@ -32,6 +32,7 @@ use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
 use super::trials::Measured;
+use crossbeam_channel::Sender;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
@@ -251,7 +252,7 @@ pub struct Host {
     devices: BTreeMap<GpuId, DeviceSpec>,
     next_function: u32,
     next_request: u64,
-    orders: std::sync::mpsc::Sender<Order>,
+    orders: Sender<Order>,
     last: Timestamp,
     /// Events that the platform is to be told because of its own orders.
     events: VecDeque<PlatformEvent>,
@@ -267,7 +268,7 @@ pub struct Host {
 
 impl Host {
     /// A host without functions over a platform that knows its devices.
-    pub fn new(platform: Platform, guess: Bytes, orders: std::sync::mpsc::Sender<Order>) -> Self {
+    pub fn new(platform: Platform, guess: Bytes, orders: Sender<Order>) -> Self {
         Self {
             platform,
             guess,
@@ -436,7 +437,7 @@ pub(crate) mod tests {
     use super::*;
     use gshare_core::NodeId;
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
-    use std::sync::mpsc::{Receiver, channel};
+    use crossbeam_channel::{Receiver, unbounded as channel};
 
     /// A host of two devices with a training job `f`, and the orders for its two workers. More orders come over the channel.
     pub(crate) fn training() -> (Host, [Launch; 2], Receiver<Order>) {
