@@ -171,20 +171,3 @@ impl PlatformSettings {
         Platform::new(self.platform.clone(), pools)
     }
 }
-
-#[cfg(all(test, feature = "serde"))]
-mod tests {
-    use super::*;
-
-    /// The page shows every setting with its default.
-    #[test]
-    fn the_page_of_settings_is_complete() {
-        let page = include_str!("../../../docs/settings.md");
-        let text = serde_json::to_string_pretty(&PlatformSettings::default()).unwrap();
-        assert!(page.contains(&format!("```json\n{text}\n```")), "docs/settings.md has other defaults than\n{text}");
-        for line in page.split("```json\n").skip(1) {
-            let (shown, _) = line.split_once("\n```").unwrap();
-            serde_json::from_str::<PlatformSettings>(shown).unwrap().build().unwrap();
-        }
-    }
-}

@@ -8,5 +8,6 @@ mod chaos;
 mod confined;
 mod images;
 mod openfaas;
+mod settings;
 mod spans;
 mod story;
