@@ -30,7 +30,8 @@ pub fn split(header: Option<&str>, bytes: usize, parts: usize) -> Result<Vec<Ran
     let (text, mut at) = (header.unwrap_or(&whole), 0_usize);
     let mut found = Vec::new();
     for length in text.split(',') {
-        let length = length.trim().parse().map_err(|_| format!("{LENGTHS}: `{text}`: need lengths in bytes"))?;
+        let length =
+            length.trim().parse().map_err(|_| format!("{LENGTHS}: `{text}`: need lengths in bytes"))?;
         let end = at.checked_add(length).filter(|end| *end <= bytes);
         let end = end.ok_or_else(|| format!("{LENGTHS}: `{text}`: need lengths of {bytes} bytes in all"))?;
         found.push(at..end);

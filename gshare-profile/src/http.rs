@@ -107,12 +107,7 @@ impl<P: Program> Http<P> {
     }
 }
 
-fn request(
-    agent: &ureq::Agent,
-    url: &str,
-    body: &[u8],
-    batch: Option<usize>,
-) -> Result<Instant, String> {
+fn request(agent: &ureq::Agent, url: &str, body: &[u8], batch: Option<usize>) -> Result<Instant, String> {
     let answer = match batch {
         Some(parts) => {
             let lengths = batch::lengths((0..parts).map(|_| body.len() / parts.max(1)));
@@ -226,7 +221,13 @@ mod tests {
     }
 
     fn call() -> Call {
-        Call { path: "/".into(), body: Vec::new(), batched: false, connections: 2, patience: Duration::from_secs(5) }
+        Call {
+            path: "/".into(),
+            body: Vec::new(),
+            batched: false,
+            connections: 2,
+            patience: Duration::from_secs(5),
+        }
     }
 
     fn setting() -> Setting {

@@ -6,9 +6,13 @@ use gshare_core::profile::RequestRate;
 use gshare_core::{ConfigError, Engine as _, GpuId, PlacementId};
 use gshare_openfaas::Builder;
 use gshare_sched::Wrapped;
-use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement};
+use gshare_sched::pack::{
+    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
+};
 use gshare_sched::platform::OwnPolicies;
-use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler};
+use gshare_sched::scale::{
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler,
+};
 
 /// First fit: the device with the lowest number that has room. `MaxRects` keeps the books of each device.
 struct FirstFit(MaxRects);
@@ -18,7 +22,9 @@ impl Packer for FirstFit {
         let mut gpus = Vec::new();
         self.gpus(&mut |status| gpus.push(status.gpu));
         let place = |gpu| self.0.place_where(demand, &|other| other == gpu && allowed(gpu)).ok();
-        let Some(placed) = gpus.into_iter().find_map(place) else { return self.0.place_where(demand, allowed) };
+        let Some(placed) = gpus.into_iter().find_map(place) else {
+            return self.0.place_where(demand, allowed);
+        };
         println!("first fit: {} on {}", placed.placement.id, placed.placement.gpu);
         Ok(placed)
     }
@@ -50,7 +56,8 @@ fn first_fit() -> Box<dyn Packer> {
 
 /// A fifth of headroom: each load counts as a fifth more than it is.
 fn with_headroom() -> Result<Box<dyn HorizontalScaler>, ConfigError> {
-    let ours: Box<dyn HorizontalScaler> = Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?);
+    let ours: Box<dyn HorizontalScaler> =
+        Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?);
     Ok(Box::new(Wrapped::new(ours, |scaler, now, mut event, actions| {
         if let HorizontalEvent::LoadReported { function, rate } = &mut event {
             *rate = RequestRate::from_milli(rate.as_milli() * 6 / 5);

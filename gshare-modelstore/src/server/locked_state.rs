@@ -10,8 +10,8 @@ use crate::frame::{Answer, Code};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use crate::store::{
-    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction,
-    StoreError, StoreEvent, StoreLimits,
+    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreError,
+    StoreEvent, StoreLimits,
 };
 use gshare_core::slots::Slots;
 use gshare_core::{

@@ -4,7 +4,8 @@ use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, Duration, Engine, ResourceSpec, ServiceClass, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
+    Bytes, ClientId, Duration, Engine, ResourceSpec, ServiceClass, Timestamp, TokenAction, TokenEvent,
+    TokenScheduler, UseState,
 };
 use gshare_sched::Wrapped;
 use gshare_sched::node::vertical_scaler;

@@ -283,7 +283,10 @@ fn batches_answer_in_time_with_less_gpu_time() {
         let of = &outcome.functions[0];
         println!(
             "{rate}/s, batches {batches}: {} of {} in time, GPU time {}, mean {}",
-            of.within_slo, of.requests, of.used, of.mean()
+            of.within_slo,
+            of.requests,
+            of.used,
+            of.mean()
         );
         (of.used.as_secs_f64() / of.answered as f64, of.attainment().unwrap(), of.mean())
     };

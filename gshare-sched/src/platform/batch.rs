@@ -55,7 +55,9 @@ pub(super) fn next(
 ) -> Batch {
     let all = Batch::Now(waiting.len().min(size));
     let (Some(slo), Some(expected)) = (slo, arrivals.next()) else { return all };
-    let Some((oldest, _)) = waiting.first().filter(|_| (2..size).contains(&waiting.len())) else { return all };
+    let Some((oldest, _)) = waiting.first().filter(|_| (2..size).contains(&waiting.len())) else {
+        return all;
+    };
     let slack = slo.saturating_sub(takes.saturating_add(Duration::from_nanos(takes.as_nanos() / 4)));
     let most = now.saturating_add(takes).min(oldest.saturating_add(slack));
     if now < expected && expected < most { Batch::Gathers(expected) } else { all }
@@ -93,8 +95,16 @@ mod tests {
     fn some_wait_while_the_next_one_is_expected_soon_and_within_the_oldest_ones_slack() {
         assert_eq!(batch(10, &[0, 10], Some(100)), Batch::Gathers(at(20)), "a gap after the last");
         assert_eq!(batch(20, &[0, 10], Some(100)), Batch::Now(2), "it did not come");
-        assert_eq!(batch(25, &[0, 25], Some(200)), Batch::Now(2), "the next one is further away than a batch takes");
-        assert_eq!(batch(65, &[0, 15, 30, 45, 60], Some(100)), Batch::Now(5), "expected at 75 ms, where the slack ends");
+        assert_eq!(
+            batch(25, &[0, 25], Some(200)),
+            Batch::Now(2),
+            "the next one is further away than a batch takes"
+        );
+        assert_eq!(
+            batch(65, &[0, 15, 30, 45, 60], Some(100)),
+            Batch::Now(5),
+            "expected at 75 ms, where the slack ends"
+        );
         assert_eq!(batch(10, &[0, 10], None), Batch::Now(2), "no SLO, no slack");
         assert_eq!(batch(10, &[0, 10], Some(20)), Batch::Now(2), "a batch takes all of the SLO");
     }

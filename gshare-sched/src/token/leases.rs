@@ -81,7 +81,11 @@ impl Turn<'_> {
     /// Clients with a token, in the order in which their tokens are taken back.
     pub fn holders(&self) -> Vec<ClientId> {
         let releases = &self.ledger.gpus[self.index].releases;
-        releases.iter().filter_map(|&(_, slot)| self.ledger.clients.at(slot)).map(|client| client.id).collect()
+        releases
+            .iter()
+            .filter_map(|&(_, slot)| self.ledger.clients.at(slot))
+            .map(|client| client.id)
+            .collect()
     }
 
     /// A client's account.

@@ -122,7 +122,12 @@ pub async fn forward(
     let body = ClientBody::begun(body).await?;
     let fault = body.fault();
     let body = to_bytes(Body::new(body), MOST).await.map_err(|error| {
-        let long = || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: {error}: need at most 16 MiB in a batch"));
+        let long = || {
+            ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("body: {error}: need at most 16 MiB in a batch"),
+            )
+        };
         fault.found().unwrap_or_else(long)
     })?;
     let mut ticket = proxy::arrive(node, name, &mut head.headers)?;
@@ -158,7 +163,13 @@ pub async fn forward(
 }
 
 /// One call to the instance, for all of these requests.
-async fn serve(node: &Arc<Node>, name: &str, (instance, port): (InstanceId, u16), call: Call, mut members: Vec<Member>) {
+async fn serve(
+    node: &Arc<Node>,
+    name: &str,
+    (instance, port): (InstanceId, u16),
+    call: Call,
+    mut members: Vec<Member>,
+) {
     let Some(line) = node.line(instance, 0, port).await else {
         return node.host().unreachable(instance);
     };
@@ -166,14 +177,18 @@ async fn serve(node: &Arc<Node>, name: &str, (instance, port): (InstanceId, u16)
         let mut host = node.host();
         members.retain(|member| host.reached(member.request, instance));
     }
-    let mut request = Request::new(Body::from(members.iter().flat_map(|member| member.body.clone()).collect::<Bytes>()));
+    let mut request =
+        Request::new(Body::from(members.iter().flat_map(|member| member.body.clone()).collect::<Bytes>()));
     (*request.method_mut(), *request.uri_mut()) = (Method::POST, call.uri);
     let headers = request.headers_mut();
     headers.insert(header::HOST, HeaderValue::from_static("function"));
     headers.extend(call.kind.map(|kind| (header::CONTENT_TYPE, kind)));
     let lengths = HeaderValue::from_str(&batch::lengths(members.iter().map(|member| member.body.len())));
-    headers.extend(lengths.ok().map(|lengths| (axum::http::HeaderName::from_static(batch::LENGTHS), lengths)));
-    let asked = proxy::ask(&AtomicBool::new(false), name, line, request, false, proxy::LONGEST, &Fault::default()).await;
+    headers
+        .extend(lengths.ok().map(|lengths| (axum::http::HeaderName::from_static(batch::LENGTHS), lengths)));
+    let asked =
+        proxy::ask(&AtomicBool::new(false), name, line, request, false, proxy::LONGEST, &Fault::default())
+            .await;
     let answers = match asked {
         Ok((answer, sender)) => {
             let (head, body) = answer.into_parts();
@@ -182,7 +197,9 @@ async fn serve(node: &Arc<Node>, name: &str, (instance, port): (InstanceId, u16)
                     node.free(instance, 0, sender);
                     split(name, head.status, head.headers, &body, members.len())
                 }
-                Err(error) => broken(name, &format!("the replica broke its answer off: {error}"), members.len()),
+                Err(error) => {
+                    broken(name, &format!("the replica broke its answer off: {error}"), members.len())
+                }
             }
         }
         Err(error) => vec![Err(error); members.len()],
@@ -205,7 +222,8 @@ fn split(name: &str, status: StatusCode, mut headers: HeaderMap, body: &Bytes, p
     if !status.is_success() {
         return vec![Ok((status, headers, body.clone())); parts];
     }
-    let ranges = match batch::split(lengths.as_ref().and_then(|value| value.to_str().ok()), body.len(), parts) {
+    let ranges = match batch::split(lengths.as_ref().and_then(|value| value.to_str().ok()), body.len(), parts)
+    {
         Ok(ranges) => ranges,
         Err(why) => return broken(name, &format!("the answer to a batch: {why}"), parts),
     };
@@ -221,15 +239,24 @@ mod tests {
 
     fn answers(lengths: Option<&'static str>, statuses: Option<&'static str>, parts: usize) -> Vec<Answer> {
         let mut headers = HeaderMap::new();
-        headers.extend(lengths.map(|it| (axum::http::HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))));
-        headers.extend(statuses.map(|it| (axum::http::HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))));
+        headers.extend(
+            lengths.map(|it| {
+                (axum::http::HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))
+            }),
+        );
+        headers.extend(
+            statuses.map(|it| {
+                (axum::http::HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))
+            }),
+        );
         split("f", StatusCode::OK, headers, &Bytes::from_static(b"onetwo"), parts)
     }
 
     #[test]
     fn each_request_gets_its_part_and_its_status() {
         let found = answers(Some("3,3"), Some("200,404"), 2);
-        let parts: Vec<_> = found.into_iter().map(Result::unwrap).map(|(status, _, body)| (status.as_u16(), body)).collect();
+        let parts: Vec<_> =
+            found.into_iter().map(Result::unwrap).map(|(status, _, body)| (status.as_u16(), body)).collect();
         assert_eq!(parts, [(200, Bytes::from_static(b"one")), (404, Bytes::from_static(b"two"))]);
         // A program that knows no batches answers one request.
         assert_eq!(answers(None, None, 1).pop().unwrap().unwrap().2, Bytes::from_static(b"onetwo"));
@@ -241,7 +268,10 @@ mod tests {
         assert_eq!(found.len(), 2);
         for answer in found {
             let error = answer.unwrap_err();
-            assert!(error.status == StatusCode::BAD_GATEWAY && error.message.contains("need 2 lengths"), "{error:?}");
+            assert!(
+                error.status == StatusCode::BAD_GATEWAY && error.message.contains("need 2 lengths"),
+                "{error:?}"
+            );
         }
     }
 }

@@ -85,7 +85,11 @@ impl Builder {
         for (given, bars, option) in [
             (of_daemon, daemon.is_some(), "--daemon: the host has a policy for a daemon of its own"),
             (of_daemon, *no_gpu, "--no-gpu: the host has a policy for a daemon of its own"),
-            (self.models.is_some(), model_store.is_some(), "--model-store: the host has a policy for a store of its own"),
+            (
+                self.models.is_some(),
+                model_store.is_some(),
+                "--model-store: the host has a policy for a store of its own",
+            ),
         ] {
             ensure!(!(given && bars), "{option}: need a host without the option, or without the policy");
         }

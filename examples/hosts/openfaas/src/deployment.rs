@@ -260,8 +260,14 @@ impl Plan {
         let point = |sm, quota, rate: Option<f64>| {
             // The platform ignores the latency of a fixed share.
             let any = Duration::from_nanos(1);
-            let point =
-                ProfilePoint::measured(sm, quota, self.batch.unwrap_or(self.concurrency), rate.unwrap_or(ANY_RATE), any, any);
+            let point = ProfilePoint::measured(
+                sm,
+                quota,
+                self.batch.unwrap_or(self.concurrency),
+                rate.unwrap_or(ANY_RATE),
+                any,
+                any,
+            );
             let table = point.and_then(|point| ProfileTable::sparse(vec![point]));
             table.map_err(|error| ApiError::bad(format!("annotations: {error}")))
         };
@@ -609,7 +615,10 @@ mod tests {
             (r#""annotations":{"gshare/concurrency":"0"}"#, "need 1 to 64"),
             (r#""annotations":{"gshare/batch":"257"}"#, "gshare/batch: `257`: need 1 to 256"),
             (r#""annotations":{"gshare/batch":"8","gshare/concurrency":"2"}"#, "need one of both"),
-            (r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#, "need gshare/regime fractional"),
+            (
+                r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#,
+                "need gshare/regime fractional",
+            ),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
             (r#""annotations":{"gshare/devices":"65"}"#, "gshare/devices: `65`: need 1 to 64"),
             (

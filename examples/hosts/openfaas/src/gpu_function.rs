@@ -23,7 +23,6 @@
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use crate::between::FILE;
-use gshare_profile::batch::LENGTHS;
 use anyhow::{Context as _, Result};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
@@ -33,6 +32,7 @@ use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_profile::batch::LENGTHS;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};

@@ -171,7 +171,14 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         let point = slowest(plan.batch.unwrap_or(concurrency))?;
         tell("uses no GPU".to_owned());
         let (least, others) = (Duration::from_nanos(1), BasisPoints::ZERO);
-        return Ok(Measured { table: point, memory: Bytes(1), regime: turn.regime, least, others, failed_batch: None });
+        return Ok(Measured {
+            table: point,
+            memory: Bytes(1),
+            regime: turn.regime,
+            least,
+            others,
+            failed_batch: None,
+        });
     };
     let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
     let part = |parts: u16| {

@@ -88,12 +88,18 @@ fn a_measured_function_takes_less_gpu_time_in_batches() {
         let at = |percent: usize| took[(took.len() - 1) * percent / 100].as_millis();
         println!("{name}: {gpu:.2} ms of GPU time a request, p50 {} ms, p95 {} ms", at(50), at(95));
         let p95 = at(95);
-        assert_eq!(provider.call("DELETE", "/system/functions", &format!(r#"{{"functionName":"{name}"}}"#)).0, 202);
+        assert_eq!(
+            provider.call("DELETE", "/system/functions", &format!(r#"{{"functionName":"{name}"}}"#)).0,
+            202
+        );
         (gpu, p95)
     };
     let single = run("single", &json!({"gshare/slo": "400ms"}));
     let batches = run("batches", &json!({"gshare/slo": "400ms", "gshare/batch": "8"}));
-    assert!(batches.0 < 0.5 * single.0, "GPU time of a request and p95, in ms: {batches:?}, {single:?} without");
+    assert!(
+        batches.0 < 0.5 * single.0,
+        "GPU time of a request and p95, in ms: {batches:?}, {single:?} without"
+    );
     assert!(batches.1 < single.1, "GPU time of a request and p95, in ms: {batches:?}, {single:?} without");
 }
 

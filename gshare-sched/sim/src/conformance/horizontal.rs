@@ -89,8 +89,7 @@ pub fn horizontal_scaler(
         log.is_repeated_by(&again).map_err(tell)?;
         let (alone, _) = run(1)?;
         let same = alone.functions[0].orders == first.functions[0].orders;
-        claim(same, claims::APART, || "function 0 got other orders alone".into())
-            .map_err(tell)?;
+        claim(same, claims::APART, || "function 0 got other orders alone".into()).map_err(tell)?;
     }
     overload(make)
 }
@@ -104,10 +103,8 @@ fn overload(make: &dyn Fn() -> Box<dyn HorizontalScaler>) -> Result<(), Story> {
     (spec.min_instances, spec.max_instances, functions[0].rate) = (1, 1, 100_000);
     let mut fleet = Fleet::new(make(), &log, functions).map_err(tell)?;
     fleet.run(400, Hosts::Prompt).map_err(tell)?;
-    claim(fleet.functions[0].unmet, claims::UNMET, || {
-        "100,000 requests/s on one instance were not".into()
-    })
-    .map_err(tell)
+    claim(fleet.functions[0].unmet, claims::UNMET, || "100,000 requests/s on one instance were not".into())
+        .map_err(tell)
 }
 
 fn random_functions(seed: u64) -> Vec<Function> {
@@ -240,18 +237,13 @@ impl Fleet {
         match action {
             HorizontalAction::Start { function, instance, point } => {
                 let known = self.functions.get_mut(function.index());
-                let state =
-                    known.ok_or_else(|| (claims::FUNCTIONS, format!("{function}")))?;
-                claim(instance.number() >= self.given, claims::NAMES, || {
-                    format!("{instance}")
-                })?;
+                let state = known.ok_or_else(|| (claims::FUNCTIONS, format!("{function}")))?;
+                claim(instance.number() >= self.given, claims::NAMES, || format!("{instance}"))?;
                 self.given = instance.number() + 1;
                 let spec = &state.spec;
                 let fast = spec.profile.points().contains(&point)
                     && spec.max_p95.is_none_or(|most| point.p95 <= most);
-                claim(fast, claims::POINT, || {
-                    format!("{point:?}")
-                })?;
+                claim(fast, claims::POINT, || format!("{point:?}"))?;
                 state.orders.push((now, "start", Some(point)));
                 let soon = now + state.rng.duration(Duration::from_millis(500), Duration::from_secs(20));
                 match hosts {
@@ -273,9 +265,7 @@ impl Fleet {
             }
             HorizontalAction::Drain { instance } => {
                 let (index, state) = of(self, instance)?;
-                claim(state == State::Ready, claims::DRAINS, || {
-                    format!("{instance}: {state:?}")
-                })?;
+                claim(state == State::Ready, claims::DRAINS, || format!("{instance}: {state:?}"))?;
                 self.instances.insert(instance, (index, State::Draining));
                 let function = &mut self.functions[index];
                 function.orders.push((now, "drain", None));

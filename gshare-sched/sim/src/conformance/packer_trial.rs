@@ -8,8 +8,8 @@ use super::story::{Broken, Log, Story, claim};
 use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{packer_claims as claims, packer_ext_claims as ext};
 use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
+use gshare_sched::pack::{packer_claims as claims, packer_ext_claims as ext};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule by which a packer keeps within a GPU's size.
@@ -73,7 +73,9 @@ fn random_calls(
         let before = listing(&*one);
         let answer = carry_out(&mut *one, &call);
         log.note(&format!("call {number}"), &format!("{call:?} -> {answer:?}"));
-        claim(carry_out(&mut *two, &call) == answer, claims::SAME, || "another instance answered otherwise".into())?;
+        claim(carry_out(&mut *two, &call) == answer, claims::SAME, || {
+            "another instance answered otherwise".into()
+        })?;
         let after = listing(&*one);
         if answer.is_err() {
             claim(before == after, claims::REFUSED, || format!("{before:?} became {after:?}"))?;
@@ -199,9 +201,7 @@ impl Book {
             }
         };
         let answers: Vec<Demand> = placed.iter().map(|placed| placed.placement.demand).collect();
-        claim(answers == demands, claims::ORDER, || {
-            format!("{answers:?} to {demands:?}")
-        })?;
+        claim(answers == demands, claims::ORDER, || format!("{answers:?} to {demands:?}"))?;
         let mut taken = BTreeSet::new();
         for Placed { placement, .. } in placed {
             let (id, gpu, demand) = (placement.id, placement.gpu, placement.demand);
@@ -209,9 +209,7 @@ impl Book {
             claim(self.given.insert(id), claims::ONCE, || format!("{id} was given before"))?;
             claim(self.gpus.contains_key(&gpu), claims::POOL, || format!("{gpu}"))?;
             if let Call::Place(_, mask) = call {
-                claim(accepts(*mask)(gpu), claims::ALLOWED, || {
-                    format!("{gpu} was not accepted")
-                })?;
+                claim(accepts(*mask)(gpu), claims::ALLOWED, || format!("{gpu} was not accepted"))?;
             }
             let twice = !taken.insert(gpu) && matches!(call, Call::Gang(_));
             claim(!twice, claims::GANG, || format!("{gpu} was given twice"))?;
@@ -245,21 +243,15 @@ impl Book {
             Call::Remove(gpu) => self.gpus.contains_key(gpu) && self.on(*gpu).next().is_none(),
             Call::All(_) | Call::Gang(_) => false,
         };
-        claim(!refused, claims::TAKEN, || {
-            "it was refused".into()
-        })
+        claim(!refused, claims::TAKEN, || "it was refused".into())
     }
 
     /// Checks that the packer's list equals the book, and keeps within its bounds.
     fn compare(&self, packer: &dyn Packer, after: &[Placement], shares: Shares) -> Result<(), Broken> {
-        claim(after.is_sorted_by_key(|placement| placement.gpu), claims::BY_GPU, || {
-            format!("{after:?}")
-        })?;
+        claim(after.is_sorted_by_key(|placement| placement.gpu), claims::BY_GPU, || format!("{after:?}"))?;
         let same =
             after.len() == self.held.len() && after.iter().all(|now| self.held.get(&now.id) == Some(now));
-        claim(same, claims::HELD, || {
-            format!("{:?} are held, {after:?} are listed", self.held.values())
-        })?;
+        claim(same, claims::HELD, || format!("{:?} are held, {after:?} are listed", self.held.values()))?;
         let mut statuses: Vec<GpuStatus> = Vec::new();
         packer.gpus(&mut |status| statuses.push(*status));
         let specs = statuses.iter().map(|status| (status.gpu, status.spec));
@@ -273,29 +265,19 @@ impl Book {
                 format!("{} has {}, {memory} bytes are placed", status.gpu, status.spec.memory)
             })?;
             let told = (usize::try_from(status.placements).ok(), status.memory_used.get());
-            claim(
-                told == (Some(on.len()), memory),
-                claims::STATUS,
-                || format!("{status:?}"),
-            )?;
+            claim(told == (Some(on.len()), memory), claims::STATUS, || format!("{status:?}"))?;
             let found = packer.gpu(status.gpu) == Some(status);
             claim(found, claims::FOUND_GPU, || format!("{}", status.gpu))?;
             let mut there = Vec::new();
             packer.placements_on(status.gpu, &mut |placement| there.push(placement.id));
             let listed = after.iter().filter(|now| now.gpu == status.gpu).map(|now| now.id);
-            claim(listed.eq(there.iter().copied()), claims::LISTED, || {
-                format!("{there:?}")
-            })?;
+            claim(listed.eq(there.iter().copied()), claims::LISTED, || format!("{there:?}"))?;
             for (index, a) in on.iter().enumerate() {
                 let together = |b: &&Placement| a.demand.apart.is_some() && a.demand.apart == b.demand.apart;
-                claim(
-                    !on[..index].iter().any(|b| together(&b)),
-                    claims::APART,
-                    || format!("group {:?} on {}", a.demand.apart, status.gpu),
-                )?;
-                claim(packer.placement(a.id) == Some(*a), claims::FOUND, || {
-                    format!("{}", a.id)
+                claim(!on[..index].iter().any(|b| together(&b)), claims::APART, || {
+                    format!("group {:?} on {}", a.demand.apart, status.gpu)
                 })?;
+                claim(packer.placement(a.id) == Some(*a), claims::FOUND, || format!("{}", a.id))?;
             }
             within(shares, &status.spec, &on)?;
         }
@@ -321,9 +303,7 @@ fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken
         let whole = size == (placement.demand.quota, placement.demand.sm)
             && right <= spec.quota.get().into()
             && top <= spec.sm.get().into();
-        claim(whole, claims::SIZE, || {
-            format!("{placement:?}")
-        })?;
+        claim(whole, claims::SIZE, || format!("{placement:?}"))?;
         for other in &on[..index] {
             let (ox, oy, oright, otop) = edges(other);
             let meets = x < oright && ox < right && y < otop && oy < top;
@@ -400,9 +380,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
             }
         };
         log.note(&at, &format!("{plan:?}"));
-        claim(listing(&*pool) == before, ext::PLAN, || {
-            format!("{before:?} before")
-        })?;
+        claim(listing(&*pool) == before, ext::PLAN, || format!("{before:?} before"))?;
         pool.apply(&plan).map_err(wrong)?;
         let changed = |old: &Placement| {
             let change = plan.changes.iter().find(|change| change.id == old.id);
@@ -413,9 +391,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
         };
         let expected = by_id(before.iter().map(changed).collect());
         let now = by_id(listing(&*pool));
-        claim(now == expected, ext::APPLIED, || {
-            format!("{now:?} in place of {expected:?}")
-        })?;
+        claim(now == expected, ext::APPLIED, || format!("{now:?} in place of {expected:?}"))?;
         let full = plan.emptied.iter().find(|gpu| now.values().any(|placement| placement.gpu == **gpu));
         claim(full.is_none(), ext::EMPTIED, || format!("{full:?}"))?;
         let again = pool.apply(&plan);

@@ -137,7 +137,8 @@ pub fn token_scheduler(
     };
     for claim in claims::ALL.iter().filter(|claim| promised(claim)) {
         if report.tested.get(claim).is_none_or(|count| *count == 0) {
-            let violation = driver(make, profile, false).wrong(format!("`{claim}` was never put to the test"));
+            let violation =
+                driver(make, profile, false).wrong(format!("`{claim}` was never put to the test"));
             return Err(Failure { run: "all".to_owned(), violation });
         }
     }

@@ -19,7 +19,6 @@ const PERIODS: u64 = 300;
 const SLOTS: u32 = 4;
 const GPUS: u32 = 2;
 
-
 #[derive(Debug, Clone, Copy)]
 struct Client {
     gpu: GpuId,
@@ -44,10 +43,8 @@ pub fn vertical_scaler(make: &dyn Fn() -> Box<dyn VerticalScaler>, seeds: Range<
         log.is_repeated_by(&again).map_err(tell)?;
         let alone = run(make(), seed, 1, &Log::default()).map_err(tell)?;
         let on_first: Issued = first.into_iter().filter(|(_, client, _)| client.slot() < SLOTS).collect();
-        claim(on_first == alone, claims::APART, || {
-            "gpu0 was issued other tokens alone".into()
-        })
-        .map_err(tell)?;
+        claim(on_first == alone, claims::APART, || "gpu0 was issued other tokens alone".into())
+            .map_err(tell)?;
     }
     Ok(())
 }

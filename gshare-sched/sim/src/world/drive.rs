@@ -669,7 +669,10 @@ where
         self.batches.clear();
         for action in &actions {
             if let PlatformAction::Dispatch { request, instance } = action
-                && self.book.asked(*request).is_some_and(|(of, _)| self.plan.functions[of.index()].spec.batches)
+                && self
+                    .book
+                    .asked(*request)
+                    .is_some_and(|(of, _)| self.plan.functions[of.index()].spec.batches)
             {
                 *self.batches.entry(*instance).or_default() += 1;
             }

@@ -53,8 +53,8 @@ use pool_config::RESTART_AFTER;
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
 use super::START_AGAIN;
-use super::host_cache::HostCache;
 use super::batch::Arrivals;
+use super::host_cache::HostCache;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::platform::{
@@ -533,7 +533,8 @@ impl Pool for FractionalPool {
             for (placement, _) in &of.placements {
                 assert_eq!(self.by_placement.get(placement), Some(id), "{placement} is not that of {id}");
             }
-            let open = of.state == State::Ready && function.gang.is_none() && of.has_room(function.spec.batches);
+            let open =
+                of.state == State::Ready && function.gang.is_none() && of.has_room(function.spec.batches);
             assert_eq!(function.open.contains(&Self::open_key(*id, of)), open, "{id} takes requests or not");
             for request in &of.requests {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} runs elsewhere");

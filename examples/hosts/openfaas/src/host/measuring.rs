@@ -471,10 +471,10 @@ mod tests {
     use super::*;
     use crate::api::FunctionDeployment;
     use crate::deployment::Plan;
+    use crossbeam_channel::{Receiver, unbounded as channel};
     use gshare_core::{GpuId, NodeId};
     use gshare_sched::platform::{DeviceSpec, MigLayout, PlatformSettings};
     use std::collections::BTreeMap;
-    use crossbeam_channel::{Receiver, unbounded as channel};
 
     struct Test {
         host: Host,

@@ -435,9 +435,9 @@ pub fn tenant(place: usize) -> TenantId {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crossbeam_channel::{Receiver, unbounded as channel};
     use gshare_core::NodeId;
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
-    use crossbeam_channel::{Receiver, unbounded as channel};
 
     /// A host of two devices with a training job `f`, and the orders for its two workers. More orders come over the channel.
     pub(crate) fn training() -> (Host, [Launch; 2], Receiver<Order>) {
