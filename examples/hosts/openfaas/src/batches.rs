@@ -132,28 +132,31 @@ pub async fn forward(
     })?;
     let mut ticket = proxy::arrive(node, name, &mut head.headers)?;
     let call = Call { uri: head.uri, kind: head.headers.remove(header::CONTENT_TYPE) };
+    let mut go = ticket.turn().await?;
     let (status, mut headers, body) = loop {
-        let go = ticket.turn().await?;
         let (answer, told) = oneshot::channel();
         let place = (go.instance, go.ports.first().copied().unwrap_or_default());
         let member = Member { request: ticket.request(), call: call.clone(), body: body.clone(), answer };
-        // A platform that knows no batches sends each request by itself.
+        let (instance, load) = (go.instance, go.load);
+        // Without a batch of the platform the request goes by itself.
         go.batch.unwrap_or_default().join(node, name, place, member);
-        let told = tokio::select! {
-            told = told => told,
-            late = tokio::time::sleep(patience) => {
-                let () = late;
+        go = tokio::select! {
+            biased;
+            told = told => match told {
+                Ok(answer) => {
+                    ticket.reached_by(instance, load);
+                    break answer.inspect_err(|_| ticket.broken())?;
+                }
+                // The instance was not reached, so another turn comes.
+                Err(_) => ticket.turn().await?,
+            },
+            // The instance is gone or has lost its device.
+            next = ticket.turn() => next?,
+            () = tokio::time::sleep(patience) => {
                 let why = format!("{name}: no answer within {} s", patience.as_secs());
                 return Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, why));
             }
         };
-        match told {
-            Ok(answer) => {
-                ticket.reached_by(go.instance, go.load);
-                break answer.inspect_err(|_| ticket.broken())?;
-            }
-            Err(_) => continue,
-        }
     };
     ticket.answered(status, &mut headers);
     drop(ticket);
@@ -176,6 +179,9 @@ async fn serve(
     {
         let mut host = node.host();
         members.retain(|member| host.reached(member.request, instance));
+    }
+    if members.is_empty() {
+        return;
     }
     let mut request =
         Request::new(Body::from(members.iter().flat_map(|member| member.body.clone()).collect::<Bytes>()));
