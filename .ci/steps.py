@@ -20,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import cache
@@ -172,17 +173,29 @@ def commands():
 
 
 def own_host():
-    """A host outside of the workspace: its packer and its scaler keep their contracts, and serve a demonstration in place of ours."""
+    """A host outside of the workspace: its packer and its scaler keep their contracts, and a function is served by them."""
     run(*BUILD_TESTS)
     manifest = ["--quiet", "--locked", "--manifest-path", "examples/own_host/Cargo.toml", "--target-dir", "target"]
     run("cargo", "test", *manifest)
     run("cargo", "build", *manifest)
-    argv = ["target/debug/own_host", "--listen=127.0.0.1:0", "--sim=a100,devices=2", "--demo=end"]
-    said = subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
-    print(*said.splitlines()[-20:], sep="\n")
-    for policy in ("first fit: ", "headroom: "):
-        if policy not in said:
-            raise OSError(f"the host has not asked its own policy ({policy.strip(': ')})")
+    with tempfile.TemporaryDirectory() as state:
+        argv = ["target/debug/own_host", "--listen=127.0.0.1:0", "--sim=a100,devices=2", f"--state={state}"]
+        with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as host:
+            try:
+                url = host.stdout.readline().split()[1]
+                share = {"fastgshare/gpu_quota_request": "0.2", "fastgshare/gpu_sm_partition": "25", "gshare/requests_per_second": "20"}
+                function = {"service": "f", "image": f"{ROOT}/target/debug/gpu_function", "annotations": share}
+                urllib.request.urlopen(f"{url}/system/functions", json.dumps(function).encode()).close()
+                asked = set()
+                for line in host.stdout:
+                    print(line, end="")
+                    asked.add(line.split(":")[0])
+                    if asked >= {"first fit", "headroom"}:
+                        break
+                with urllib.request.urlopen(f"{url}/function/f") as answer:
+                    print(answer.read().decode())
+            finally:
+                host.terminate()
 
 
 def header():

@@ -3,7 +3,7 @@
 //! `cargo run --manifest-path examples/own_host/Cargo.toml -- --demo=end`
 
 use gshare_core::profile::RequestRate;
-use gshare_core::{ConfigError, Engine as _, GpuId, PlacementId};
+use gshare_core::{ConfigError, GpuId, PlacementId};
 use gshare_openfaas::Builder;
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
