@@ -314,10 +314,10 @@ fn a_fault_in_the_engine_ends_the_daemon_and_its_clients_go_on_with_the_next() {
     let daemon = Daemon::new(Config::at(&path)).unwrap().spawn().unwrap();
     let mut again = Client::connect(&path);
     again.enter(1, "alice", limited);
-    let (_, spec) = again.attach(gshare_core::Bytes::from_mib(100));
+    let (_, spec) = again.attach(Bytes::from_mib(100));
     assert_eq!(spec, limited, "it keeps its limit");
     let snapshot = daemon.handle().snapshot().unwrap();
-    assert_eq!(snapshot.devices[0].held_bytes, gshare_core::Bytes::from_mib(100), "and its memory");
+    assert_eq!(snapshot.devices[0].held_bytes, Bytes::from_mib(100), "and its memory");
 }
 
 #[test]
