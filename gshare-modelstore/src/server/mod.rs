@@ -60,8 +60,8 @@ pub struct ServerConfig {
     pub socket_mode: u32,
     /// Memory and watermarks.
     pub store: StoreConfig,
-    /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
-    /// everybody. Default none.
+    /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, or one such file, by its
+    /// path; for everybody. Default none.
     pub models: Option<PathBuf>,
     /// The limits of each user who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
     /// half of all memory: what is in use, pinned or without a source goes for no other.
@@ -191,7 +191,23 @@ impl Server {
         host: Box<dyn ModelBackend>,
         gpu: Option<Box<dyn ModelBackend>>,
     ) -> Result<Self, ServerError> {
-        let ServerConfig { socket: path, socket_mode, models, .. } = config.clone();
+        let listener = listen_at(&config.socket, config.socket_mode)?;
+        let path = config.socket.clone();
+        // A store that does not start leaves no socket.
+        Self::at_listener(listener, config, host, gpu).inspect_err(|_| drop(std::fs::remove_file(path)))
+    }
+
+    /// The same at a socket that listens already, of [`listen_at`].
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn at_listener(
+        listener: OwnedFd,
+        config: ServerConfig,
+        host: Box<dyn ModelBackend>,
+        gpu: Option<Box<dyn ModelBackend>>,
+    ) -> Result<Self, ServerError> {
+        let (path, models) = (config.socket.clone(), config.models.clone());
         let mut engine = config.store.clone();
         if gpu.is_none() {
             engine.gpu = Bytes::ZERO;
@@ -204,7 +220,6 @@ impl Server {
         for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
             add(&mut core, name, &file)?;
         }
-        let listener = listen_at(&path, socket_mode)?;
         let shared = Arc::new(Shared::new(core));
         Ok(Self { listener, shared, path })
     }
@@ -262,7 +277,10 @@ fn failed<'a>(what: impl Into<String> + 'a) -> impl FnOnce(io::Error) -> ServerE
 }
 
 /// Binds the socket; one that no process listens at is replaced.
-fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
+///
+/// # Errors
+/// See [`ServerError`].
+pub fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     let name = path.display().to_string();
     let address = SocketAddrUnix::new(path).map_err(|error| failed(&name)(error.into()))?;
     let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -280,9 +298,12 @@ fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     Ok(socket)
 }
 
-/// The safetensors files of a directory, by name.
+/// The safetensors files of a directory, by name, or one file.
 fn listed(directory: &Path) -> Result<BTreeMap<String, PathBuf>, ServerError> {
     let name = directory.display().to_string();
+    if directory.is_file() {
+        return Ok(BTreeMap::from([(name, directory.to_owned())]));
+    }
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(directory).map_err(failed(&name))? {
         let path = entry.map_err(failed(&name))?.path();

@@ -282,7 +282,7 @@ pub struct GpuStatus {
     pub cordoned: bool,
     /// The number of placements that the GPU holds.
     pub placements: u32,
-    /// Memory held by the placements, in bytes.
+    /// Memory held by the placements or set aside, in bytes.
     #[cfg_attr(feature = "serde", serde(rename = "memory_used_bytes"))]
     pub memory_used: Bytes,
     /// Quota times SM share held by the placements, in basis points squared (a whole GPU is 10^8).
@@ -374,7 +374,7 @@ pub enum PackError {
 /// A policy that places demands on GPUs.
 ///
 /// # Contract
-/// - The sums of a GPU's placements stay within its memory, and those of the policy's own model (rectangles, or sums of
+/// - The sums of a GPU's placements stay within its memory, less what was set aside of it, and those of the policy's own model (rectangles, or sums of
 ///   SM shares) within its size; members of one group ([`Demand::apart`]) never share a GPU.
 /// - `Err` means that nothing changed.
 /// - Equal calls give equal answers on every machine.
@@ -384,7 +384,7 @@ pub enum PackError {
 ///   the window); [`Placed::rearranged`] says so.
 /// - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
 ///
-/// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
+/// Seven methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
 /// faster. `gshare_sim::conformance::packer` checks a policy against the contract.
 pub trait Packer: Send {
     /// Adds an empty GPU.
@@ -412,6 +412,13 @@ pub trait Packer: Send {
     /// # Errors
     /// [`PackError::UnknownPlacement`].
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError>;
+
+    /// Sets so much of a GPU's memory aside, in place of what was set aside before: for weights that several placements there share
+    /// and none of them holds. Placements have the rest.
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`], [`PackError::Memory`].
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError>;
 
     /// Visits every placement, by GPU id, then arrival.
     fn placements(&self, visit: &mut dyn FnMut(&Placement));

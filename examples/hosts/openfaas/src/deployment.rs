@@ -8,15 +8,18 @@ use super::trials::Measured;
 use gshare_core::dag::Dag;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
+    Bytes, Duration, GpuShare, ModelId, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
 };
+use gshare_modelstore::arena_fill::Source;
 use gshare_runner::confine::Limits;
 use gshare_runner::container::{ContainerError, Image};
 use gshare_sched::pipeline::Goal;
-use gshare_sched::platform::{FunctionSpec, Regime, Work};
+use gshare_sched::platform::{FunctionSpec, Regime, Weights, Work};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
 const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
@@ -50,6 +53,46 @@ const KEYS: [(&str, &str); 15] = [
 /// Whether the value of an annotation may be the path of a file that this host opens.
 pub fn is_file(key: &str) -> bool {
     ["gshare/model", "gshare/profile", "gshare/dag", "gshare/probe_body"].contains(&key)
+}
+
+/// A model's file as it was when it was named.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Model {
+    /// Its path.
+    pub path: PathBuf,
+    length: u64,
+    changed: Option<SystemTime>,
+    /// Memory of its weights in a store.
+    pub bytes: Bytes,
+}
+
+impl Model {
+    /// The model in a safetensors file.
+    ///
+    /// # Errors
+    /// What is wrong with the file, for people.
+    pub fn of(path: &Path) -> Result<Self, String> {
+        // Another file may never end, or have nothing to read for ever.
+        let about = std::fs::metadata(path).map_err(|error| error.to_string())?;
+        if !about.is_file() {
+            return Err("need a regular file".to_owned());
+        }
+        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+        let source = Source::open(file).map_err(|error| error.to_string())?;
+        let (length, changed) = (about.len(), about.modified().ok());
+        Ok(Self { path: path.to_owned(), length, changed, bytes: Bytes(source.layout.arena_bytes) })
+    }
+
+    /// The model's number for the platform: the same wherever this file is named as it is now.
+    pub fn number(&self) -> ModelId {
+        static KNOWN: Mutex<Vec<Model>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock();
+        let at = known.iter().position(|model| model == self).unwrap_or_else(|| {
+            known.push(self.clone());
+            known.len() - 1
+        });
+        ModelId::new(u32::try_from(at).unwrap_or(u32::MAX))
+    }
 }
 
 /// Kind of work of a function, and the share of a device that it gets for that.
@@ -112,8 +155,8 @@ pub struct Plan {
     /// An earlier measurement of the same program.
     pub measured: Option<Measured>,
     /// Its model.
-    pub model: Option<PathBuf>,
-    /// GPU memory of an instance, where that is said.
+    pub model: Option<Model>,
+    /// GPU memory of an instance, but for the weights that instances share, where that is said.
     pub memory: Option<Bytes>,
     /// How it is treated beside others of its device: a function with an SLO is SLO-sensitive and a training job is best effort,
     /// unless the deployment says otherwise.
@@ -168,8 +211,7 @@ impl Plan {
         let devices = annotations.count("gshare/devices", 1, 1..=64)?;
         // A share is one of each device.
         let all = |memory: Bytes| Bytes(memory.get().saturating_mul(devices.into()));
-        let memory =
-            share.and_then(|share| share.memory()).map(all).or(model.as_ref().map(|(_, bytes)| *bytes));
+        let said = share.and_then(|share| share.memory()).map(all);
         let wants = annotations.wants(share, rate)?;
         if devices > 1
             && matches!(wants, Wants::NoGpu { .. } | Wants::Pipeline { .. } | Wants::Training { .. })
@@ -183,7 +225,7 @@ impl Plan {
             Wants::Training { .. } => Some(ServiceClass::BestEffort),
             _ => slo.map(|_| ServiceClass::SLO_SENSITIVE),
         });
-        Ok(Self {
+        let mut plan = Self {
             image,
             command,
             concurrency,
@@ -192,8 +234,8 @@ impl Plan {
             slo,
             tenant,
             measured: None,
-            model: model.map(|(path, _)| path),
-            memory,
+            model,
+            memory: said,
             class,
             limit: share
                 .map(|share| share.quota())
@@ -204,7 +246,22 @@ impl Plan {
             probe: annotations.probe()?,
             limits: limits(deployment)?,
             wants,
-        })
+        };
+        // A fifth of the weights for activations, and a context; the weights too, where each instance has its own.
+        if let (None, Some(Model { bytes, .. })) = (said, &plan.model) {
+            let own = if plan.weights().is_some() { 0 } else { bytes.get() };
+            plan.memory =
+                Some(Bytes(own.saturating_add(bytes.get() / 5)).saturating_add(Bytes::from_mib(512)));
+        }
+        Ok(plan)
+    }
+
+    /// The weights that its instances share on a device whose time is shared. A training job changes its own, a spread model has a part on
+    /// each device, and a pipeline's components say what they take.
+    pub fn weights(&self) -> Option<Weights> {
+        let shares = matches!(self.wants, Wants::Share { .. } | Wants::Measured | Wants::Profile { .. });
+        let model = self.model.as_ref().filter(|_| shares && self.devices == 1)?;
+        Some(Weights { model: model.number(), bytes: model.bytes })
     }
 
     /// The program or the image that is started, as people are told.
@@ -278,6 +335,7 @@ impl Plan {
             .with_tenant(self.tenant)
             .with_instances(bounds.0, bounds.1)
             .with_devices(self.devices)
+            .with_weights(self.weights())
             .with_loads(self.load, self.load);
         (spec.slo, spec.regime, spec.time_limit) = (self.slo, self.regime, self.limit);
         Ok(spec)
@@ -389,12 +447,9 @@ fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
     Ok((least, most))
 }
 
-/// A model's file, and the memory that a process with it takes: its bytes and a fifth, for activations, and a context.
-fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
-    let key = "gshare/model";
-    let path = std::fs::canonicalize(path).map_err(|error| bad(key, path, &error.to_string()))?;
-    let bytes = regular(key, &path)?;
-    Ok((path, Bytes(bytes.saturating_add(bytes / 5)).saturating_add(Bytes::from_mib(512))))
+fn model(path: &str) -> Result<Model, ApiError> {
+    let found = std::fs::canonicalize(path).map_err(|error| error.to_string());
+    found.and_then(|path| Model::of(&path)).map_err(|error| bad("gshare/model", path, &error))
 }
 
 /// The longest file that is read for an annotation.
@@ -403,20 +458,16 @@ const MOST_BYTES: u64 = 16 << 20;
 /// The content of a file that an annotation names.
 fn file(key: &str, path: &str) -> Result<Vec<u8>, ApiError> {
     let failed = |error: std::io::Error| bad(key, path, &error.to_string());
-    regular(key, Path::new(path))?;
+    // Another file may never end, or have nothing to read for ever.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(bad(key, path, "need a regular file"));
+    }
     let (mut bytes, file) = (Vec::new(), std::fs::File::open(path).map_err(failed)?);
     file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(bad(key, path, "has more bytes than it may have: need at most 16 MiB"));
     }
     Ok(bytes)
-}
-
-/// The length of a regular file. Another one may never end, or have nothing to read for ever.
-fn regular(key: &str, path: &Path) -> Result<u64, ApiError> {
-    let name = path.to_string_lossy();
-    let about = std::fs::metadata(path).map_err(|error| bad(key, &name, &error.to_string()))?;
-    if about.is_file() { Ok(about.len()) } else { Err(bad(key, &name, "need a regular file")) }
 }
 
 struct Annotations<'a>(BTreeMap<&'a String, &'a String>);

@@ -12,7 +12,7 @@
 //!
 //! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes that time on
 //! that many SMs, and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
-//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage of a pipeline the function runs the kernels of its
+//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`: mapped where that has them on the device, else a copy. As a stage of a pipeline the function runs the kernels of its
 //! components, `$KERNELS` for each of `$GSHARE_COMPONENTS`. Its answer is one JSON object, which holds the answer of the stage before;
 //! with `$FILE_KIB` the answer to the next stage is padded to that size and goes through shared memory. `$STEPS` makes the function a
 //! training job of that many steps. On several devices it spreads its weights over them and runs a request's kernels on each.
@@ -28,6 +28,10 @@ use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_modelstore::backend::cuda::CudaMap;
+use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
+use gshare_modelstore::frame::Code;
+use gshare_modelstore::store::MemoryTier;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -115,9 +119,30 @@ struct Gpu {
     work: Work,
     stream: std::sync::Arc<cudarc::driver::CudaStream>,
     kernel: cudarc::driver::CudaFunction,
-    _weights: cudarc::driver::CudaSlice<u8>,
-    /// The store's copy of the weights, where there is one: others share it as long as this one is held.
-    _model: Option<gshare_modelstore::client::Model>,
+    _weights: Weights,
+}
+
+/// A part of the weights on a device.
+#[allow(dead_code, reason = "held, and not read: kernels of this program touch no memory")]
+enum Weights {
+    Own(cudarc::driver::CudaSlice<u8>),
+    /// The store's copy, which others share as long as this one is held.
+    Shared(CudaMap, Model),
+}
+
+impl Weights {
+    fn of_store(name: &str, store: &str, ordinal: usize) -> Result<Result<Self, Model>> {
+        let store = Client::connect(store)?;
+        let on_device = GetOptions { tier: MemoryTier::Gpu, ..GetOptions::default() };
+        match store.get(name, &on_device) {
+            Ok(model) => Ok(Ok(Self::Shared(CudaMap::new(&model, u32::try_from(ordinal)?)?, model))),
+            // It has no such memory.
+            Err(ClientError::Refused { code: Code::ModelTooLarge, .. }) => {
+                Ok(Err(store.get(name, &GetOptions::default())?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 impl Gpu {
@@ -138,17 +163,15 @@ impl Gpu {
         let name = format!("spin_{micros}us");
         let module = context.load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
         let kernel = module.load_function(&name)?;
-        let (weights, model) = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
-            (Ok(name), Ok(store)) => {
-                let store = gshare_modelstore::client::Client::connect(store)?;
-                let model = store.get(&name, &gshare_modelstore::client::GetOptions::default())?;
+        let weights = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
+            (Ok(name), Ok(store)) => Weights::of_store(&name, &store, ordinal)?.or_else(|model| {
                 let bytes = model.memory()?;
                 let part = bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
-                (stream.clone_htod(part)?, Some(model))
-            }
-            _ => (stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?, None),
+                Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))
+            })?,
+            _ => Weights::Own(stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?),
         };
-        Ok(Self { work, stream, kernel, _weights: weights, _model: model })
+        Ok(Self { work, stream, kernel, _weights: weights })
     }
 
     /// Runs a request on all devices at once.

@@ -24,7 +24,7 @@
 //! | annotation or label | meaning |
 //! |---|---|
 //! | `gshare/slo` | time in which a request is to be answered, such as `69ms` |
-//! | `gshare/model` | file of its weights: `$GSHARE_MODEL`, and how much memory it takes |
+//! | `gshare/model` | safetensors file of its weights: `$GSHARE_MODEL`, in the store at `$GSHARE_STORE`; on a device whose time is shared, one copy for all its instances ([`weights`]) |
 //! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
 //! | `gshare/profile` | `auto`: measured at the first deployment, which is the default; `none`; or a file of points |
 //! | `gshare/tenant` | on whose account it runs (`--tenants`) |
@@ -32,7 +32,7 @@
 //! | `gshare/regime` | the kind of devices |
 //! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and most share of GPU time |
 //! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
-//! | `fastgshare/gpu_mem` | memory, in bytes |
+//! | `fastgshare/gpu_mem` | memory of an instance beside the weights of `gshare/model`, in bytes |
 //! | `gshare/requests_per_second` | what an instance serves with that share: load starts and stops instances |
 //! | `gshare/devices` | devices over which a model is spread: the instance's one process sees all of them, with its share on each and an equal part of its memory |
 //! | `gshare/concurrency` | requests at a time of an instance |
@@ -92,6 +92,7 @@ pub mod routes;
 pub mod state;
 pub mod traces;
 pub mod trials;
+pub mod weights;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
@@ -198,6 +199,12 @@ pub struct Options {
     /// Print the devices that are found, and end.
     #[arg(long, hide = true)]
     pub inventory: bool,
+    /// Keep the weights of a model on this process's device.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+    /// Fill the memory of weights.
+    #[arg(long, hide = true)]
+    pub load_weights: bool,
     /// Be a function of the demonstration.
     #[arg(long, hide = true)]
     pub gpu_function: bool,
@@ -226,6 +233,12 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     }
     if options.gpu_function {
         return gpu_function::main();
+    }
+    if let Some(model) = &options.weights {
+        return weights::serve(model);
+    }
+    if options.load_weights {
+        return Ok(gshare_modelstore::backend::cuda::run_loader()?);
     }
     if let Some(mounts) = &options.reap {
         return reaper::run(mounts);
@@ -431,6 +444,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         Some(socket) => Models::at(socket.clone())?,
         None => Models::start(state.join("store.sock"), options.model_memory)?,
     };
+    let weights = weights::Weights::new(state.join("weights"))?;
+    let store_client = weights::StoreClient::write(state.join("python"))
+        .inspect_err(|error| {
+            eprintln!("openfaas: Python programs take no weights from a store by themselves: {error:#}");
+        })
+        .ok();
     let collector = options.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
     if let Some(user) = options.function_user {
@@ -465,6 +484,8 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         partitioned,
         daemon: asked,
         models,
+        weights,
+        store_client,
         traces,
         user,
         cgroups,
@@ -522,7 +543,9 @@ fn restore(app: &App) -> anyhow::Result<usize> {
         let name = record.deployment.service.clone();
         let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
             app.recall(&mut plan, &record.deployment, true);
-            plan.model.as_deref().map_or(Ok(()), |model| app.node.runner.models.put(model))?;
+            if let Some(model) = plan.model.as_ref().filter(|_| !app.node.host().shares_weights(&plan)) {
+                app.node.runner.models.put(&model.path)?;
+            }
             let version = Version { deployment: record.deployment, plan };
             app.node.logs.open(&name);
             app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)

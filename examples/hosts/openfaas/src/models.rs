@@ -44,7 +44,7 @@ pub enum Errand {
 impl Errand {
     /// The errand for a function's model; none for a function without.
     pub fn of(version: &Version, fetch: bool) -> Option<Self> {
-        let path = version.plan.model.clone()?;
+        let path = version.plan.model.as_ref()?.path.clone();
         Some(if fetch { Self::Fetch(path) } else { Self::Forget(path) })
     }
 }

@@ -3,6 +3,7 @@
 use super::api::Status;
 use super::host::{Decision, View};
 use super::node::Node;
+use super::weights::Held;
 use gshare_core::{Bytes, GpuId, Timestamp};
 use gshare_sched::platform::Regime;
 use serde::Serialize;
@@ -38,9 +39,22 @@ pub struct Device {
     pub memory: Bytes,
     /// Its MIG devices, by place.
     pub slices: Vec<Slice>,
+    /// Weights that instances share on it, each once.
+    pub weights: Vec<Weights>,
     /// Why it is lost; left out while it is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
+}
+
+/// Weights on a device, to show.
+#[derive(Debug, Serialize)]
+pub struct Weights {
+    /// Whose they are, and who uses them.
+    #[serde(flatten)]
+    pub held: Held,
+    /// Their memory in bytes, as the node's daemon has it in its account.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
 }
 
 /// A MIG device, to show.
@@ -109,15 +123,22 @@ pub fn now(node: &Node) -> State {
         Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
     };
     let functions = views.iter().map(function).collect();
-    let device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
+    let mut weights: BTreeMap<GpuId, Vec<Weights>> = BTreeMap::new();
+    for (gpu, held) in node.runner.weights.held() {
+        let account = clients.iter().find(|client| client.name == held.client);
+        let memory = account.map_or(Bytes::ZERO, |account| account.memory);
+        weights.entry(gpu).or_default().push(Weights { held, memory });
+    }
+    let mut device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
         gpu: *gpu,
         name: device.name.clone(),
         regime: device.spec.effective_regime(),
         memory: device.spec.memory,
         slices: slices(&device.spec),
+        weights: weights.remove(gpu).unwrap_or_default(),
         lost: lost.get(gpu).cloned(),
     };
-    let devices = node.runner.devices.all.iter().map(device).collect();
+    let devices = node.runner.devices.all.iter().map(&mut device).collect();
     let models = node.runner.models.status();
     State { now: node.now(), devices, functions, models, decisions }
 }

@@ -9,3 +9,4 @@ mod openfaas;
 mod page;
 mod story;
 mod traces;
+mod weights;

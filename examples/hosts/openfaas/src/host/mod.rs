@@ -68,6 +68,8 @@ pub struct Launch {
     pub parts: Vec<Part>,
     /// The function's version: which deployment, and what that asks for.
     pub version: Arc<Version>,
+    /// The weights that the process shares on its device, once they are there.
+    pub weights: Option<Arc<crate::weights::Use>>,
 }
 
 impl Launch {

@@ -1,0 +1,245 @@
+//! Weights on the devices: one copy of a model on each device for all instances that share the device.
+//!
+//! # How it works
+//! Weights on a device have a store of their own: a process of this program under the hook, so that the node's daemon has their memory
+//! in an account, once. The store takes the memory when the first instance asks for the weights, and every instance maps them. They
+//! stay while an instance of the model runs there, and are freed before the platform hears of the end of the last one.
+//!
+//! # What is enforced
+//! An instance maps the weights for reading: the driver refuses its copies into them, and a kernel that writes there faults. But a
+//! process chooses the access of its own map. A program that calls the driver itself can therefore change the weights of the other
+//! instances of its model, and of no other model.
+//!
+//! # When something dies
+//! - *An instance*: the others keep the weights.
+//! - *The store*: the driver keeps the memory until the last instance has unmapped it, but no account has it. So the instances that use it
+//!   end too, with the reason, and others start with another store.
+
+use super::deployment::Model;
+use super::devices::Devices;
+use anyhow::Context as _;
+use gshare_core::{GpuId, InstanceId, QuotaRange};
+use gshare_modelstore::backend::HostBackend;
+use gshare_modelstore::backend::cuda::VmmBackend;
+use gshare_modelstore::server::{Server, ServerConfig, listen_at};
+use gshare_runner::{Hook, HookedProcess};
+use gshare_sched::platform::Part;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// Be the store of a model's weights on this process's first device, at the socket that is the standard input, until killed.
+///
+/// # Errors
+/// When the model cannot be read, or there is no driver.
+pub fn serve(model: &Path) -> anyhow::Result<()> {
+    let bytes = Model::of(model).map_err(anyhow::Error::msg)?.bytes;
+    let mut config = ServerConfig::at(model).with_models(Some(model.to_owned()));
+    // A program may also ask for the model in host memory.
+    (config.store.gpu, config.store.host) = (bytes, bytes);
+    // The loader copies over the bus and runs nothing: it waits for no token.
+    let program = std::env::current_exe()?.into_os_string();
+    let loader = ["env".into(), "-u".into(), "LD_PRELOAD".into(), program, "--load-weights".into()];
+    let gpu = VmmBackend::new(0, loader.to_vec())?;
+    let listener = io::stdin().as_fd().try_clone_to_owned()?;
+    let server = Server::at_listener(listener, config, Box::new(HostBackend), Some(Box::new(gpu)))?;
+    server.spawn()?.join();
+    Ok(())
+}
+
+/// The weights of a model on a device.
+type Place = (GpuId, Model);
+
+#[derive(Debug)]
+struct Store {
+    process: HookedProcess,
+    number: u64,
+    users: Vec<InstanceId>,
+}
+
+/// All weights on the devices of this node.
+#[derive(Debug)]
+pub struct Weights {
+    folder: PathBuf,
+    stores: Mutex<(u64, BTreeMap<Place, Store>)>,
+}
+
+/// The use of weights by an instance's process. Dropping the last one of a place frees the memory, and waits for that.
+#[derive(Debug)]
+pub struct Use {
+    of: Arc<Weights>,
+    place: Place,
+    number: u64,
+    instance: InstanceId,
+    /// Socket of their store.
+    pub socket: PathBuf,
+}
+
+/// A store that has begun: what [`Weights::lost`] takes when `ended` is readable.
+#[derive(Debug)]
+pub struct Begun {
+    place: Place,
+    number: u64,
+    /// Readable once its process has ended.
+    pub ended: OwnedFd,
+}
+
+/// Weights on a device, to show.
+#[derive(Debug, serde::Serialize)]
+pub struct Held {
+    /// The model's file.
+    pub model: PathBuf,
+    /// The store's name at the node's daemon, which has the memory in its account.
+    pub client: String,
+    /// Instances that use them.
+    pub instances: Vec<InstanceId>,
+    /// Number of the store's process.
+    pub pid: u32,
+}
+
+impl Weights {
+    /// None yet; their sockets will be in this folder.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn new(folder: PathBuf) -> io::Result<Arc<Self>> {
+        // Sockets of an earlier host.
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder)?;
+        Ok(Arc::new(Self { folder, stores: Mutex::default() }))
+    }
+
+    /// Has a model's weights for a process of an instance on the part's device. A store that did not run yet is begun, by the calling
+    /// thread, with which it ends.
+    ///
+    /// # Errors
+    /// When the file is not what it was, or the store cannot be started.
+    pub fn take(
+        self: &Arc<Self>,
+        model: &Model,
+        part: &Part,
+        devices: &Devices,
+        hook: &Hook,
+        instance: InstanceId,
+    ) -> io::Result<(Use, Option<Begun>)> {
+        let place = (part.gpu, model.clone());
+        let (last, stores) = &mut *self.stores.lock();
+        let mut begun = None;
+        if !stores.contains_key(&place) {
+            if Model::of(&model.path).as_ref() != Ok(model) {
+                let path = model.path.display();
+                let text = format!("`{path}` has changed since it was named in gshare/model: deploy it again");
+                return Err(io::Error::other(text));
+            }
+            *last += 1;
+            let store = self.begin(*last, model, part, devices, hook)?;
+            let ended = store.process.pidfd().try_clone_to_owned()?;
+            begun = Some(Begun { place: place.clone(), number: *last, ended });
+            stores.insert(place.clone(), store);
+        }
+        let store = stores.get_mut(&place).ok_or(io::ErrorKind::NotFound)?;
+        store.users.push(instance);
+        let (number, socket) = (store.number, self.socket(store.number));
+        Ok((Use { of: Arc::clone(self), place, number, instance, socket }, begun))
+    }
+
+    fn socket(&self, number: u64) -> PathBuf {
+        self.folder.join(format!("{number}.sock"))
+    }
+
+    fn begin(
+        &self,
+        number: u64,
+        model: &Model,
+        part: &Part,
+        devices: &Devices,
+        hook: &Hook,
+    ) -> io::Result<Store> {
+        // Clients may connect before the process is that far.
+        let listener = listen_at(&self.socket(number), 0o666).map_err(io::Error::other)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("--weights").arg(&model.path).stdin(Stdio::from(listener)).stdout(Stdio::null());
+        command.envs(devices.variables(std::slice::from_ref(part))?);
+        command.env("GSHARE_QUOTA", QuotaRange::BEST_EFFORT.to_string()).env_remove("GSHARE_MEM");
+        let run = gshare_runner::new_run()?;
+        let process = HookedProcess::start(command, &client(part.gpu, model), run, Some(hook))?;
+        Ok(Store { process, number, users: Vec::new() })
+    }
+
+    /// The instances that have lost their weights, if the store was not ended by this host, and why.
+    pub fn lost(&self, of: &Begun) -> Option<(Vec<InstanceId>, String)> {
+        let mut locked = self.stores.lock();
+        locked.1.get(&of.place).filter(|store| store.number == of.number)?;
+        let mut store = locked.1.remove(&of.place)?;
+        store.process.has_ended();
+        let (gpu, model) = &of.place;
+        let how = store.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string());
+        let path = model.path.display();
+        Some((store.users, format!("the store of the weights of {path} on {gpu} has ended ({how})")))
+    }
+
+    /// The weights on each device.
+    pub fn held(&self) -> Vec<(GpuId, Held)> {
+        let held = |((gpu, model), store): (&Place, &Store)| {
+            let (client, pid) = (client(*gpu, model), store.process.pid());
+            (*gpu, Held { model: model.path.clone(), client, instances: store.users.clone(), pid })
+        };
+        self.stores.lock().1.iter().map(held).collect()
+    }
+}
+
+/// Name of a store at the node's daemon.
+fn client(gpu: GpuId, model: &Model) -> String {
+    let stem = model.path.file_stem().unwrap_or_default().to_string_lossy();
+    format!("weights/{gpu}/{stem}/{}", model.number())
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let stores = &mut self.of.stores.lock().1;
+        let Some(store) = stores.get_mut(&self.place).filter(|store| store.number == self.number) else { return };
+        if let Some(at) = store.users.iter().position(|user| *user == self.instance) {
+            store.users.swap_remove(at);
+        }
+        if store.users.is_empty() {
+            // Killed and waited for, under the lock: whoever needs them next needs the memory.
+            stores.remove(&self.place);
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+}
+
+/// Library and Python package of the stores' client, for instances of functions that name a model.
+#[derive(Debug)]
+pub struct StoreClient {
+    /// `libgshare_store.so`.
+    pub library: PathBuf,
+    /// Goes first into `PYTHONPATH`: PyTorch's programs take their weights from the store then.
+    pub python: PathBuf,
+}
+
+impl StoreClient {
+    /// Writes the package to a folder.
+    ///
+    /// # Errors
+    /// When there is no library, or the folder cannot be written.
+    pub fn write(python: PathBuf) -> anyhow::Result<Self> {
+        let library = gshare_runner::libraries::STORE.find()?;
+        gshare_modelstore::python::write_shim(&python).with_context(|| python.display().to_string())?;
+        Ok(Self { library, python })
+    }
+
+    /// Gives a command the client; `before` is the function's own `PYTHONPATH`.
+    pub fn hand_to(&self, command: &mut Command, before: Option<&str>) {
+        let mut path = self.python.clone().into_os_string();
+        for rest in before.into_iter().filter(|rest| !rest.is_empty()) {
+            path.push(":");
+            path.push(rest);
+        }
+        command.env("PYTHONPATH", path).env("GSHARE_STORE_LIBRARY", &self.library);
+    }
+}

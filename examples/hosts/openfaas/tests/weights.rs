@@ -1,0 +1,238 @@
+//! Weights that instances share on a device: what the simulated driver, the daemon and the platform have in their books, in the life of the
+//! instances and of the store.
+
+use crate::common::within;
+use crate::story::Story;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A safetensors file with one tensor of `bytes` bytes, of which the header claims `claimed`. Most of it is a hole.
+fn safetensors(path: &Path, bytes: u64, claimed: u64) {
+    let header = json!({"w": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).to_string();
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(&u64::try_from(header.len()).unwrap().to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    let end = file.seek(SeekFrom::End(0)).unwrap() + bytes;
+    file.set_len(end).unwrap();
+}
+
+fn wishes(model: &Path, memory: &str) -> Value {
+    json!({"gshare/model": model, "fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25",
+        "fastgshare/gpu_mem": memory})
+}
+
+fn at_least(count: u32) -> Value {
+    json!({"labels": {"com.openfaas.scale.min": count.to_string()}})
+}
+
+fn state(story: &Story) -> Value {
+    serde_json::from_str(&story.provider.call("GET", "/system/state", "").1).unwrap()
+}
+
+/// Weights on the first device, of which there is one.
+fn weights(story: &Story) -> Value {
+    let weights = state(story)["devices"][0]["weights"].take();
+    assert!(weights.as_array().unwrap().len() <= 1, "{weights}");
+    weights[0].clone()
+}
+
+fn pids(story: &Story, name: &str) -> BTreeSet<u64> {
+    let status = story.status(name);
+    let instances = status["instances"].as_array().unwrap().iter();
+    let ready = instances.filter(|instance| instance["life"] == "ready");
+    ready.flat_map(|one| one["pids"].as_array().unwrap()).filter_map(Value::as_u64).collect()
+}
+
+/// Bytes on the first board by process, but for what each context takes: the driver's own account.
+fn truth(story: &Story) -> BTreeMap<u64, u64> {
+    let file = story.dir.path().join("state/device");
+    let truth = fake_cuda::sim::SimDevice::open(&file, &fake_cuda::Spec::default()).unwrap().truth();
+    let of = |process: &fake_cuda::sim::ProcessTruth| {
+        let kinds = process.gpus.iter().flat_map(|gpu| &gpu.memory_bytes);
+        kinds.filter(|(kind, _)| **kind != "context").map(|(_, bytes)| bytes).sum::<u64>()
+    };
+    let live = truth.processes.iter().filter(|process| process.live);
+    live.map(|process| (process.pid.into(), of(process))).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+fn kill(pid: u64) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn seven_instances_of_a_model_have_one_copy_on_the_device_and_the_books_agree() {
+    const BYTES: u64 = 24 << 20;
+    let story = Story::start(tempfile::tempdir().unwrap());
+    let (file, liar) = (story.dir.path().join("m.safetensors"), story.dir.path().join("liar.safetensors"));
+    safetensors(&file, BYTES, BYTES);
+    safetensors(&liar, 16, 1 << 20);
+    let (status, why) = story.try_deploy("liar", &wishes(&liar, "128MiB"), &json!({}));
+    assert!(
+        status == 400 && why.contains("gshare/model") && why.contains("liar.safetensors"),
+        "{status} {why}"
+    );
+    story.deploy("seven", &wishes(&file, "128MiB"), &at_least(7));
+    story.provider.replicas("seven", 7);
+    let users = |name: &str| {
+        let clients = state(&story)["functions"].as_array().unwrap().iter().find(|of| of["name"] == name).cloned();
+        let clients = clients.unwrap()["clients"].as_array().unwrap().clone();
+        clients.iter().map(|client| client["memory_bytes"].as_u64().unwrap()).collect::<Vec<u64>>()
+    };
+    // Daemon: the weights are in one account, and the rest of each instance in its own, equal and less than the weights.
+    let held = weights(&story);
+    let (arena, store) = (held["memory_bytes"].as_u64().unwrap(), held["pid"].as_u64().unwrap());
+    assert_eq!(arena, BYTES, "{held}");
+    assert_eq!(held["instances"].as_array().unwrap().len(), 7, "{held}");
+    let used = users("seven");
+    let rest = used[0];
+    assert!(used.len() == 7 && used.iter().all(|one| *one == rest) && rest < arena, "{used:?}");
+    // Driver: the same, to the byte.
+    let driver = truth(&story);
+    assert_eq!(driver.get(&store), Some(&arena), "{driver:?}");
+    assert_eq!(driver.values().sum::<u64>(), arena + 7 * rest, "{driver:?}");
+    // Platform: an instance is booked without them.
+    let booked = story.status("seven")["instances"][0]["parts"][0]["share"]["memory_bytes"].as_u64();
+    assert_eq!(booked, Some(128 << 20));
+    assert_eq!(state(&story)["models"]["models"], json!([]), "and no copy in host memory");
+
+    // Another function and another version have the same copy.
+    story.deploy("eighth", &wishes(&file, "64MiB"), &json!({}));
+    story.ask("eighth");
+    story.deploy("eighth", &wishes(&file, "64MiB"), &json!({"envVars": {"VERSION": "2"}}));
+    story.ask("eighth");
+    within(|| weights(&story)["instances"].as_array().unwrap().len() == 8);
+    assert_eq!(weights(&story)["pid"], store);
+
+    // An instance that dies does not take them along.
+    let before = pids(&story, "seven");
+    kill(*before.first().unwrap());
+    within(|| pids(&story, "seven").len() == 7 && pids(&story, "seven") != before);
+    assert_eq!(weights(&story)["pid"], store);
+    assert_eq!(truth(&story).get(&store), Some(&arena));
+
+    // A file that has changed is another model: those that run keep theirs.
+    safetensors(&file, BYTES / 2, BYTES / 2);
+    story.deploy("ninth", &wishes(&file, "64MiB"), &json!({}));
+    story.ask("ninth");
+    let both = state(&story)["devices"][0]["weights"].clone();
+    let sizes: BTreeSet<u64> =
+        both.as_array().unwrap().iter().filter_map(|one| one["memory_bytes"].as_u64()).collect();
+    assert_eq!(sizes, BTreeSet::from([BYTES, BYTES / 2]), "{both}");
+
+    // The last user's end frees them.
+    for name in ["seven", "eighth", "ninth"] {
+        assert_eq!(truth(&story).get(&store), (name != "ninth").then_some(&arena), "{name}");
+        let removed =
+            story.provider.call("DELETE", "/system/functions", &json!({"functionName": name}).to_string());
+        assert_eq!(removed.0, 202);
+        within(|| !state(&story)["functions"].as_array().unwrap().iter().any(|of| of["name"] == name));
+        if name != "seven" {
+            let begun = Instant::now();
+            let left = if name == "eighth" { 1 } else { 0 };
+            within(|| state(&story)["devices"][0]["weights"].as_array().unwrap().len() == left);
+            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        }
+    }
+    within(|| truth(&story).is_empty());
+}
+
+#[test]
+fn the_death_of_the_store_of_weights_ends_their_users_with_the_reason_and_others_start() {
+    const BYTES: u64 = 8 << 20;
+    let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
+    let file = story.dir.path().join("m.safetensors");
+    safetensors(&file, BYTES, BYTES);
+    story.deploy("f", &wishes(&file, "64MiB"), &at_least(3));
+    story.deploy("other", &json!({"fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25",
+        "fastgshare/gpu_mem": "128MiB"}), &at_least(1));
+    story.provider.replicas("f", 3);
+    story.provider.replicas("other", 1);
+    let (before, other, store) = (pids(&story, "f"), pids(&story, "other"), weights(&story)["pid"].clone());
+    kill(store.as_u64().unwrap());
+    within(|| pids(&story, "f").len() == 3 && pids(&story, "f").is_disjoint(&before));
+    assert_eq!(pids(&story, "other"), other, "it uses no weights of a store");
+    let held = weights(&story);
+    assert!(held["pid"] != store && held["memory_bytes"] == BYTES, "{held}");
+    let driver = truth(&story);
+    assert_eq!(driver.values().filter(|bytes| **bytes == BYTES).count(), 1, "{driver:?}");
+    let problem = story.status("f")["problem"].to_string();
+    assert!(problem.contains("the store of the weights of") && problem.contains("m.safetensors"), "{problem}");
+    story.ask("f");
+}
+
+/// Three times 9 and 2 GiB would need three devices.
+#[test]
+fn weights_are_booked_once_on_a_device_and_a_model_larger_than_it_is_refused() {
+    let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
+    let (large, larger) = (story.dir.path().join("9.safetensors"), story.dir.path().join("15.safetensors"));
+    safetensors(&large, 9 << 30, 9 << 30);
+    safetensors(&larger, 15 << 30, 15 << 30);
+    // The program does not ask for them: they are booked all the same.
+    let idle = json!({"labels": {"com.openfaas.scale.min": "3"}, "envVars": {"KERNELS": "0"}});
+    story.deploy("three", &wishes(&large, "2GiB"), &idle);
+    story.provider.replicas("three", 3);
+    // 15 of 16 GiB are booked.
+    let share = |memory: &str| json!({"fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25", "fastgshare/gpu_mem": memory});
+    story.deploy("small", &share("512MiB"), &json!({"envVars": {"KERNELS": "0"}}));
+    story.provider.replicas("small", 1);
+    story.deploy("two", &share("2GiB"), &json!({"envVars": {"KERNELS": "0"}}));
+    within(|| !story.status("two")["problem"].is_null() || story.status("two")["gshare_unmet"].is_number() || story.parts("two", "starting").len() == 1);
+    assert_eq!(story.parts("two", "ready").len(), 0, "{}", story.status("two"));
+    // Without the others there is room.
+    story.provider.call("DELETE", "/system/functions", r#"{"functionName":"three"}"#);
+    story.provider.replicas("two", 1);
+
+    let (status, why) = story.try_deploy("larger", &wishes(&larger, "2GiB"), &json!({}));
+    for part in ["gshare/model", "15.safetensors", "15 GiB", "2 GiB", "at most 16 GiB", "fastgshare/gpu_mem"] {
+        assert!(status == 400 && why.contains(part), "{part}: {status} {why}");
+    }
+    assert_eq!(story.provider.call("GET", "/system/function/larger", "").0, 404, "nothing is half deployed");
+}
+
+/// Switched off and on in one run: each instance with a copy of its own, and all with one.
+#[test]
+fn shared_weights_save_memory_and_time() {
+    const BYTES: u64 = 256 << 20;
+    let story = Story::on(&["--sim=v100,devices=2"], tempfile::tempdir().unwrap());
+    let file = story.dir.path().join("m.safetensors");
+    safetensors(&file, BYTES, BYTES);
+    // Off: the program is told of the node's store, as on devices where instances share nothing.
+    let store = story.dir.path().join("state/store.sock");
+    let put = gshare_modelstore::client::Client::connect(&store).unwrap().put_file(
+        file.to_str().unwrap(),
+        gshare_modelstore::store::Access::Private,
+        gshare_modelstore::store::MemoryTier::Host,
+        &std::fs::File::open(&file).unwrap(),
+        |_, _| {},
+    );
+    put.unwrap();
+    let more = |env: Value| json!({"labels": {"com.openfaas.scale.min": "4"}, "envVars": env});
+    let mut seen = Vec::new();
+    for shared in [false, true] {
+        let mut annotations = wishes(&file, if shared { "64MiB" } else { "320MiB" });
+        let mut env = json!({});
+        if !shared {
+            annotations.as_object_mut().unwrap().remove("gshare/model");
+            env = json!({"GSHARE_MODEL": file, "GSHARE_STORE": store});
+        }
+        let begun = Instant::now();
+        story.deploy("f", &annotations, &more(env));
+        within(|| !pids(&story, "f").is_empty());
+        let first = begun.elapsed();
+        story.provider.replicas("f", 4);
+        let (all, bytes) = (begun.elapsed(), truth(&story).values().sum::<u64>());
+        let one = pids(&story, "f").pop_first().unwrap();
+        let (again, before) = (Instant::now(), pids(&story, "f"));
+        kill(one);
+        within(|| pids(&story, "f").len() == 4 && pids(&story, "f") != before);
+        println!("shared {shared}: {} MiB, first {first:?}, all four {all:?}, one again {:?}", bytes >> 20, again.elapsed());
+        seen.push(bytes);
+        story.provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#);
+        within(|| truth(&story).is_empty());
+    }
+    assert!(seen[0] >= 4 * BYTES && seen[1] >= BYTES && seen[1] < BYTES + BYTES / 4, "{seen:?}");
+}
