@@ -26,13 +26,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, LaunchConfig};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
 use gshare_modelstore::backend::cuda::CudaMap;
 use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
 use gshare_modelstore::frame::Code;
 use gshare_modelstore::store::MemoryTier;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -117,7 +118,7 @@ fn spin_ptx(name: &str, micros: u32) -> String {
 /// A device with its part of the weights on it, and what runs a request's kernels there.
 struct Gpu {
     work: Work,
-    stream: std::sync::Arc<cudarc::driver::CudaStream>,
+    stream: Arc<CudaStream>,
     kernel: cudarc::driver::CudaFunction,
     _weights: Weights,
 }
@@ -125,17 +126,24 @@ struct Gpu {
 /// A part of the weights on a device.
 #[allow(dead_code, reason = "held, and not read: kernels of this program touch no memory")]
 enum Weights {
-    Own(cudarc::driver::CudaSlice<u8>),
-    /// The store's copy, which others share as long as this one is held.
-    Shared(CudaMap, Model),
+    Own(CudaSlice<u8>),
+    /// The store's copy, which others share as long as this one is held, and 4 MiB to work in.
+    Shared(CudaMap, Model, CudaSlice<u8>),
 }
 
 impl Weights {
-    fn of_store(name: &str, store: &str, ordinal: usize) -> Result<Result<Self, Model>> {
+    fn of_store(
+        name: &str,
+        store: &str,
+        (ordinal, stream): (usize, &Arc<CudaStream>),
+    ) -> Result<Result<Self, Model>> {
         let store = Client::connect(store)?;
         let on_device = GetOptions { tier: MemoryTier::Gpu, ..GetOptions::default() };
         match store.get(name, &on_device) {
-            Ok(model) => Ok(Ok(Self::Shared(CudaMap::new(&model, u32::try_from(ordinal)?)?, model))),
+            Ok(model) => {
+                let map = CudaMap::new(&model, u32::try_from(ordinal)?)?;
+                Ok(Ok(Self::Shared(map, model, stream.alloc_zeros(4 << 20)?)))
+            }
             // It has no such memory.
             Err(ClientError::Refused { code: Code::ModelTooLarge, .. }) => {
                 Ok(Err(store.get(name, &GetOptions::default())?))
@@ -164,7 +172,7 @@ impl Gpu {
         let module = context.load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
         let kernel = module.load_function(&name)?;
         let weights = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
-            (Ok(name), Ok(store)) => Weights::of_store(&name, &store, ordinal)?.or_else(|model| {
+            (Ok(name), Ok(store)) => Weights::of_store(&name, &store, (ordinal, &stream))?.or_else(|model| {
                 let bytes = model.memory()?;
                 let part = bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
                 Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))

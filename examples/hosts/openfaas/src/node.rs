@@ -564,7 +564,7 @@ fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: 
     let (Some(part), Some(model), Some(hook)) = (shared, &plan.model, node.hook(&launch)) else {
         return Some(launch);
     };
-    match node.runner.weights.take(model, &part, &node.runner.devices, hook, launch.instance) {
+    match node.runner.weights.take(model, &launch, &part, &node.runner.devices, hook) {
         Ok((weights, begun)) => {
             launch.weights = Some(Arc::new(weights));
             begun.map(|begun| runtime.spawn(watch(Arc::clone(node), begun)));
@@ -588,10 +588,12 @@ async fn watch(node: Arc<Node>, begun: super::weights::Begun) {
     let ended = begun.ended.try_clone().and_then(AsyncFd::new);
     let Ok(ended) = ended else { return };
     let _ = ended.readable().await;
-    let Some((instances, why)) = node.runner.weights.lost(&begun) else { return };
+    let Some((users, why)) = node.runner.weights.lost(&begun) else { return };
     eprintln!("openfaas: {why}: the instances that use them end");
     let mut host = node.host();
-    for instance in instances {
+    for (instance, version) in users {
+        let name = &version.deployment.service;
+        node.logs.add(name, &client(name, instance, 0, 1), why.clone());
         host.explain(instance, why.clone());
         host.unreachable(instance);
     }

@@ -17,6 +17,7 @@
 
 use super::deployment::Model;
 use super::devices::Devices;
+use super::host::{Launch, Version};
 use anyhow::Context as _;
 use gshare_core::{GpuId, InstanceId, QuotaRange};
 use gshare_modelstore::backend::HostBackend;
@@ -58,8 +59,11 @@ type Place = (GpuId, Model);
 struct Store {
     process: HookedProcess,
     number: u64,
-    users: Vec<InstanceId>,
+    users: Vec<User>,
 }
+
+/// An instance that uses weights, and its version.
+type User = (InstanceId, Arc<Version>);
 
 /// All weights on the devices of this node.
 #[derive(Debug)]
@@ -121,11 +125,12 @@ impl Weights {
     pub fn take(
         self: &Arc<Self>,
         model: &Model,
+        launch: &Launch,
         part: &Part,
         devices: &Devices,
         hook: &Hook,
-        instance: InstanceId,
     ) -> io::Result<(Use, Option<Begun>)> {
+        let instance = launch.instance;
         let place = (part.gpu, model.clone());
         let (last, stores) = &mut *self.stores.lock();
         let mut begun = None;
@@ -142,7 +147,7 @@ impl Weights {
             stores.insert(place.clone(), store);
         }
         let store = stores.get_mut(&place).ok_or(io::ErrorKind::NotFound)?;
-        store.users.push(instance);
+        store.users.push((instance, Arc::clone(&launch.version)));
         let (number, socket) = (store.number, self.socket(store.number));
         Ok((Use { of: Arc::clone(self), place, number, instance, socket }, begun))
     }
@@ -171,7 +176,7 @@ impl Weights {
     }
 
     /// The instances that have lost their weights, if the store was not ended by this host, and why.
-    pub fn lost(&self, of: &Begun) -> Option<(Vec<InstanceId>, String)> {
+    pub fn lost(&self, of: &Begun) -> Option<(Vec<User>, String)> {
         let mut locked = self.stores.lock();
         locked.1.get(&of.place).filter(|store| store.number == of.number)?;
         let mut store = locked.1.remove(&of.place)?;
@@ -186,7 +191,8 @@ impl Weights {
     pub fn held(&self) -> Vec<(GpuId, Held)> {
         let held = |((gpu, model), store): (&Place, &Store)| {
             let (client, pid) = (client(*gpu, model), store.process.pid());
-            (*gpu, Held { model: model.path.clone(), client, instances: store.users.clone(), pid })
+            let instances = store.users.iter().map(|(instance, _)| *instance).collect();
+            (*gpu, Held { model: model.path.clone(), client, instances, pid })
         };
         self.stores.lock().1.iter().map(held).collect()
     }
@@ -202,7 +208,7 @@ impl Drop for Use {
     fn drop(&mut self) {
         let stores = &mut self.of.stores.lock().1;
         let Some(store) = stores.get_mut(&self.place).filter(|store| store.number == self.number) else { return };
-        if let Some(at) = store.users.iter().position(|user| *user == self.instance) {
+        if let Some(at) = store.users.iter().position(|(user, _)| *user == self.instance) {
             store.users.swap_remove(at);
         }
         if store.users.is_empty() {

@@ -398,7 +398,8 @@ impl Host {
     }
 
     fn errand(&self, function: FunctionId, fetch: bool) {
-        let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
+        let of = self.versions.get(&function).filter(|of| !self.shares_weights(&of.version.plan));
+        let errand = of.and_then(|of| Errand::of(&of.version, fetch));
         // The receiver is gone only when the host ends.
         let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
     }
