@@ -40,21 +40,10 @@ pub struct Device {
     /// Its MIG devices, by place.
     pub slices: Vec<Slice>,
     /// Weights that instances share on it, each once.
-    pub weights: Vec<Weights>,
+    pub weights: Vec<Held>,
     /// Why it is lost; left out while it is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-}
-
-/// Weights on a device, to show.
-#[derive(Debug, Serialize)]
-pub struct Weights {
-    /// Whose they are, and who uses them.
-    #[serde(flatten)]
-    pub held: Held,
-    /// Their memory in bytes, as the node's daemon has it in its account.
-    #[serde(rename = "memory_bytes")]
-    pub memory: Bytes,
 }
 
 /// A MIG device, to show.
@@ -123,22 +112,20 @@ pub fn now(node: &Node) -> State {
         Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
     };
     let functions = views.iter().map(function).collect();
-    let mut weights: BTreeMap<GpuId, Vec<Weights>> = BTreeMap::new();
-    for (gpu, held) in node.runner.weights.held() {
-        let account = clients.iter().find(|client| client.name == held.client);
-        let memory = account.map_or(Bytes::ZERO, |account| account.memory);
-        weights.entry(gpu).or_default().push(Weights { held, memory });
-    }
-    let mut device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
+    let account = |name: &str| {
+        let found = clients.iter().find(|client| client.name == name);
+        found.map_or(Bytes::ZERO, |client| client.memory)
+    };
+    let device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
         gpu: *gpu,
         name: device.name.clone(),
         regime: device.spec.effective_regime(),
         memory: device.spec.memory,
         slices: slices(&device.spec),
-        weights: weights.remove(gpu).unwrap_or_default(),
+        weights: node.runner.weights.held(*gpu, &account),
         lost: lost.get(gpu).cloned(),
     };
-    let devices = node.runner.devices.all.iter().map(&mut device).collect();
+    let devices = node.runner.devices.all.iter().map(device).collect();
     let models = node.runner.models.status();
     State { now: node.now(), devices, functions, models, decisions }
 }

@@ -19,7 +19,7 @@ use super::deployment::Model;
 use super::devices::Devices;
 use super::host::{Launch, Version};
 use anyhow::Context as _;
-use gshare_core::{GpuId, InstanceId, QuotaRange};
+use gshare_core::{Bytes, GpuId, InstanceId, QuotaRange};
 use gshare_modelstore::backend::HostBackend;
 use gshare_modelstore::backend::cuda::VmmBackend;
 use gshare_modelstore::server::{Server, ServerConfig, listen_at};
@@ -97,8 +97,11 @@ pub struct Begun {
 pub struct Held {
     /// The model's file.
     pub model: PathBuf,
-    /// The store's name at the node's daemon, which has the memory in its account.
+    /// The store's name at the node's daemon.
     pub client: String,
+    /// Their memory in bytes, as the daemon has it in the store's account.
+    #[serde(rename = "memory_bytes")]
+    pub memory: Bytes,
     /// Instances that use them.
     pub instances: Vec<InstanceId>,
     /// Number of the store's process.
@@ -187,14 +190,14 @@ impl Weights {
         Some((store.users, format!("the store of the weights of {path} on {gpu} has ended ({how})")))
     }
 
-    /// The weights on each device.
-    pub fn held(&self) -> Vec<(GpuId, Held)> {
+    /// The weights on a device; the daemon's account of a store is asked by its name.
+    pub fn held(&self, on: GpuId, account: &dyn Fn(&str) -> Bytes) -> Vec<Held> {
         let held = |((gpu, model), store): (&Place, &Store)| {
             let (client, pid) = (client(*gpu, model), store.process.pid());
             let instances = store.users.iter().map(|(instance, _)| *instance).collect();
-            (*gpu, Held { model: model.path.clone(), client, instances, pid })
+            Held { model: model.path.clone(), memory: account(&client), client, instances, pid }
         };
-        self.stores.lock().1.iter().map(held).collect()
+        self.stores.lock().1.iter().filter(|((gpu, _), _)| *gpu == on).map(held).collect()
     }
 }
 
