@@ -191,7 +191,7 @@ pub unsafe extern "C" fn gshare_store_get(
     // SAFETY: as the caller promises.
     let (store, name) = unsafe { (store.as_ref(), text(name)) };
     let (Some(store), Some(name), Some(&tier)) = (store, name, MemoryTier::ALL.get(tier as usize)) else {
-        error.argument("store, name or tier cannot be what it is");
+        error.argument("store, name or tier is invalid");
         return core::ptr::null_mut();
     };
     let timeout = Duration::from_millis(timeout_ms.into());
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn gshare_store_put_file(
     let (store, name) = unsafe { (store.as_ref(), text(name)) };
     let (Some(store), Some(name), Some(access), 0..) = (store, name, access(access_number), descriptor)
     else {
-        return error.argument("store, name, descriptor or access cannot be what it is");
+        return error.argument("store, name, descriptor or access is invalid");
     };
     // SAFETY: as the caller promises, and only until it is duplicated.
     match unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned() {
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn gshare_store_put(
     let (Some(store), Some(name), Some(access), false) =
         (store, name, access(access_number), tensors.is_null())
     else {
-        return error.argument("store, name, access or tensors cannot be what it is");
+        return error.argument("store, name, access or tensors is invalid");
     };
     // SAFETY: as the caller promises.
     let tensors = unsafe { core::slice::from_raw_parts(tensors, count) };
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn gshare_store_evict(
     let error = ErrorText(error, error_bytes);
     // SAFETY: as the caller promises.
     let (Some(store), Some(name)) = (unsafe { (store.as_ref(), text(name)) }) else {
-        return error.argument("store or name cannot be what it is");
+        return error.argument("store or name is invalid");
     };
     done(store.0.evict(name, forget != 0), &error)
 }
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn gshare_store_arena_bytes(
     let store = unsafe { store.as_ref() };
     let (Some(store), Some(&tier), false) = (store, MemoryTier::ALL.get(tier as usize), bytes.is_null())
     else {
-        return error.argument("store, tier or bytes cannot be what it is");
+        return error.argument("store, tier or bytes is invalid");
     };
     match store.0.status() {
         Ok(status) => {

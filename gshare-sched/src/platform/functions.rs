@@ -199,7 +199,7 @@ impl Platform {
         Ok(self.pools[pool].orders(self.now, event)?)
     }
 
-    /// Tells a lack of room now, in which requests wait, from a function that no device so far could hold, whose requests end.
+    /// Rejects the requests of a function that fits no device so far. If there is only no room now, requests wait.
     pub(super) fn look_whether_it_fits(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let devices = self.devices.values().any(|device| device.pool == of.pool);

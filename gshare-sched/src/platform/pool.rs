@@ -171,8 +171,8 @@ pub trait Pool: Engine<Event = PoolEvent, Action = PoolAction, Error = PoolError
     /// devices.
     fn fits(&self, function: FunctionId) -> bool;
 
-    /// Forgets a request without an answer. It waits, or it runs on an instance whose end the next event tells. An event
-    /// follows at the same time, so nothing is ordered here.
+    /// Forgets a request without an answer. It waits, or it runs on an instance that the next event reports as ended. An
+    /// event follows at the same time, so nothing is ordered here.
     fn withdraw(&mut self, request: RequestId);
 
     /// Checks the invariants between events; for tests and fuzzing.

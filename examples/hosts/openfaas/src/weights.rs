@@ -16,7 +16,7 @@
 //!   end too, with the reason, and others start with another store.
 
 use super::deployment::Model;
-use super::devices::Devices;
+use super::inventory::Devices;
 use super::host::{Launch, Version};
 use anyhow::Context as _;
 use gshare_core::{Bytes, GpuId, InstanceId, QuotaRange};
@@ -42,10 +42,8 @@ pub fn serve(model: &Path) -> anyhow::Result<()> {
     let mut config = ServerConfig::at(model).with_models(Some(model.to_owned()));
     // A program may also ask for the model in host memory.
     (config.store.gpu, config.store.host) = (bytes, bytes);
-    // The loader copies over the bus and runs nothing: it waits for no token.
-    let program = std::env::current_exe()?.into_os_string();
-    let loader = ["env".into(), "-u".into(), "LD_PRELOAD".into(), program, "--load-weights".into()];
-    let gpu = VmmBackend::new(0, loader.to_vec())?;
+    let loader = vec![std::env::current_exe()?.into(), "--load-weights".into()];
+    let gpu = VmmBackend::new(0, loader)?;
     let listener = io::stdin().as_fd().try_clone_to_owned()?;
     let server = Server::at_listener(listener, config, Box::new(HostBackend), Some(Box::new(gpu)))?;
     server.spawn()?.join();

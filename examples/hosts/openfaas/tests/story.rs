@@ -45,7 +45,7 @@ impl Story {
         Self { provider, dir }
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 

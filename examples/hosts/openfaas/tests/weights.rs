@@ -46,16 +46,25 @@ fn pids(story: &Story, name: &str) -> BTreeSet<u64> {
     ready.flat_map(|one| one["pids"].as_array().unwrap()).filter_map(Value::as_u64).collect()
 }
 
-/// Bytes on the first board by process, but for what each context takes: the driver's own account.
-fn truth(story: &Story) -> BTreeMap<u64, u64> {
+/// Bytes on the first board by process: the driver's own account.
+fn bytes(story: &Story, counts: fn(&str) -> bool) -> BTreeMap<u64, u64> {
     let file = story.dir.path().join("state/device");
     let truth = fake_cuda::sim::SimDevice::open(&file, &fake_cuda::Spec::default()).unwrap().truth();
     let of = |process: &fake_cuda::sim::ProcessTruth| {
         let kinds = process.gpus.iter().flat_map(|gpu| &gpu.memory_bytes);
-        kinds.filter(|(kind, _)| **kind != "context").map(|(_, bytes)| bytes).sum::<u64>()
+        kinds.filter(|(kind, _)| counts(kind)).map(|(_, bytes)| bytes).sum::<u64>()
     };
     let live = truth.processes.iter().filter(|process| process.live);
     live.map(|process| (process.pid.into(), of(process))).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// The same without contexts.
+fn truth(story: &Story) -> BTreeMap<u64, u64> {
+    bytes(story, |kind| kind != "context")
+}
+
+fn contexts(story: &Story) -> BTreeMap<u64, u64> {
+    bytes(story, |kind| kind == "context")
 }
 
 fn kill(pid: u64) {
@@ -96,6 +105,8 @@ fn seven_instances_of_a_model_have_one_copy_on_the_device_and_the_books_agree() 
     let driver = truth(&story);
     assert_eq!(driver.get(&store), Some(&arena), "{driver:?}");
     assert_eq!(driver.values().sum::<u64>(), arena + 7 * rest, "{driver:?}");
+    assert_eq!(contexts(&story).get(&store), None, "the store has no context");
+    assert_eq!(contexts(&story).len(), 7);
     // Platform: an instance is booked without them.
     let booked = story.status("seven")["instances"][0]["parts"][0]["share"]["memory_bytes"].as_u64();
     assert_eq!(booked, Some(128 << 20));
@@ -166,6 +177,67 @@ fn the_death_of_the_store_of_weights_ends_their_users_with_the_reason_and_others
     let told = log.lines().filter(|line| line.contains("the store of the weights of") && line.contains("m.safetensors"));
     assert_eq!(told.count(), 3, "{log}");
     story.ask("f");
+}
+
+#[test]
+fn a_function_with_a_model_is_measured_without_its_weights_and_has_its_own_on_a_whole_device() {
+    const BYTES: u64 = 256 << 20;
+    let story = Story::on(&["--sim=v100,devices=2", "--whole", "1"], tempfile::tempdir().unwrap());
+    let file = story.dir.path().join("m.safetensors");
+    safetensors(&file, BYTES, BYTES);
+    let measured = json!({"gshare/slo": "2s", "gshare/model": file});
+    story.deploy("shares", &measured, &json!({"envVars": {"KERNELS": "2"}}));
+    story.ask("shares");
+    let memory = |name: &str| {
+        let share = story.status(name)["instances"][0]["parts"][0]["share"].take();
+        share["memory_bytes"].as_u64().unwrap()
+    };
+    assert!(memory("shares") < BYTES, "{}", memory("shares"));
+    within(|| weights(&story)["memory_bytes"] == BYTES);
+    let points = story.file("points.json");
+    let alone = json!({"gshare/regime": "whole", "gshare/model": file, "fastgshare/gpu_mem": "128MiB", "gshare/profile": points});
+    story.deploy("alone", &alone, &json!({}));
+    story.ask("alone");
+    assert_eq!(memory("alone"), BYTES + (128 << 20));
+    within(|| {
+        let clients = state(&story)["functions"][0]["clients"].take();
+        clients[0]["memory_bytes"].as_u64() >= Some(BYTES)
+    });
+}
+
+/// A program with nothing but its environment.
+const PYTHON: &str = r#"
+import http.server, json, os
+import gshare_store
+
+model = gshare_store.connect().get(os.environ["GSHARE_MODEL"], tier=gshare_store.GPU)
+tensor = model["w"]
+about = json.dumps({"bytes": tensor.nbytes, "read_only": tensor.__cuda_array_interface__["data"][1]})
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(about)))
+        self.end_headers()
+        self.wfile.write(about.encode())
+
+http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+"#;
+
+#[test]
+fn a_python_program_finds_library_and_socket_and_maps_the_weights() {
+    const BYTES: u64 = 6 << 20;
+    let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
+    let (file, program) = (story.dir.path().join("m.safetensors"), story.dir.path().join("serve.py"));
+    safetensors(&file, BYTES, BYTES);
+    std::fs::write(&program, PYTHON).unwrap();
+    let command = format!("python3 {}", program.display());
+    let three = json!({"envProcess": command, "labels": {"com.openfaas.scale.min": "3"}});
+    story.deploy("python", &wishes(&file, "64MiB"), &three);
+    story.provider.replicas("python", 3);
+    assert_eq!(story.ask("python"), json!({"bytes": BYTES, "read_only": true}));
+    let store = weights(&story)["pid"].as_u64().unwrap();
+    assert_eq!(truth(&story), BTreeMap::from([(store, BYTES)]), "three processes, one copy");
 }
 
 /// Three times 9 and 2 GiB would need three devices.

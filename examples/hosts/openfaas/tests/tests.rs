@@ -2,11 +2,11 @@
 
 mod common;
 
+mod browser;
 mod chaos;
 mod confined;
 mod images;
 mod openfaas;
-mod page;
+mod spans;
 mod story;
-mod traces;
 mod weights;
