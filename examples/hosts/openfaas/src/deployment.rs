@@ -156,8 +156,11 @@ pub struct Plan {
     pub measured: Option<Measured>,
     /// The model that the deployment names.
     pub model: Option<Model>,
-    /// GPU memory of an instance in bytes without shared weights, if an annotation or the model's file tells it.
+    /// GPU memory of an instance in bytes without shared weights, if an annotation tells it.
     pub memory: Option<Bytes>,
+    /// The same as expected by the model's file, until it is measured: a fifth of the weights for activations, 512 MiB for the CUDA
+    /// context, and the weights themselves if each instance has its own.
+    pub expected: Option<Bytes>,
     /// Service class beside other functions on a device. By default a function with an SLO is SLO-sensitive, and a training job
     /// is best effort.
     pub class: Option<ServiceClass>,
@@ -211,7 +214,7 @@ impl Plan {
         let devices = annotations.count("gshare/devices", 1, 1..=64)?;
         // The share applies to each device.
         let all = |memory: Bytes| Bytes(memory.get().saturating_mul(devices.into()));
-        let said = share.and_then(|share| share.memory()).map(all);
+        let memory = share.and_then(|share| share.memory()).map(all);
         let wants = annotations.wants(share, rate)?;
         if devices > 1
             && matches!(wants, Wants::NoGpu { .. } | Wants::Pipeline { .. } | Wants::Training { .. })
@@ -235,7 +238,8 @@ impl Plan {
             tenant,
             measured: None,
             model,
-            memory: said,
+            memory,
+            expected: None,
             class,
             limit: share
                 .map(|share| share.quota())
@@ -247,12 +251,10 @@ impl Plan {
             limits: limits(deployment)?,
             wants,
         };
-        // A fifth of the weights for activations, and a context; the weights too, where each instance has its own.
-        if let (None, Some(Model { bytes, .. })) = (said, &plan.model) {
-            let own = if plan.weights().is_some() { 0 } else { bytes.get() };
-            plan.memory =
-                Some(Bytes(own.saturating_add(bytes.get() / 5)).saturating_add(Bytes::from_mib(512)));
-        }
+        let own = u64::from(plan.weights().is_none());
+        let work = |bytes: Bytes| Bytes(bytes.get() / 5).saturating_add(Bytes::from_mib(512));
+        plan.expected =
+            plan.model.as_ref().map(|model| Bytes(own * model.bytes.get()).saturating_add(work(model.bytes)));
         Ok(plan)
     }
 
@@ -295,15 +297,21 @@ impl Plan {
         )
     }
 
+    /// GPU memory of an instance until it is measured.
+    pub fn memory_before(&self, guess: Bytes) -> Bytes {
+        self.memory.or(self.expected).unwrap_or(guess)
+    }
+
     /// The platform's description of the function. Unknown memory is booked as `guess`.
     ///
     /// # Errors
     /// 400 with the name of the field.
     pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
         let memory = self.memory.unwrap_or(match &self.wants {
+            Wants::Profile { memory: Some(measured), .. } => *measured,
+            _ if self.expected.is_some() => self.memory_before(guess),
             // Without a limit on memory the need is unknown; one byte per device is booked.
             Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(self.devices.into()),
-            Wants::Profile { memory, .. } => memory.unwrap_or(guess),
             _ => guess,
         });
         let point = |sm, quota, rate: Option<f64>| {

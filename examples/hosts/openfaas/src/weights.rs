@@ -16,7 +16,7 @@
 //!   end too, with the reason, and others start with another store.
 
 use super::deployment::Model;
-use super::inventory::Devices;
+use super::inventory::Inventory;
 use super::host::{Launch, Version};
 use anyhow::Context as _;
 use gshare_core::{Bytes, GpuId, InstanceId, QuotaRange};
@@ -128,7 +128,7 @@ impl Weights {
         model: &Model,
         launch: &Launch,
         part: &Part,
-        devices: &Devices,
+        devices: &Inventory,
         hook: &Hook,
     ) -> io::Result<(Use, Option<Begun>)> {
         let instance = launch.instance;
@@ -162,7 +162,7 @@ impl Weights {
         number: u64,
         model: &Model,
         part: &Part,
-        devices: &Devices,
+        devices: &Inventory,
         hook: &Hook,
     ) -> io::Result<Store> {
         // Clients may connect before the process is that far.

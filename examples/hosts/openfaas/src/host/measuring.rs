@@ -81,7 +81,7 @@ impl Host {
     fn measure_on_share(&mut self, function: FunctionId) {
         let Some(known) = self.versions.get(&function) else { return };
         let (version, plan) = (Arc::clone(&known.version), known.version.plan.clone());
-        let memory = plan.memory.unwrap_or(self.guess);
+        let memory = plan.memory_before(self.guess);
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate() {
             let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
             let work = Work::Training { workers: plan.devices, share };
@@ -153,7 +153,7 @@ impl Host {
     /// GPU memory of an instance with weights of its own.
     fn memory_alone(&self, version: &Version) -> Bytes {
         let weights = version.plan.weights().map_or(Bytes::ZERO, |weights| weights.bytes);
-        version.plan.memory.unwrap_or(self.guess).saturating_add(weights)
+        version.plan.memory_before(self.guess).saturating_add(weights)
     }
 
     fn add_trial(&mut self, function: FunctionId, version: &Version) -> FunctionId {
