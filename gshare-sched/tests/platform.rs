@@ -17,8 +17,8 @@ use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceNames,
     InstanceReport, InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig,
-    PlatformError, PlatformEvent, PlatformSettings, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection,
-    Work,
+    PlatformError, PlatformEvent, PlatformSettings, Pool, PoolAction, PoolError, PoolEvent, Regime,
+    Rejection, Work,
 };
 use gshare_sched::request::Tier;
 use proptest::prelude::*;

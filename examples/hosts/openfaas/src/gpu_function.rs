@@ -176,11 +176,14 @@ impl Gpu {
         let module = context.load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
         let kernel = module.load_function(&name)?;
         let weights = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
-            (Ok(name), Ok(store)) => Weights::of_store(&name, &store, (ordinal, &stream))?.or_else(|model| {
-                let bytes = model.memory()?;
-                let part = bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
-                Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))
-            })?,
+            (Ok(name), Ok(store)) => {
+                Weights::of_store(&name, &store, (ordinal, &stream))?.or_else(|model| {
+                    let bytes = model.memory()?;
+                    let part =
+                        bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
+                    Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))
+                })?
+            }
             _ => Weights::Own(stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?),
         };
         Ok(Self { work, stream, kernel, _weights: weights })

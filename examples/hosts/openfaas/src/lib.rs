@@ -58,6 +58,7 @@
 //! - *A device*: the daemon reports the loss within about 2 s. The instances on the device end as above, and new instances
 //!   start on other devices. The device gets no instance until the daemon reports its return. `sim-stat --lose` loses a
 //!   simulated device, which the provider's own daemon sees.
+//! - *The store of [`weights`] on a device*: the instances that use the weights end with the reason, and others start.
 //! - *The daemon*: processes follow their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and attach to the next daemon.
 //! - *The provider*: the kernel kills its processes, and the [`reaper`] kills their children. The next provider in the same
 //!   directory restores functions, secrets, measurements and numbers of replicas. Calls in `/async-function`'s queue are lost.

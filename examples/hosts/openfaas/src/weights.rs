@@ -16,8 +16,8 @@
 //!   end too, with the reason, and others start with another store.
 
 use super::deployment::Model;
-use super::inventory::Inventory;
 use super::host::{Launch, Version};
+use super::inventory::Inventory;
 use anyhow::Context as _;
 use gshare_core::{Bytes, GpuId, InstanceId, QuotaRange};
 use gshare_modelstore::backend::HostBackend;
@@ -138,7 +138,8 @@ impl Weights {
         if !stores.contains_key(&place) {
             if Model::of(&model.path).as_ref() != Ok(model) {
                 let path = model.path.display();
-                let text = format!("`{path}` has changed since it was named in gshare/model: deploy it again");
+                let text =
+                    format!("`{path}` has changed since it was named in gshare/model: deploy it again");
                 return Err(io::Error::other(text));
             }
             *last += 1;
@@ -208,7 +209,9 @@ fn client(gpu: GpuId, model: &Model) -> String {
 impl Drop for Use {
     fn drop(&mut self) {
         let stores = &mut self.of.stores.lock().1;
-        let Some(store) = stores.get_mut(&self.place).filter(|store| store.number == self.number) else { return };
+        let Some(store) = stores.get_mut(&self.place).filter(|store| store.number == self.number) else {
+            return;
+        };
         if let Some(at) = store.users.iter().position(|(user, _)| *user == self.instance) {
             store.users.swap_remove(at);
         }

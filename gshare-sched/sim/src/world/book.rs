@@ -26,7 +26,8 @@ use gshare_core::profile::ProfileTable;
 use gshare_core::{Duration, FunctionId, GpuId, InstanceId, ModelId, RequestId, TenantId, Timestamp};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{
-    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Weights, Work,
+    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause,
+    Weights, Work,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -50,10 +50,9 @@ impl FractionalPool {
         let demands: Vec<Demand> = (0..workers).map(|_| demand).collect();
         let mut placed = Vec::new();
         let found = match of.spec.weights {
-            Some(weights) => self
-                .weights
-                .place(&mut *self.packer, &demand, weights, &|_| true)
-                .map(|one| placed.push(one)),
+            Some(weights) => {
+                self.weights.place(&mut *self.packer, &demand, weights, &|_| true).map(|one| placed.push(one))
+            }
             None => self.packer.place_gang(&demands, &mut placed),
         };
         if found.is_err() {

@@ -33,8 +33,7 @@ impl SharedWeights {
         let none = PackError::Memory { memory: demand.memory };
         let on = self.models.get(&weights.model).map(|(_, on)| on);
         let there = |gpu| on.is_some_and(|on| on.contains_key(&gpu));
-        let beside =
-            on.map_or(Err(none), |_| packer.place_where(demand, &|gpu| there(gpu) && allowed(gpu)));
+        let beside = on.map_or(Err(none), |_| packer.place_where(demand, &|gpu| there(gpu) && allowed(gpu)));
         let placed = beside.or_else(|_| {
             let both = demand.with_memory(demand.memory.saturating_add(weights.bytes));
             let found = packer.place_where(&both, &|gpu| !there(gpu) && allowed(gpu))?.placement;

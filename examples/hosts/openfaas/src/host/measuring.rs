@@ -236,7 +236,9 @@ impl Host {
         (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
         let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
         // The receiver closes only at the end of the host.
-        let _ = self.orders.send(Order::Measure(Launch { instance, index: 0, parts, version, weights: None }, stop));
+        let _ = self
+            .orders
+            .send(Order::Measure(Launch { instance, index: 0, parts, version, weights: None }, stop));
     }
 
     /// Ends the turn of a companion's instance after its trials, successful or not.

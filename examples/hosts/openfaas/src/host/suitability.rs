@@ -58,7 +58,8 @@ impl Host {
             }
             _ => {}
         }
-        let asked = plan.memory.or(plan.expected).filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
+        let asked =
+            plan.memory.or(plan.expected).filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
         let asked = Bytes(asked.get().div_ceil(plan.devices.into()));
         let most = devices.into_iter().map(largest).max()?;
         if let (Some(model), Some(weights)) = (&plan.model, plan.weights()) {
