@@ -25,7 +25,7 @@ impl ApiError {
         Self { status, message: message.into() }
     }
 
-    /// 400.
+    /// A 400 answer.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }

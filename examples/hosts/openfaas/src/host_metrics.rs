@@ -134,7 +134,7 @@ impl Metrics {
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// All metrics in OpenMetrics text.
+    /// All metrics in the text form of `OpenMetrics`.
     pub fn encode(&self, node: &Node) -> String {
         self.gpu_seconds.clear();
         for family in [

@@ -39,7 +39,8 @@ use std::sync::Arc;
 /// When the model cannot be read, or there is no driver.
 pub fn serve(model: &Path) -> anyhow::Result<()> {
     let bytes = Model::of(model).map_err(anyhow::Error::msg)?.bytes;
-    let mut config = ServerConfig::at(model).with_models(Some(model.to_owned()));
+    // The host has made the socket, and removes it.
+    let mut config = ServerConfig::at(PathBuf::new()).with_models(Some(model.to_owned()));
     // A program may also ask for the model in host memory.
     (config.store.gpu, config.store.host) = (bytes, bytes);
     let loader = vec![std::env::current_exe()?.into(), "--load-weights".into()];
@@ -173,7 +174,7 @@ impl Weights {
         command.envs(devices.variables(std::slice::from_ref(part))?);
         command.env("GSHARE_QUOTA", QuotaRange::BEST_EFFORT.to_string()).env_remove("GSHARE_MEM");
         let run = gshare_runner::new_run()?;
-        let process = HookedProcess::start(command, &client(part.gpu, model), run, Some(hook))?;
+        let process = HookedProcess::start(command, &client(number, part.gpu, model), run, Some(hook))?;
         Ok(Store { process, number, users: Vec::new() })
     }
 
@@ -192,7 +193,7 @@ impl Weights {
     /// The weights on a device; the daemon's account of a store is asked by its name.
     pub fn held(&self, on: GpuId, account: &dyn Fn(&str) -> Bytes) -> Vec<Held> {
         let held = |((gpu, model), store): (&Place, &Store)| {
-            let (client, pid) = (client(*gpu, model), store.process.pid());
+            let (client, pid) = (client(store.number, *gpu, model), store.process.pid());
             let instances = store.users.iter().map(|(instance, _)| *instance).collect();
             Held { model: model.path.clone(), memory: account(&client), client, instances, pid }
         };
@@ -200,10 +201,10 @@ impl Weights {
     }
 }
 
-/// Name of a store at the node's daemon.
-fn client(gpu: GpuId, model: &Model) -> String {
+/// Name of a store at the node's daemon. It ends like no instance's name, and another store never takes it.
+fn client(number: u64, gpu: GpuId, model: &Model) -> String {
     let stem = model.path.file_stem().unwrap_or_default().to_string_lossy();
-    format!("weights/{gpu}/{stem}/{}", model.number())
+    format!("weights/{gpu}/{number}/{}", stem.replace('-', "_"))
 }
 
 impl Drop for Use {

@@ -27,7 +27,7 @@ pub(crate) struct Options {
     /// The DAG: components with profiles, and edges, as JSON or TOML.
     #[arg(value_name = "DAG")]
     dag: PathBuf,
-    /// Free slices by profile name, to be laid on as few GPUs as possible.
+    /// Free slices by profile name; each goes to the first GPU with a place for it.
     #[arg(long, value_name = "PROFILES", value_delimiter = ',', required = true)]
     free: Vec<String>,
     /// GPU model of these profiles.

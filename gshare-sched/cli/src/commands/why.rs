@@ -27,7 +27,7 @@ pub(crate) struct Options {
     /// Name of an instance, or number of a process [default: everything].
     #[arg(value_name = "NAME|PID")]
     of: Option<String>,
-    /// The waits in progress at that time ago; if there were none, the last finding before.
+    /// The waits in progress this long ago; if there were none, the last finding before.
     #[arg(long, value_name = "TIME")]
     at: Option<Duration>,
     /// The waits, denials and refusals within this last span of time.

@@ -40,7 +40,7 @@ const TURN: Duration = Duration::from_secs(10);
 pub(crate) const DISTURBED: BasisPoints = BasisPoints::percent(5);
 /// The first and the longest pause before a new measurement.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// Answers per correction: six of them lie above the 95th percentile.
+/// Answers per correction: seven of them lie above the 95th percentile.
 const ANSWERS: usize = 128;
 
 /// State of a function's measurement.
