@@ -559,7 +559,7 @@ fn virtual_memory_maps_handles() {
         let mut read_only = access;
         read_only.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
         ok!(cuMemSetAccess(at, 2 * step, &raw const read_only, 1));
-        assert_eq!(get!(cuMemGetAccess(&raw const access.location, at)), 1);
+        assert_eq!(get!(cuMemGetAccess((&raw const access.location).cast(), at)), 1);
         assert_eq!(cu!(cuMemsetD8_v2(at + 5, 1, 3)), INVALID_VALUE, "it may be read alone");
         assert_eq!(cu!(cuMemcpyHtoD_v2(at, word.as_ptr().cast(), 4)), INVALID_VALUE);
         ok!(cuMemcpyDtoH_v2(word.as_mut_ptr().cast(), at + 4, 4));
