@@ -544,7 +544,7 @@ fn restore(app: &App) -> anyhow::Result<usize> {
         let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
             app.recall(&mut plan, &record.deployment, true);
             if let Some(model) = plan.model.as_ref().filter(|_| !app.node.host().shares_weights(&plan)) {
-                app.node.runner.models.put(&model.path)?;
+                app.node.runner.models.put(model)?;
             }
             let version = Version { deployment: record.deployment, plan };
             app.node.logs.open(&name);

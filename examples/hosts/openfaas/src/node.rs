@@ -567,9 +567,9 @@ fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: 
         return Some(launch);
     };
     match node.runner.weights.take(model, &launch, &part, &node.runner.devices, hook) {
-        Ok((weights, begun)) => {
+        Ok((weights, ended)) => {
+            ended.map(|ended| runtime.spawn(watch(Arc::clone(node), weights.store, ended)));
             launch.weights = Some(Arc::new(weights));
-            begun.map(|begun| runtime.spawn(watch(Arc::clone(node), begun)));
             Some(launch)
         }
         Err(error) => {
@@ -582,15 +582,17 @@ fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: 
 }
 
 /// Ends the instances whose weights have lost their store.
-async fn watch(node: Arc<Node>, begun: super::weights::Begun) {
+async fn watch(node: Arc<Node>, store: u64, ended: OwnedFd) {
     #[expect(
         deprecated,
         reason = "its replacement is unsafe; the descriptor is owned, and stays open as long as this"
     )]
-    let ended = begun.ended.try_clone().and_then(AsyncFd::new);
-    let Ok(ended) = ended else { return };
-    let _ = ended.readable().await;
-    let Some((users, why)) = node.runner.weights.lost(&begun) else { return };
+    let ended = AsyncFd::new(ended);
+    // A store that cannot be watched ends now.
+    if let Ok(ended) = ended {
+        let _ = ended.readable().await;
+    }
+    let Some((users, why)) = node.runner.weights.lost(store) else { return };
     eprintln!("openfaas: {why}: the instances that use them end");
     let mut host = node.host();
     for (instance, version) in users {

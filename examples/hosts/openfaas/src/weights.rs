@@ -26,7 +26,6 @@ use gshare_modelstore::server::{Server, ServerConfig, listen_at};
 use gshare_runner::{Hook, HookedProcess};
 use gshare_sched::platform::Part;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -51,13 +50,13 @@ pub fn serve(model: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The weights of a model on a device.
-type Place = (GpuId, Model);
-
+/// The store of a model's weights on a device.
 #[derive(Debug)]
 struct Store {
-    process: HookedProcess,
     number: u64,
+    gpu: GpuId,
+    model: Model,
+    process: HookedProcess,
     users: Vec<User>,
 }
 
@@ -68,27 +67,19 @@ type User = (InstanceId, Arc<Version>);
 #[derive(Debug)]
 pub struct Weights {
     folder: PathBuf,
-    stores: Mutex<(u64, BTreeMap<Place, Store>)>,
+    /// The number of the last store, and the stores.
+    stores: Mutex<(u64, Vec<Store>)>,
 }
 
-/// The use of weights by an instance's process. Dropping the last one of a place frees the memory, and waits for that.
+/// The use of weights by an instance's process. Dropping the last use of a store frees the memory, and waits for that.
 #[derive(Debug)]
 pub struct Use {
     of: Arc<Weights>,
-    place: Place,
-    number: u64,
+    /// Number of their store.
+    pub store: u64,
     instance: InstanceId,
     /// Socket of their store.
     pub socket: PathBuf,
-}
-
-/// A store that has begun: what [`Weights::lost`] takes when `ended` is readable.
-#[derive(Debug)]
-pub struct Begun {
-    place: Place,
-    number: u64,
-    /// Readable once its process has ended.
-    pub ended: OwnedFd,
 }
 
 /// Weights on a device, to show.
@@ -119,8 +110,8 @@ impl Weights {
         Ok(Arc::new(Self { folder, stores: Mutex::default() }))
     }
 
-    /// Has a model's weights for a process of an instance on the part's device. A store that did not run yet is begun, by the calling
-    /// thread, with which it ends.
+    /// Has a model's weights for a process of an instance on the part's device. A store that did not run yet is begun by the calling
+    /// thread, with which it ends; then there is a descriptor too, readable at the end of the store, for [`lost`](Self::lost).
     ///
     /// # Errors
     /// When the file is not what it was, or the store cannot be started.
@@ -131,28 +122,30 @@ impl Weights {
         part: &Part,
         devices: &Inventory,
         hook: &Hook,
-    ) -> io::Result<(Use, Option<Begun>)> {
-        let instance = launch.instance;
-        let place = (part.gpu, model.clone());
+    ) -> io::Result<(Use, Option<OwnedFd>)> {
         let (last, stores) = &mut *self.stores.lock();
-        let mut begun = None;
-        if !stores.contains_key(&place) {
-            if Model::of(&model.path).as_ref() != Ok(model) {
-                let path = model.path.display();
-                let text =
-                    format!("`{path}` has changed since it was named in gshare/model: deploy it again");
-                return Err(io::Error::other(text));
+        let mut ended = None;
+        let there = stores.iter().position(|store| store.gpu == part.gpu && store.model == *model);
+        let at = match there {
+            Some(at) => at,
+            None if Model::of(&model.path).as_ref() != Ok(model) => {
+                return Err(io::Error::other(
+                    "the file has changed since gshare/model named it: deploy it again",
+                ));
             }
-            *last += 1;
-            let store = self.begin(*last, model, part, devices, hook)?;
-            let ended = store.process.pidfd().try_clone_to_owned()?;
-            begun = Some(Begun { place: place.clone(), number: *last, ended });
-            stores.insert(place.clone(), store);
-        }
-        let store = stores.get_mut(&place).ok_or(io::ErrorKind::NotFound)?;
-        store.users.push((instance, Arc::clone(&launch.version)));
+            None => {
+                *last += 1;
+                let process = self.begin(*last, model, part, devices, hook)?;
+                ended = Some(process.pidfd().try_clone_to_owned()?);
+                let (number, gpu, model) = (*last, part.gpu, model.clone());
+                stores.push(Store { number, gpu, model, process, users: Vec::new() });
+                stores.len() - 1
+            }
+        };
+        let store = &mut stores[at];
+        store.users.push((launch.instance, Arc::clone(&launch.version)));
         let (number, socket) = (store.number, self.socket(store.number));
-        Ok((Use { of: Arc::clone(self), place, number, instance, socket }, begun))
+        Ok((Use { of: Arc::clone(self), store: number, instance: launch.instance, socket }, ended))
     }
 
     fn socket(&self, number: u64) -> PathBuf {
@@ -166,38 +159,37 @@ impl Weights {
         part: &Part,
         devices: &Inventory,
         hook: &Hook,
-    ) -> io::Result<Store> {
+    ) -> io::Result<HookedProcess> {
         // Clients may connect before the process is that far.
         let listener = listen_at(&self.socket(number), 0o666).map_err(io::Error::other)?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("--weights").arg(&model.path).stdin(Stdio::from(listener)).stdout(Stdio::null());
         command.envs(devices.variables(std::slice::from_ref(part))?);
         command.env("GSHARE_QUOTA", QuotaRange::BEST_EFFORT.to_string()).env_remove("GSHARE_MEM");
-        let run = gshare_runner::new_run()?;
-        let process = HookedProcess::start(command, &client(number, part.gpu, model), run, Some(hook))?;
-        Ok(Store { process, number, users: Vec::new() })
+        let name = client(number, part.gpu, model);
+        HookedProcess::start(command, &name, gshare_runner::new_run()?, Some(hook))
     }
 
-    /// The instances that have lost their weights, if the store was not ended by this host, and why.
-    pub fn lost(&self, of: &Begun) -> Option<(Vec<User>, String)> {
-        let mut locked = self.stores.lock();
-        locked.1.get(&of.place).filter(|store| store.number == of.number)?;
-        let mut store = locked.1.remove(&of.place)?;
-        store.process.has_ended();
-        let (gpu, model) = &of.place;
-        let how = store.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string());
+    /// The instances that have lost their weights with a store that this host has not ended, and why.
+    pub fn lost(&self, number: u64) -> Option<(Vec<User>, String)> {
+        let stores = &mut self.stores.lock().1;
+        let at = stores.iter().position(|store| store.number == number)?;
+        let Store { gpu, model, mut process, users, .. } = stores.swap_remove(at);
+        process.has_ended();
+        let how = process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string());
         let path = model.path.display();
-        Some((store.users, format!("the store of the weights of {path} on {gpu} has ended ({how})")))
+        Some((users, format!("the store of the weights of {path} on {gpu} has ended ({how})")))
     }
 
     /// The weights on a device; the daemon's account of a store is asked by its name.
     pub fn held(&self, on: GpuId, account: &dyn Fn(&str) -> Bytes) -> Vec<Held> {
-        let held = |((gpu, model), store): (&Place, &Store)| {
-            let (client, pid) = (client(store.number, *gpu, model), store.process.pid());
+        let held = |store: &Store| {
+            let client = client(store.number, store.gpu, &store.model);
             let instances = store.users.iter().map(|(instance, _)| *instance).collect();
-            Held { model: model.path.clone(), memory: account(&client), client, instances, pid }
+            let (model, pid) = (store.model.path.clone(), store.process.pid());
+            Held { model, memory: account(&client), client, instances, pid }
         };
-        self.stores.lock().1.iter().filter(|((gpu, _), _)| *gpu == on).map(held).collect()
+        self.stores.lock().1.iter().filter(|store| store.gpu == on).map(held).collect()
     }
 }
 
@@ -210,15 +202,14 @@ fn client(number: u64, gpu: GpuId, model: &Model) -> String {
 impl Drop for Use {
     fn drop(&mut self) {
         let stores = &mut self.of.stores.lock().1;
-        let Some(store) = stores.get_mut(&self.place).filter(|store| store.number == self.number) else {
-            return;
-        };
-        if let Some(at) = store.users.iter().position(|(user, _)| *user == self.instance) {
-            store.users.swap_remove(at);
+        let Some(at) = stores.iter().position(|store| store.number == self.store) else { return };
+        let users = &mut stores[at].users;
+        if let Some(at) = users.iter().position(|(user, _)| *user == self.instance) {
+            users.swap_remove(at);
         }
-        if store.users.is_empty() {
-            // Killed and waited for, under the lock: whoever needs them next needs the memory.
-            stores.remove(&self.place);
+        if users.is_empty() {
+            // Killed and waited for under the lock: the next store needs the memory.
+            stores.swap_remove(at);
             let _ = std::fs::remove_file(&self.socket);
         }
     }
@@ -244,12 +235,13 @@ impl StoreClient {
         Ok(Self { library, python })
     }
 
-    /// Gives a command the client; `before` is the function's own `PYTHONPATH`.
-    pub fn hand_to(&self, command: &mut Command, before: Option<&str>) {
+    /// Gives a command the client, before the function's own `PYTHONPATH` or the host's.
+    pub fn hand_to(&self, command: &mut Command, own: Option<&str>) {
         let mut path = self.python.clone().into_os_string();
-        for rest in before.into_iter().filter(|rest| !rest.is_empty()) {
+        let before = own.map(Into::into).or_else(|| std::env::var_os("PYTHONPATH"));
+        if let Some(before) = before.filter(|before| !before.is_empty()) {
             path.push(":");
-            path.push(rest);
+            path.push(before);
         }
         command.env("PYTHONPATH", path).env("GSHARE_STORE_LIBRARY", &self.library);
     }
