@@ -58,12 +58,6 @@ impl Conformance {
             bounds_waits: true,
         }
     }
-
-    /// The same suite over other seeds.
-    #[must_use]
-    pub fn with_seeds(self, seeds: core::ops::Range<u64>) -> Self {
-        Self { seeds, ..self }
-    }
 }
 
 /// Counts of the checks of a suite.
@@ -91,7 +85,7 @@ impl Report {
 pub struct Failure {
     /// The run, with its seed.
     pub run: String,
-    /// The violation and its picture.
+    /// The violation, with the calls before it.
     pub violation: Violation,
 }
 

@@ -9,11 +9,12 @@ use super::run_plan::{Change, Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
+use crate::log::Log;
 use crate::rng::Rng;
 use core::fmt;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// An engine that asks for this many calls in a row at the present time will never stop.
 const STALLED: u32 = 1_000;
@@ -73,7 +74,7 @@ where
     };
     let mut world = World::new(plan, nodes.as_ref(), seed, engine, true);
     let result = world.run();
-    (result, world.story.unwrap_or_default().into())
+    (result, world.log.lines())
 }
 
 fn nodes(plan: &Plan, seed: u64) -> Result<Option<Nodes>, String> {
@@ -126,7 +127,7 @@ struct World<'a, E> {
     armed: [bool; Fault::ALL.len()],
     actions: Vec<PlatformAction>,
     outcome: Outcome,
-    story: Option<VecDeque<String>>,
+    log: Log,
 }
 
 impl<'a, E> World<'a, E>
@@ -170,17 +171,14 @@ where
             armed: [false; Fault::ALL.len()],
             actions: Vec::new(),
             outcome: Outcome::default(),
-            story: tells.then(VecDeque::new),
+            log: Log::keeping(if tells { plan.story.max(1) } else { 0 }),
         }
     }
 
     fn run(&mut self) -> Result<Outcome, Failure> {
         match self.play() {
             Ok(()) => Ok(self.add_up()),
-            Err(claim) => {
-                let story = self.story.iter().flatten().cloned().collect();
-                Err(Failure { seed: self.seed, at: self.now, claim, story })
-            }
+            Err(claim) => Err(Failure { seed: self.seed, at: self.now, claim, story: self.log.lines() }),
         }
     }
 
@@ -678,13 +676,7 @@ where
     }
 
     fn note(&mut self, line: impl FnOnce() -> String) {
-        let now = self.now.saturating_since(Timestamp::ZERO);
-        if let Some(story) = &mut self.story {
-            if story.len() >= self.plan.story.max(1) {
-                story.pop_front();
-            }
-            story.push_back(format!("{now} {}", line()));
-        }
+        self.log.line(self.now, line);
     }
 
     fn hash(&mut self, action: &PlatformAction) {
@@ -703,10 +695,7 @@ where
             | PlatformAction::Forget { function, .. } => function.number().into(),
         };
         let name = name_of(action).len() as u64;
-        for value in [self.now.as_nanos(), name, number] {
-            self.outcome.hash =
-                (self.outcome.hash ^ value).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-        }
+        self.log.mix(&[self.now.as_nanos(), name, number]);
     }
 
     fn obey(&mut self, action: &PlatformAction) {
@@ -830,6 +819,7 @@ where
 
     fn add_up(&mut self) -> Outcome {
         let mut outcome = core::mem::take(&mut self.outcome);
+        outcome.hash = self.log.hash();
         outcome.functions = self.book.outcomes(self.now);
         for (index, (of, function)) in outcome.functions.iter_mut().zip(&self.plan.functions).enumerate() {
             of.name.clone_from(&function.name);
