@@ -1,8 +1,6 @@
 //! The request scheduler on whole devices where everything goes wrong.
 
-use gshare_core::{
-    BasisPoints, Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp,
-};
+use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{
     CachePolicy, LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, SchedulerConfig, Tier,
 };

@@ -36,7 +36,7 @@ use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
 use crate::engine::{Store, StoreConfig};
-use crate::store::{Access, StoreEvent, StoreLimits};
+use crate::store::{Access, ModelStore, StoreEvent, StoreLimits};
 use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
@@ -56,6 +56,8 @@ use std::thread::JoinHandle;
 pub struct ServerConfig {
     /// Path of the socket.
     pub socket: PathBuf,
+    /// The socket of [`listen_at`], if another process has made it; otherwise the server binds it.
+    pub listener: Option<Arc<OwnedFd>>,
     /// Permissions of the socket. Default 0o666, since access is decided per client.
     pub socket_mode: u32,
     /// Memory and watermarks.
@@ -96,6 +98,7 @@ impl ServerConfig {
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
+            listener: None,
             socket_mode: 0o666,
             store: StoreConfig::default(),
             models: None,
@@ -191,35 +194,36 @@ impl Server {
         host: Box<dyn ModelBackend>,
         gpu: Option<Box<dyn ModelBackend>>,
     ) -> Result<Self, ServerError> {
-        let listener = listen_at(&config.socket, config.socket_mode)?;
-        let path = config.socket.clone();
-        // A store that does not start leaves no socket.
-        Self::at_listener(listener, config, host, gpu).inspect_err(|_| drop(std::fs::remove_file(path)))
-    }
-
-    /// The same at a socket that listens already, of [`listen_at`].
-    ///
-    /// # Errors
-    /// See [`ServerError`].
-    pub fn at_listener(
-        listener: OwnedFd,
-        config: ServerConfig,
-        host: Box<dyn ModelBackend>,
-        gpu: Option<Box<dyn ModelBackend>>,
-    ) -> Result<Self, ServerError> {
-        let (path, models) = (config.socket.clone(), config.models.clone());
         let mut engine = config.store.clone();
         if gpu.is_none() {
             engine.gpu = Bytes::ZERO;
         }
+        Self::with_engine(config, Box::new(Store::new(engine)?), host, gpu)
+    }
+
+    /// The same with a policy of the host's own, which keeps to the memory that the configuration names.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn with_engine(
+        config: ServerConfig,
+        engine: Box<dyn ModelStore>,
+        host: Box<dyn ModelBackend>,
+        gpu: Option<Box<dyn ModelBackend>>,
+    ) -> Result<Self, ServerError> {
+        let ServerConfig { socket: path, listener, socket_mode, models, .. } = config.clone();
         let backends = [gpu.map(Arc::from), Some(Arc::from(host))];
         let open = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let bounds = config.bounds(open.unwrap_or(u64::MAX));
         let bounds = Bounds::new(bounds, rustix::process::geteuid().as_raw())?;
-        let mut core = Core::new(Store::new(engine)?, config, backends, bounds);
+        let mut core = Core::new(engine, config, backends, bounds);
         for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
             add(&mut core, name, &file)?;
         }
+        let listener = match listener {
+            Some(listener) => listener.try_clone().map_err(failed("socket"))?,
+            None => listen_at(&path, socket_mode)?,
+        };
         let shared = Arc::new(Shared::new(core));
         Ok(Self { listener, shared, path })
     }

@@ -89,6 +89,11 @@ pub struct FunctionSpec {
     /// On slices and whole devices each instance has its own in any case. With one device per instance only.
     #[cfg_attr(feature = "serde", serde(default))]
     pub weights: Option<Weights>,
+    /// Whether an instance takes several requests at once as one batch, of at most its point's size, and one batch at a time. The
+    /// dispatches to one instance in one answer of the platform are then one batch. On sliced and whole devices each batch is one
+    /// request.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub batches: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -104,6 +109,7 @@ const fn nobody() -> TenantId {
 gshare_core::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota => Some),
     with_devices(devices: u32),
+    with_batches(batches: bool),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
     with_tenant(tenant: TenantId),
@@ -129,6 +135,7 @@ impl FunctionSpec {
             time_limit: None,
             devices: 1,
             weights: None,
+            batches: false,
         }
     }
 

@@ -23,8 +23,9 @@ pub(super) struct Instance {
     starts_parked: bool,
     /// The devices of its parts, now or before it was parked.
     pub(super) devices: BTreeSet<GpuId>,
-    /// Memory booked for its tenant.
+    /// Memory and processes booked for its tenant.
     pub(super) memory: Bytes,
+    processes: u32,
     /// The use of the instance's share by its requests.
     pub(super) time: GpuTime,
     /// Requests that run on the instance.
@@ -205,7 +206,7 @@ impl Platform {
         }
     }
 
-    /// Takes a new instance in. False: its tenant may not have as much memory, so that its start is refused.
+    /// Takes a new instance in. False: its tenant may not have as much memory or as many processes, so that its start is refused.
     fn book(&mut self, pool: usize, start: &PlatformAction) -> bool {
         let PlatformAction::Start { instance, function, parts, takes, parked, .. } = start else {
             return false;
@@ -213,7 +214,9 @@ impl Platform {
         let all = self.memory();
         let Some(of) = self.functions.get_mut(function) else { return false };
         let (memory, area) = sums(parts);
-        if !self.tenants.book(of.spec.tenant, memory, all) {
+        // A spread model has one process.
+        let processes = if of.spec.devices > 1 { 1 } else { u32::try_from(parts.len()).unwrap_or(u32::MAX) };
+        if !self.tenants.book(of.spec.tenant, memory, processes, all) {
             of.stats.unmet += 1;
             let (instance, report) = (*instance, InstanceReport::Refused);
             self.answers.push_back((pool, PoolEvent::Instance { instance, report }));
@@ -228,6 +231,7 @@ impl Platform {
             starts_parked: *parked,
             devices: parts.iter().map(|part| part.gpu).collect(),
             memory,
+            processes,
             time: GpuTime::new(area, self.now),
             requests: BTreeSet::new(),
         };
@@ -281,7 +285,7 @@ impl Platform {
         let function = of.function;
         if let Some(known) = self.functions.get_mut(&function) {
             known.instances = known.instances.saturating_sub(1);
-            self.tenants.unbook(known.spec.tenant, of.memory);
+            self.tenants.unbook(known.spec.tenant, of.memory, of.processes);
         }
         self.drop_if_done(function);
     }

@@ -43,6 +43,7 @@
 //! O(log n) over requests and instances, plus the pool's cost; O(instances) for a removed function.
 
 mod admission;
+mod batch;
 mod choice;
 mod device_spec;
 mod error;

@@ -44,9 +44,8 @@ pub fn serve(model: &Path) -> anyhow::Result<()> {
     (config.store.gpu, config.store.host) = (bytes, bytes);
     let loader = vec![std::env::current_exe()?.into(), "--load-weights".into()];
     let gpu = VmmBackend::new(0, loader)?;
-    let listener = io::stdin().as_fd().try_clone_to_owned()?;
-    let server = Server::at_listener(listener, config, Box::new(HostBackend), Some(Box::new(gpu)))?;
-    server.spawn()?.join();
+    config.listener = Some(Arc::new(io::stdin().as_fd().try_clone_to_owned()?));
+    Server::with_backends(config, Box::new(HostBackend), Some(Box::new(gpu)))?.spawn()?.join();
     Ok(())
 }
 

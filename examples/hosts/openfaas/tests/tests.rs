@@ -2,11 +2,13 @@
 
 mod common;
 
+mod batches;
 mod browser;
 mod chaos;
 mod confined;
 mod images;
 mod openfaas;
+mod settings;
 mod spans;
 mod story;
 mod weights;

@@ -126,6 +126,8 @@ struct World<'a, E> {
     /// Faults in wait for their occasion.
     armed: [bool; Fault::ALL.len()],
     actions: Vec<PlatformAction>,
+    /// Requests of each batch in the present answer, by its instance.
+    batches: BTreeMap<InstanceId, usize>,
     outcome: Outcome,
     log: Log,
 }
@@ -170,6 +172,7 @@ where
             chances: rng,
             armed: [false; Fault::ALL.len()],
             actions: Vec::new(),
+            batches: BTreeMap::new(),
             outcome: Outcome::default(),
             log: Log::keeping(if tells { plan.story.max(1) } else { 0 }),
         }
@@ -661,6 +664,17 @@ where
         if let Err(error) = self.engine.handle(self.now, event, &mut actions) {
             return Err(format!("the platform refused what it was told: {error}"));
         }
+        self.batches.clear();
+        for action in &actions {
+            if let PlatformAction::Dispatch { request, instance } = action
+                && self
+                    .book
+                    .asked(*request)
+                    .is_some_and(|(of, _)| self.plan.functions[of.index()].spec.batches)
+            {
+                *self.batches.entry(*instance).or_default() += 1;
+            }
+        }
         for action in actions.drain(..) {
             self.note(|| format!("  orders {action:?}"));
             if let PlatformAction::Reject { request, .. } = action {
@@ -737,7 +751,9 @@ where
                 let index = body.function;
                 let function = &self.plan.functions[index];
                 let (seed, jitter) = (self.seed, self.plan.jitter.min(100));
-                let took = self.floor.serve(self.now, *instance, body, function, *request, (seed, jitter));
+                let batch = self.batches.get(instance).copied();
+                let of = (*request, batch);
+                let took = self.floor.serve(self.now, *instance, body, function, of, (seed, jitter));
                 self.used[index] += took.used;
                 self.beyond[index] += took.beyond;
                 self.schedule_ends();

@@ -12,7 +12,8 @@
 //! 2. *Minimum* (`least_instances`): missing instances start at once where there is room at any of the function's points, even while
 //!    the scaler waits, and ten seconds after the host refused a start. The first request of a function without instances raises its
 //!    minimum to one, until [`keep_alive`](FractionalConfig::keep_alive) has passed without a call.
-//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the ready instance with the fewest
+//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch; where the function takes them as one
+//!    ([`batches`](FunctionSpec::batches)), one batch at a time, which may gather (`batch.rs`). A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
@@ -32,7 +33,7 @@
 //! served, with a load whenever it was parked since its last request.
 //!
 //! # Invariants
-//! The contract of [`Pool`], and: no request waits while a ready instance of its function has room.
+//! The contract of [`Pool`], and: no request waits while a ready instance of its function has room, but for a batch that gathers.
 //!
 //! # Cost
 //! O(log n) for a request; O(n) over the instances of the pool when room is made.
@@ -55,6 +56,7 @@ use pool_config::RESTART_AFTER;
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
 use super::START_AGAIN;
+use super::batch::Arrivals;
 use super::host_cache::HostCache;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
@@ -140,6 +142,7 @@ struct Function {
     reported: Timestamp,
     /// Time of the last arrival or end of a request.
     used: Timestamp,
+    arrivals: Arrivals,
     /// Whether the minimum was raised to one.
     activated: bool,
     removed: bool,
@@ -166,6 +169,8 @@ enum Timer {
     Minimum(FunctionId),
     /// Starts the training job again.
     Restart(FunctionId),
+    /// Gives out a batch, full or not.
+    Batch(FunctionId),
 }
 
 /// Shares out the time and SMs of devices: the pool of this module.
@@ -250,6 +255,9 @@ impl FractionalPool {
                 Timer::Room => self.room_changed = true,
                 Timer::Minimum(function) => self.keep_minimum(function, actions),
                 Timer::Restart(function) => self.start_gang(function, actions),
+                Timer::Batch(function) => {
+                    self.to_serve.insert(function);
+                }
             }
         }
     }
@@ -317,6 +325,7 @@ impl FractionalPool {
             arrived: 0,
             reported: self.now,
             used: self.now,
+            arrivals: Arrivals::default(),
             activated: false,
             removed: false,
             gang,
@@ -339,6 +348,7 @@ impl FractionalPool {
         self.timers.clear(Timer::Report(function));
         self.timers.clear(Timer::Restart(function));
         self.timers.clear(Timer::Minimum(function));
+        self.timers.clear(Timer::Batch(function));
         self.lacking.remove(&function);
         self.idle_gangs.remove(&function);
         if !trains {
@@ -533,16 +543,19 @@ impl Pool for FractionalPool {
             for (placement, _) in &of.placements {
                 assert_eq!(self.by_placement.get(placement), Some(id), "{placement} is not that of {id}");
             }
-            let open = of.state == State::Ready
-                && function.gang.is_none()
-                && (of.requests.len() as u64) < u64::from(of.capacity);
+            let open =
+                of.state == State::Ready && function.gang.is_none() && of.has_room(function.spec.batches);
             assert_eq!(function.open.contains(&Self::open_key(*id, of)), open, "{id} takes requests or not");
             for request in &of.requests {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} runs elsewhere");
             }
         }
         for (id, of) in &self.functions {
-            assert!(of.queue.is_empty() || of.open.is_empty(), "{id} has room, and requests that wait");
+            let gathers = self.timers.has(Timer::Batch(*id));
+            assert!(
+                of.queue.is_empty() || of.open.is_empty() || gathers,
+                "{id} has room, and requests that wait"
+            );
             assert!(of.queue.is_empty() || !of.removed, "{id} is removed, and requests wait");
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
             let ready = of.instances.iter().map(|one| &self.instances[one]);

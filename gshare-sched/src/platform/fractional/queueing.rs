@@ -6,12 +6,18 @@ use super::{
     PoolAction, Request, RequestId, RequestRate, State, StopCause, Timer, Timestamp,
 };
 use crate::platform::WaitQueue;
+use crate::platform::batch::{self, Batch};
 
 impl Instance {
     /// How long the instance needs for as many requests as it serves at once.
     fn takes(&self) -> Duration {
         let nanos = u64::from(self.capacity).saturating_mul(1_000_000_000_000);
         Duration::from_nanos(nanos.checked_div(self.throughput.as_milli()).unwrap_or(0))
+    }
+
+    /// Whether a ready instance takes another request, or another batch.
+    pub(super) fn has_room(&self, batches: bool) -> bool {
+        if batches { self.requests.is_empty() } else { self.requests.len() < self.capacity as usize }
     }
 }
 
@@ -50,6 +56,7 @@ impl FractionalPool {
     pub(super) fn called(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
+        of.arrivals.came(self.now);
         of.used = self.now;
         self.activate(function, actions);
     }
@@ -70,23 +77,40 @@ impl FractionalPool {
         let backlog = self.functions.get(&function).map_or(Duration::ZERO, Function::behind);
         while let Some(of) = self.functions.get_mut(&function) {
             let Some(&key) = of.open.first() else { break };
-            let takes = self.instances.get(&key.2).map_or(Duration::ZERO, Instance::takes);
-            let Some(&first) = of.queue.first() else { break };
-            let done = self.now.saturating_add(takes);
-            let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
-            let chosen = self.order.next(&queue);
-            let waiting = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
-            of.queue.remove(&waiting);
-            of.open.remove(&key);
-            let (request, instance) = (waiting.1, key.2);
-            if let Some(of) = self.requests.get_mut(&request) {
-                of.on = Some(instance);
+            let instance = key.2;
+            let Some(on) = self.instances.get_mut(&instance) else { break };
+            let (size, takes) = (on.capacity as usize, on.takes());
+            self.timers.clear(Timer::Batch(function));
+            let mut count = of.queue.len().min(1);
+            if of.spec.batches {
+                match batch::next(self.now, &of.queue, (size, takes), of.spec.slo, &of.arrivals) {
+                    Batch::Now(all) => count = all,
+                    Batch::Gathers(until) => {
+                        self.timers.set(Timer::Batch(function), until);
+                        break;
+                    }
+                }
             }
-            let Some(of) = self.instances.get_mut(&instance) else { continue };
-            of.requests.insert(request);
-            of.used = self.now;
+            if count == 0 {
+                break;
+            }
+            of.open.remove(&key);
+            on.used = self.now;
+            let done = self.now.saturating_add(takes);
+            for _ in 0..count {
+                let Some(&first) = of.queue.first() else { break };
+                let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
+                let chosen = self.order.next(&queue);
+                let waiting = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
+                of.queue.remove(&waiting);
+                let request = waiting.1;
+                if let Some(of) = self.requests.get_mut(&request) {
+                    of.on = Some(instance);
+                }
+                on.requests.insert(request);
+                actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
+            }
             self.reopen(instance);
-            actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
         }
         self.wake(function);
     }
@@ -94,12 +118,9 @@ impl FractionalPool {
     /// Lists the instance as open, if it has room for a request.
     fn reopen(&mut self, instance: InstanceId) {
         let Some(of) = self.instances.get(&instance) else { return };
-        if of.state != State::Ready || of.requests.len() as u64 >= u64::from(of.capacity) {
-            return;
-        }
-        let key = Self::open_key(instance, of);
-        if let Some(of) = self.functions.get_mut(&of.function) {
-            of.open.insert(key);
+        let Some(function) = self.functions.get_mut(&of.function) else { return };
+        if of.state == State::Ready && of.has_room(function.spec.batches) {
+            function.open.insert(Self::open_key(instance, of));
         }
     }
 
