@@ -1,11 +1,13 @@
 //! Models in memory of a simulated GPU: the store without a context, a loader that comes and goes, clients in other processes.
 
 #![allow(clippy::cast_possible_truncation, reason = "small models")]
+#![allow(unsafe_code, reason = "a call to the CUDA driver")]
 
 mod common;
 
 use common::{data_of, model_file};
 use gshare_core::Bytes;
+use gshare_cuda_abi::types::sys;
 use gshare_modelstore::backend::ModelBackend;
 use gshare_modelstore::backend::cuda::{CudaMap, PinnedBackend, VmmBackend, run_loader};
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
@@ -98,6 +100,9 @@ fn roles() {
                 assert_eq!(entry.hash, *blake3::hash(&out).as_bytes());
             };
             ["w", "b"].into_iter().for_each(read);
+            // SAFETY: a byte of the host; the address is that of a mapping of this process.
+            let written = unsafe { sys::cuMemcpyHtoD_v2(map.address(), [1_u8].as_ptr().cast(), 1) };
+            assert_eq!(written, sys::CUresult::CUDA_ERROR_INVALID_VALUE, "the driver refuses to write");
             println!("READY");
             // Until the store is gone, and once more.
             std::io::stdin().read_exact(&mut [0]).unwrap();

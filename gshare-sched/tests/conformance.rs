@@ -2,7 +2,7 @@
 //! purpose: the suite names the claim.
 
 use gshare_core::dag::Dag;
-use gshare_core::{Engine, GpuId, PlacementId};
+use gshare_core::{Bytes, Engine, GpuId, PlacementId};
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
@@ -72,6 +72,9 @@ impl Packer for IgnoresTheFilter {
     }
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         self.0.release(id)
+    }
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.0.set_aside(gpu, memory)
     }
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
         self.0.placements(visit);

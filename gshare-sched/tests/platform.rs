@@ -17,12 +17,13 @@ use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceNames,
     InstanceReport, InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig,
-    PlatformError, PlatformEvent, Pool, PoolAction, PoolError, PoolEvent, Regime, Rejection, Work,
+    PlatformError, PlatformEvent, PlatformSettings, Pool, PoolAction, PoolError, PoolEvent, Regime,
+    Rejection, Work,
 };
 use gshare_sched::request::Tier;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use support::{End, Host, Later, MS, gib, inference, profile};
+use support::{End, Host, Later, MS, gib, inference, profile, weights};
 
 #[test]
 fn a_function_without_instances_is_given_one_and_loses_it_when_nobody_calls() {
@@ -88,6 +89,88 @@ fn a_model_that_no_device_holds_is_spread_over_devices_of_one_node() {
     host.load(0, MS(10), 1);
     host.run(MS(60_000));
     assert_eq!(host.answered(0).len(), 1, "{:?}", host.orders);
+}
+
+/// The devices of a function's instances that are placed.
+fn devices_of(host: &Host, function: u32) -> Vec<u32> {
+    let mine = host.instances.values().filter(|of| of.function == FunctionId::new(function));
+    mine.flat_map(|of| &of.parts).map(|part| part.gpu.number()).collect()
+}
+
+#[test]
+fn instances_of_a_model_go_where_its_weights_are_which_are_booked_once() {
+    let mut host = Host::with(&[16, 16]);
+    // 9 + 3 x 2 GiB on a device; each by itself would be one on each.
+    host.deploy(0, inference(2).with_weights(weights(0, 9)).with_instances(3, 4));
+    host.run(MS(5_000));
+    assert_eq!(devices_of(&host, 0), [0, 0, 0]);
+    // Another function of the model has a GiB there, and then there is none.
+    host.deploy(1, inference(1).with_weights(weights(0, 9)).with_instances(1, 1));
+    host.deploy(2, inference(1).with_instances(1, 1));
+    host.run(MS(5_000));
+    assert_eq!((devices_of(&host, 1), devices_of(&host, 2)), (vec![0], vec![1]));
+    // Another model has weights of its own.
+    host.deploy(3, inference(2).with_weights(weights(1, 12)).with_instances(1, 1));
+    host.run(MS(5_000));
+    assert_eq!(devices_of(&host, 3), [1]);
+    // They are booked until the last one is gone, of whichever function.
+    let remove = |host: &mut Host, function| {
+        host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(function) }).unwrap();
+        host.run(MS(5_000));
+    };
+    remove(&mut host, 0);
+    let parked = |host: &Host| host.count(|order| matches!(order, PlatformAction::Park { .. }));
+    host.deploy(4, inference(6).with_instances(1, 1));
+    host.run(MS(5_000));
+    assert_eq!((devices_of(&host, 4), parked(&host)), (vec![0], 0));
+    host.deploy(5, inference(10).with_instances(1, 1));
+    host.run(MS(5_000));
+    assert_eq!((devices_of(&host, 5), parked(&host)), (vec![0], 1), "the weights have 9 of 16 GiB");
+}
+
+#[test]
+fn parking_counts_the_weights_that_go_with_the_last_of_their_users() {
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(2).with_weights(weights(0, 9)).with_instances(2, 2));
+    host.run(MS(8_000));
+    // 3 GiB are free; one instance and the weights would not do.
+    host.deploy(1, inference(14));
+    host.load(1, MS(10), 5);
+    host.run(MS(20_000));
+    assert_eq!(host.answered(1).len(), 5, "{:?}", host.orders);
+    let parked = || host.orders.iter().filter(|order| matches!(order, PlatformAction::Park { .. })).count();
+    assert_eq!(parked(), 2);
+    // One that shares the weights needs no more than its own memory.
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(6).with_weights(weights(0, 9)).with_instances(1, 1));
+    host.run(MS(8_000));
+    host.deploy(1, inference(6).with_weights(weights(0, 9)));
+    host.load(1, MS(10), 5);
+    host.run(MS(20_000));
+    assert_eq!(host.answered(1).len(), 5, "{:?}", host.orders);
+}
+
+#[test]
+fn weights_that_no_device_holds_beside_an_instance_never_fit() {
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(2).with_weights(weights(0, 15)));
+    host.load(0, MS(10), 1);
+    host.run(MS(100));
+    assert_eq!(host.rejected(), [Rejection::NeverFits]);
+    let spread = inference(2).with_weights(weights(0, 3)).with_devices(2);
+    let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(7), spec: Box::new(spread) };
+    assert!(host.tell(event).unwrap_err().to_string().contains("weights are shared on one device"));
+}
+
+/// On a device that serves one request at a time each instance has weights of its own.
+#[test]
+fn instances_on_a_whole_device_have_their_weights_in_their_memory() {
+    let mut host = Host::new(PlatformSettings::default().build().unwrap());
+    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)).with_regime(Regime::Whole));
+    host.deploy(0, inference(2).with_weights(weights(0, 9)).with_instances(1, 1));
+    host.run(MS(5_000));
+    let parts: Vec<_> = host.instances.values().flat_map(|of| &of.parts).collect();
+    assert_eq!(parts[0].share.memory(), Some(gib(11)), "{parts:?}");
 }
 
 #[test]

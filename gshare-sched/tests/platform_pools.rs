@@ -3,15 +3,15 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
-    RequestId, SmShare, Timestamp,
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuKind, GpuShare, InstanceId, ModelId, NodeId, Quota,
+    QuotaRange, RequestId, SmShare, Timestamp,
 };
 use gshare_sched::Wrapped;
 use gshare_sched::pipeline::{Goal, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
-    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, SlicedConfig, SlicedPool, WholePool,
-    Work,
+    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, SlicedConfig, SlicedPool, Weights,
+    WholePool, Work,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
@@ -126,9 +126,15 @@ fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
     };
     let mut spread = spec(1).with_devices(2);
     spread.memory = Bytes::from_gib(22);
+    // Two functions of one model, and one of another.
+    let with_weights = |n: u64| match n {
+        1 | 4 => spec(n).with_weights(Some(Weights { model: ModelId::new(7), bytes: Bytes::from_gib(3) })),
+        3 => spec(n).with_weights(Some(Weights { model: ModelId::new(8), bytes: Bytes::from_gib(5) })),
+        _ => spec(n),
+    };
     PoolTrial {
         devices: vec![gpu(0), gpu(0), gpu(1)],
-        functions: (0..6).map(spec).chain([spread]).collect(),
+        functions: (0..6).map(with_weights).chain([spread]).collect(),
         requests: 600,
         every: Duration::from_millis(10 + 20 * (seed % 5)),
         faults,

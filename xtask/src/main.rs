@@ -5,7 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-const PACKAGES: [&str; 4] = ["gshare-cli", "gshare-openfaas", "gshare-hook", "gshare-fake-cuda"];
+const PACKAGES: [&str; 5] =
+    ["gshare-cli", "gshare-openfaas", "gshare-hook", "gshare-fake-cuda", "gshare-store-c"];
 
 fn main() -> ExitCode {
     match become_the_command() {

@@ -3,7 +3,7 @@
 //! `cargo run --manifest-path examples/own_host/Cargo.toml -- --demo=end`
 
 use gshare_core::profile::RequestRate;
-use gshare_core::{ConfigError, GpuId, PlacementId};
+use gshare_core::{Bytes, ConfigError, GpuId, PlacementId};
 use gshare_openfaas::Builder;
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
@@ -39,6 +39,10 @@ impl Packer for FirstFit {
 
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         self.0.release(id)
+    }
+
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.0.set_aside(gpu, memory)
     }
 
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {

@@ -3,7 +3,7 @@
 //!
 //! `cargo run -p gshare-examples --bin own_packer`
 
-use gshare_core::{GpuId, PlacementId};
+use gshare_core::{Bytes, GpuId, PlacementId};
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
@@ -38,6 +38,10 @@ impl Packer for FirstFit {
 
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         self.0.release(id)
+    }
+
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.0.set_aside(gpu, memory)
     }
 
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {

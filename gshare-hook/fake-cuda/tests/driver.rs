@@ -556,6 +556,14 @@ fn virtual_memory_maps_handles() {
         let mut word = [0_u8; 4];
         ok!(cuMemcpyDtoH_v2(word.as_mut_ptr().cast(), at + 4 * step as u64 + 4, 4));
         assert_eq!(word, [0, 0x5a, 0x5a, 0x5a], "one memory at two addresses");
+        let mut read_only = access;
+        read_only.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ;
+        ok!(cuMemSetAccess(at, 2 * step, &raw const read_only, 1));
+        assert_eq!(get!(cuMemGetAccess((&raw const access.location).cast(), at)), 1);
+        assert_eq!(cu!(cuMemsetD8_v2(at + 5, 1, 3)), INVALID_VALUE, "it may be read alone");
+        assert_eq!(cu!(cuMemcpyHtoD_v2(at, word.as_ptr().cast(), 4)), INVALID_VALUE);
+        ok!(cuMemcpyDtoH_v2(word.as_mut_ptr().cast(), at + 4, 4));
+        assert_eq!(word, [0, 0x5a, 0x5a, 0x5a]);
         let again: u64 = get!(cuMemRetainAllocationHandle((at + 10) as *mut c_void));
         assert_eq!(again, handle);
         ok!(cuMemRelease(handle));

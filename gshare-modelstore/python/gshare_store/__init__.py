@@ -135,8 +135,9 @@ def _lib() -> ctypes.CDLL:
 
 
 def connect(path: str | os.PathLike[str] | None = None) -> "Store":
-    """Connects to the store at ``path`` (else GSHARE_STORE_SOCKET, else /run/gshare/store.sock)."""
-    return Store(os.fspath(path or os.environ.get("GSHARE_STORE_SOCKET") or "/run/gshare/store.sock"))
+    """Connects to the store at ``path`` (else GSHARE_STORE, else GSHARE_STORE_SOCKET, else /run/gshare/store.sock)."""
+    named = path or os.environ.get("GSHARE_STORE") or os.environ.get("GSHARE_STORE_SOCKET")
+    return Store(os.fspath(named or "/run/gshare/store.sock"))
 
 
 class Store:

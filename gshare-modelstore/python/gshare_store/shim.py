@@ -5,6 +5,8 @@ tensors lie in the store's memory, of which all processes of the node have one c
 write to a page copies it, so that no other process ever sees what one writes.
 
 - A safetensors file is in the store under its path and version (size, time, inode).
+- The file that is the function's own model (GSHARE_MODEL, which `gshare up` sets), loaded to a CUDA device by `load_file`, is not copied:
+  its tensors are the device's one copy, for all processes of the model. They are read-only: a kernel that writes to one faults.
 - A file of `torch.save` with dense tensors in dicts by name is written once as a safetensors file into
   $XDG_CACHE_HOME/gshare/weights (mode 0700), so it is on disk twice. The tensors of that file are the storages, so that tensors which
   share one still do, and its metadata say what is made of them. The first load reads, writes and hashes; later ones map.
@@ -31,6 +33,7 @@ import sys
 import tempfile
 
 import gshare_store
+from gshare_store import _dlpack
 
 _LEAST = 1 << 20
 _METADATA = "gshare"
@@ -121,6 +124,9 @@ def _load_file(module, filename, device="cpu"):
     with module.safe_open(filename, framework="pt", device="cpu") as file:
         names = list(getattr(file, "offset_keys", file.keys)())
     with _store() as store:
+        shared = _on_device(store, source, where)
+        if shared is not None and set(names) == set(shared):
+            return {name: _dlpack.to_torch(shared[name]) for name in names}
         model = source.model(store, source.path + "@" + source.version, source.path)
     if set(names) != set(model):
         raise _Bare("the store reads other tensors in it")
@@ -139,6 +145,18 @@ def _load_file(module, filename, device="cpu"):
             tensor = torch.empty(about.shape, dtype=dtype)
         result[name] = tensor if where.type == "cpu" else tensor.to(where)
     return result
+
+
+def _on_device(store, source, where):
+    """The function's own model where a store has it in memory of this device."""
+    named = os.environ.get("GSHARE_MODEL")
+    if where.type != "cuda" or not named or os.path.realpath(named) != source.path:
+        return None
+    try:
+        return store.get(named, tier=gshare_store.GPU, device=where.index or 0)
+    except gshare_store.StoreError as error:
+        _say(f"{source.path} is copied: {error}")
+        return None
 
 
 def _store():

@@ -320,8 +320,10 @@ impl VmmBackend {
         let [program, arguments @ ..] = &self.loader[..] else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "no loader program"));
         };
-        let mut child =
-            Command::new(program).args(arguments).stdin(Stdio::from(far)).stdout(Stdio::null()).spawn()?;
+        // A store may run under the hook. Copies over the bus run no kernel, and must not wait for a token.
+        let mut command = Command::new(program);
+        command.args(arguments).env_remove("LD_PRELOAD").stdin(Stdio::from(far)).stdout(Stdio::null());
+        let mut child = command.spawn()?;
         let told = (|| {
             packet::send(&near, &serde_json::to_vec(&job)?, &[list.as_fd(), file.as_fd()], true)?;
             packet::send(&near, b"arena", &[memory.writable()?.as_fd()], true)?;

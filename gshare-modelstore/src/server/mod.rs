@@ -56,12 +56,14 @@ use std::thread::JoinHandle;
 pub struct ServerConfig {
     /// Path of the socket.
     pub socket: PathBuf,
+    /// The socket of [`listen_at`], if another process has made it; otherwise the server binds it.
+    pub listener: Option<Arc<OwnedFd>>,
     /// Permissions of the socket. Default 0o666, since access is decided per client.
     pub socket_mode: u32,
     /// Memory and watermarks.
     pub store: StoreConfig,
-    /// A directory of `*.safetensors` files. They are models from the start, with the file's stem as name, readable by all
-    /// users. Default none.
+    /// A directory of `*.safetensors` files, or one such file. They are models from the start, readable by all users: files of a
+    /// directory with their stem as name, one file with its path. Default none.
     pub models: Option<PathBuf>,
     /// Limits of each user without an entry in `limits`. Without a limit of bytes, a user other than root and the store's
     /// own may have half of all memory: used, pinned and sourceless models are not evicted for others.
@@ -96,6 +98,7 @@ impl ServerConfig {
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
+            listener: None,
             socket_mode: 0o666,
             store: StoreConfig::default(),
             models: None,
@@ -208,7 +211,7 @@ impl Server {
         host: Box<dyn ModelBackend>,
         gpu: Option<Box<dyn ModelBackend>>,
     ) -> Result<Self, ServerError> {
-        let ServerConfig { socket: path, socket_mode, models, .. } = config.clone();
+        let ServerConfig { socket: path, listener, socket_mode, models, .. } = config.clone();
         let backends = [gpu.map(Arc::from), Some(Arc::from(host))];
         let open = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let bounds = config.bounds(open.unwrap_or(u64::MAX));
@@ -217,7 +220,10 @@ impl Server {
         for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
             add(&mut core, name, &file)?;
         }
-        let listener = listen_at(&path, socket_mode)?;
+        let listener = match listener {
+            Some(listener) => listener.try_clone().map_err(failed("socket"))?,
+            None => listen_at(&path, socket_mode)?,
+        };
         let shared = Arc::new(Shared::new(core));
         Ok(Self { listener, shared, path })
     }
@@ -275,7 +281,10 @@ fn failed<'a>(what: impl Into<String> + 'a) -> impl FnOnce(io::Error) -> ServerE
 }
 
 /// Binds the socket. Replaces a stale socket without a listener.
-fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
+///
+/// # Errors
+/// See [`ServerError`].
+pub fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     let name = path.display().to_string();
     let address = SocketAddrUnix::new(path).map_err(|error| failed(&name)(error.into()))?;
     let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -293,9 +302,12 @@ fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     Ok(socket)
 }
 
-/// The safetensors files of a directory, by name.
+/// The safetensors files of a directory, by name, or one file.
 fn listed(directory: &Path) -> Result<BTreeMap<String, PathBuf>, ServerError> {
     let name = directory.display().to_string();
+    if directory.is_file() {
+        return Ok(BTreeMap::from([(name, directory.to_owned())]));
+    }
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(directory).map_err(failed(&name))? {
         let path = entry.map_err(failed(&name))?.path();

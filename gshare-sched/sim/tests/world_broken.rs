@@ -135,6 +135,9 @@ impl Packer for Oversells {
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         self.0.release(id)
     }
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.0.set_aside(gpu, memory)
+    }
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
         self.0.placements(visit);
     }

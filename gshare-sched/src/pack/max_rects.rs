@@ -762,7 +762,7 @@ impl MaxRects {
             assert_eq!(self.slots.gpu(pod.slot), gpu, "a slot knows its GPU");
         }
         assert_eq!((area, memory), (state.area_used, state.facts.memory_used), "the ledgers are the sums");
-        assert!(memory <= state.facts.memory, "memory is never passed");
+        assert!(memory + state.facts.aside <= state.facts.memory, "memory is never passed");
         for (i, hole) in free.iter().enumerate() {
             assert!(
                 state.bin().contains(*hole) && !pods.iter().any(|pod| pod.rect.meets(*hole)),
@@ -834,6 +834,12 @@ impl Packer for MaxRects {
         self.version += 1;
         self.invariants(gpu);
         Ok(placement)
+    }
+
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.gpus.known(gpu)?;
+        self.version += 1;
+        self.gpus[gpu.index()].facts.set_aside(memory)
     }
 
     fn placement(&self, id: PlacementId) -> Option<Placement> {
@@ -928,7 +934,7 @@ impl PackerExt for MaxRects {
                 memory = memory.saturating_add(self.extras[id.index()].memory);
                 pods.push(Pod { rect, ..old });
             }
-            if memory > state.facts.memory {
+            if memory > state.facts.memory - state.facts.aside {
                 return Err(PackError::Memory { memory: Bytes(memory) });
             }
             lists.push((*gpu, pods));

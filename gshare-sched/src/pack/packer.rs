@@ -282,7 +282,7 @@ pub struct GpuStatus {
     pub cordoned: bool,
     /// The number of placements that the GPU holds.
     pub placements: u32,
-    /// Memory held by the placements, in bytes.
+    /// Memory held by the placements or set aside, in bytes.
     #[cfg_attr(feature = "serde", serde(rename = "memory_used_bytes"))]
     pub memory_used: Bytes,
     /// Quota times SM share held by the placements, in basis points squared (a whole GPU is 10^8).
@@ -410,7 +410,7 @@ gshare_core::claims! {
 /// process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
 /// the window); [`Placed::rearranged`] says so.
 ///
-/// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
+/// Seven methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
 /// faster.
 ///
 /// # Contract
@@ -442,6 +442,13 @@ pub trait Packer: Send {
     /// # Errors
     /// [`PackError::UnknownPlacement`].
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError>;
+
+    /// Sets so much of a GPU's memory aside, in place of what was set aside before: for weights that several placements there share
+    /// and none of them holds. Placements have the rest.
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`], [`PackError::Memory`].
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError>;
 
     /// Visits every placement, by GPU id, then arrival.
     fn placements(&self, visit: &mut dyn FnMut(&Placement));

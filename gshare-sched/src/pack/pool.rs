@@ -121,6 +121,8 @@ pub(crate) struct GpuFacts {
     pub(crate) memory: u64,
     /// Bytes held by the placements.
     pub(crate) memory_used: u64,
+    /// Bytes that no placement may have.
+    pub(crate) aside: u64,
 }
 
 impl GpuFacts {
@@ -133,7 +135,16 @@ impl GpuFacts {
     }
 
     pub(crate) const fn memory_free(&self) -> u64 {
-        self.memory - self.memory_used
+        self.memory - self.memory_used - self.aside
+    }
+
+    /// Sets memory aside in place of what was before.
+    pub(crate) fn set_aside(&mut self, memory: Bytes) -> Result<(), PackError> {
+        if memory.get() > self.memory - self.memory_used {
+            return Err(PackError::Memory { memory });
+        }
+        self.aside = memory.get();
+        Ok(())
     }
 }
 
@@ -155,7 +166,7 @@ pub(crate) trait PoolGpu: Clone + Default {
         let mut status = GpuStatus::new(id, self.facts().spec());
         status.cordoned = self.facts().cordoned;
         status.placements = u32::try_from(self.placements()).unwrap_or(u32::MAX);
-        status.memory_used = Bytes(self.facts().memory_used);
+        status.memory_used = Bytes(self.facts().memory_used + self.facts().aside);
         status.area_used = area;
         status
     }

@@ -165,7 +165,7 @@ impl DiluPacker {
         Free {
             request: free.request - state.request_used,
             limit: free.limit - state.limit_used,
-            memory: free.memory - state.facts.memory_used,
+            memory: state.facts.memory_free(),
             ..free
         }
     }
@@ -415,7 +415,7 @@ impl DiluPacker {
             (state.request_used, state.limit_used, state.facts.memory_used),
             "the ledgers are the sums"
         );
-        assert!(memory <= state.facts.memory, "memory is never passed");
+        assert!(memory + state.facts.aside <= state.facts.memory, "memory is never passed");
         let sm = u64::from(state.facts.sm.get());
         assert!(
             u64::from(request) * 10_000 <= sm * u64::from(self.config.omega_bp),
@@ -541,6 +541,15 @@ impl Packer for DiluPacker {
 
     fn placement(&self, id: PlacementId) -> Option<Placement> {
         self.slots.find(id).ok().map(|_| self.placement_of(id.slot()))
+    }
+
+    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
+        self.gpus.known(gpu)?;
+        self.unlink(gpu.number());
+        let set = self.gpus[gpu.index()].facts.set_aside(memory);
+        self.link(gpu.number());
+        self.version += 1;
+        set
     }
 
     fn placements(&self, visit: &mut dyn FnMut(&Placement)) {

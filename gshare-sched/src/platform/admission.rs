@@ -124,10 +124,16 @@ pub(super) fn check_function(
         let need = if spread { format!("1 to {most}") } else { "1".to_owned() };
         return unsuitable(&format!("devices is {}, need {need}", spec.devices));
     }
+    if spec.weights.is_some() && spec.devices > 1 {
+        return unsuitable("weights are shared on one device, and devices is more: need 1");
+    }
     match (regime, &spec.work) {
         (Regime::Fractional, Work::Training { workers, share }) => {
             if !(1..=MOST_DEVICES).contains(workers) {
                 return unsuitable(&format!("workers is {workers}, need 1 to {MOST_DEVICES}"));
+            }
+            if spec.weights.is_some() && *workers > 1 {
+                return unsuitable("weights are shared on one device, and workers is more: need 1");
             }
             Demand::from(share).validate().map_err(|error| regime.unsuitable(function, error))
         }

@@ -4,7 +4,7 @@ use super::Regime;
 use crate::pipeline::Goal;
 use gshare_core::dag::Dag;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Bytes, Duration, GpuShare, Quota, TenantId};
+use gshare_core::{Bytes, Duration, GpuShare, ModelId, Quota, TenantId};
 
 /// How a function uses devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +34,17 @@ pub enum Work {
     },
 }
 
+/// A model's weights in the memory of a device, where all instances of the model on it share them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Weights {
+    /// The model; functions of one model share its weights.
+    pub model: ModelId,
+    /// Their memory in bytes; equal wherever the model is named.
+    pub bytes: Bytes,
+}
+
 /// A function as a user deploys it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
@@ -57,7 +68,7 @@ pub struct FunctionSpec {
     /// Most instances, starting instances included; at least the minimum, more than 0.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub max_instances: u32,
-    /// GPU memory of one instance in bytes, weights and work space; more than 0.
+    /// GPU memory of one instance in bytes, weights and work space but for shared [`weights`](Self::weights); more than 0.
     #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
     pub memory: Bytes,
     /// Time to start a process and load its weights from disk.
@@ -74,6 +85,10 @@ pub struct FunctionSpec {
     /// equal part of the instance's memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub devices: u32,
+    /// Weights that the instances on a device share there, booked once per device. None: each instance has its own, in its memory.
+    /// On slices and whole devices each instance has its own in any case. With one device per instance only.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub weights: Option<Weights>,
     /// Whether an instance takes several requests at once as one batch, of at most its point's size, and one batch at a time. The
     /// dispatches to one instance in one answer of the platform are then one batch. On sliced and whole devices each batch is one
     /// request.
@@ -98,6 +113,7 @@ gshare_core::with_fields!(FunctionSpec {
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
     with_tenant(tenant: TenantId),
+    with_weights(weights: Option<Weights>),
 });
 
 impl FunctionSpec {
@@ -118,6 +134,7 @@ impl FunctionSpec {
             load_host: process.saturating_add(at(12)),
             time_limit: None,
             devices: 1,
+            weights: None,
             batches: false,
         }
     }

@@ -188,8 +188,14 @@ impl Platform {
         function: FunctionId,
         spec: &FunctionSpec,
     ) -> Result<Vec<PoolAction>, PlatformError> {
-        check_function(function, self.pools[pool].regime(), spec)?;
-        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec.clone()) };
+        let mut spec = spec.clone();
+        if self.pools[pool].regime() != Regime::Fractional
+            && let Some(weights) = spec.weights.take()
+        {
+            spec.memory = spec.memory.saturating_add(weights.bytes);
+        }
+        check_function(function, self.pools[pool].regime(), &spec)?;
+        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec) };
         Ok(self.pools[pool].orders(self.now, event)?)
     }
 

@@ -4,13 +4,13 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare,
-    TenantId, Timestamp,
+    Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, ModelId, NodeId, Quota, RequestId,
+    SmShare, TenantId, Timestamp,
 };
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Life, Part, Platform, PlatformAction, PlatformError,
-    PlatformEvent, Rejection, StopCause, Work,
+    PlatformEvent, Regime, Rejection, StopCause, Weights, Work,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +35,10 @@ pub(crate) fn inference(memory: u64) -> FunctionSpec {
         .with_slo(MS(100))
         .with_instances(0, 4)
         .with_loads(MS(3_000), MS(500))
+}
+
+pub(crate) fn weights(model: u32, memory: u64) -> Option<Weights> {
+    Some(Weights { model: ModelId::new(model), bytes: gib(memory) })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -152,8 +156,16 @@ impl Host {
 
     fn check_books(&self) {
         let mut used: BTreeMap<GpuId, (u64, u64)> = BTreeMap::new();
-        for part in self.instances.values().flat_map(|of| &of.parts) {
+        let mut shared = BTreeSet::new();
+        let parts = self.instances.values().flat_map(|of| of.parts.iter().map(|part| (of.function, part)));
+        for (function, part) in parts {
             let of = used.entry(part.gpu).or_default();
+            let spec = self.platform.function(function).map(|of| of.spec);
+            let spec = spec.filter(|spec| self.platform.regime_for(spec) == Regime::Fractional);
+            let weights = spec.and_then(|spec| spec.weights);
+            if let Some(weights) = weights.filter(|weights| shared.insert((part.gpu, weights.model))) {
+                of.0 += weights.bytes.get();
+            }
             of.0 += part.share.memory().map_or(0, Bytes::get);
             of.1 += u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get());
         }
@@ -287,12 +299,14 @@ impl Host {
     }
 }
 
-/// The functions of a history: a small one, two which do not fit beside each other, a function spread over two devices, and a training job.
+/// The functions of a history: a small one whose instances share weights, two which do not fit beside each other, a function spread over
+/// two devices, and a training job.
 fn spec(function: u32) -> FunctionSpec {
     match function {
         4 => FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4)),
         3 => inference(24).with_devices(2).with_instances(1, 2),
-        _ => inference([2, 9, 9][function as usize]).with_instances(0, 1 + function),
+        0 => inference(2).with_weights(weights(0, 3)).with_instances(0, 3),
+        _ => inference(9).with_instances(0, 1 + function),
     }
 }
 

@@ -8,15 +8,18 @@ use super::trials::Measured;
 use gshare_core::dag::Dag;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, GpuShare, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
+    Bytes, Duration, GpuShare, ModelId, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
 };
+use gshare_modelstore::arena_fill::Source;
 use gshare_runner::confine::Limits;
 use gshare_runner::container::{ContainerError, Image};
 use gshare_sched::pipeline::Goal;
-use gshare_sched::platform::{FunctionSpec, Regime, Work};
+use gshare_sched::platform::{FunctionSpec, Regime, Weights, Work};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Prefixes of the annotations for shares (FaST-GShare, Figure 4, and its code).
 const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
@@ -53,6 +56,46 @@ const KEYS: [(&str, &str); 16] = [
 /// Whether the value of an annotation may be a path to a file on this host.
 pub fn is_file(key: &str) -> bool {
     ["gshare/model", "gshare/profile", "gshare/dag", "gshare/probe_body"].contains(&key)
+}
+
+/// A model's file as it was when it was named.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Model {
+    /// Its path.
+    pub path: PathBuf,
+    length: u64,
+    changed: Option<SystemTime>,
+    /// Memory of its weights in a store.
+    pub bytes: Bytes,
+}
+
+impl Model {
+    /// The model in a safetensors file.
+    ///
+    /// # Errors
+    /// What is wrong with the file, for people.
+    pub fn of(path: &Path) -> Result<Self, String> {
+        // Another file may never end, or have nothing to read for ever.
+        let about = std::fs::metadata(path).map_err(|error| error.to_string())?;
+        if !about.is_file() {
+            return Err("need a regular file".to_owned());
+        }
+        let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+        let source = Source::open(file).map_err(|error| error.to_string())?;
+        let (length, changed) = (about.len(), about.modified().ok());
+        Ok(Self { path: path.to_owned(), length, changed, bytes: Bytes(source.layout.arena_bytes) })
+    }
+
+    /// The model's number for the platform: the same wherever this file is named as it is now.
+    pub fn number(&self) -> ModelId {
+        static KNOWN: Mutex<Vec<Model>> = Mutex::new(Vec::new());
+        let mut known = KNOWN.lock();
+        let at = known.iter().position(|model| model == self).unwrap_or_else(|| {
+            known.push(self.clone());
+            known.len() - 1
+        });
+        ModelId::new(u32::try_from(at).unwrap_or(u32::MAX))
+    }
 }
 
 /// The kind of work of a function, and the way to its share of a device.
@@ -116,10 +159,13 @@ pub struct Plan {
     pub tenant: TenantId,
     /// An earlier measurement of the same program.
     pub measured: Option<Measured>,
-    /// Path of the model's weights.
-    pub model: Option<PathBuf>,
-    /// GPU memory of an instance in bytes, if an annotation or the model's file tells it.
+    /// The model that the deployment names.
+    pub model: Option<Model>,
+    /// GPU memory of an instance in bytes without shared weights, if an annotation tells it.
     pub memory: Option<Bytes>,
+    /// The same as expected by the model's file, until it is measured: a fifth of the weights for activations, 512 MiB for the CUDA
+    /// context, and the weights themselves if each instance has its own.
+    pub expected: Option<Bytes>,
     /// Service class beside other functions on a device. By default a function with an SLO is SLO-sensitive, and a training job
     /// is best effort.
     pub class: Option<ServiceClass>,
@@ -173,8 +219,7 @@ impl Plan {
         let devices = annotations.count("gshare/devices", 1, 1..=64)?;
         // The share applies to each device.
         let all = |memory: Bytes| Bytes(memory.get().saturating_mul(devices.into()));
-        let memory =
-            share.and_then(|share| share.memory()).map(all).or(model.as_ref().map(|(_, bytes)| *bytes));
+        let memory = share.and_then(|share| share.memory()).map(all);
         let wants = annotations.wants(share, rate)?;
         if devices > 1
             && matches!(wants, Wants::NoGpu { .. } | Wants::Pipeline { .. } | Wants::Training { .. })
@@ -190,7 +235,7 @@ impl Plan {
             Wants::Training { .. } => Some(ServiceClass::BestEffort),
             _ => slo.map(|_| ServiceClass::SLO_SENSITIVE),
         });
-        Ok(Self {
+        let mut plan = Self {
             image,
             command,
             concurrency,
@@ -200,8 +245,9 @@ impl Plan {
             slo,
             tenant,
             measured: None,
-            model: model.map(|(path, _)| path),
+            model,
             memory,
+            expected: None,
             class,
             limit: share
                 .map(|share| share.quota())
@@ -212,7 +258,20 @@ impl Plan {
             probe: annotations.probe()?,
             limits: limits(deployment)?,
             wants,
-        })
+        };
+        let own = u64::from(plan.weights().is_none());
+        let work = |bytes: Bytes| Bytes(bytes.get() / 5).saturating_add(Bytes::from_mib(512));
+        plan.expected =
+            plan.model.as_ref().map(|model| Bytes(own * model.bytes.get()).saturating_add(work(model.bytes)));
+        Ok(plan)
+    }
+
+    /// The weights that its instances share on a device whose time is shared. A training job changes its own, a spread model has a part on
+    /// each device, and a pipeline's components say what they take.
+    pub fn weights(&self) -> Option<Weights> {
+        let shares = matches!(self.wants, Wants::Share { .. } | Wants::Measured | Wants::Profile { .. });
+        let model = self.model.as_ref().filter(|_| shares && self.devices == 1)?;
+        Some(Weights { model: model.number(), bytes: model.bytes })
     }
 
     /// The name of the image or the program, for messages.
@@ -246,15 +305,21 @@ impl Plan {
         )
     }
 
+    /// GPU memory of an instance until it is measured.
+    pub fn memory_before(&self, guess: Bytes) -> Bytes {
+        self.memory.or(self.expected).unwrap_or(guess)
+    }
+
     /// The platform's description of the function. Unknown memory is booked as `guess`.
     ///
     /// # Errors
     /// 400 with the name of the field.
     pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
         let memory = self.memory.unwrap_or(match &self.wants {
+            Wants::Profile { memory: Some(measured), .. } => *measured,
+            _ if self.expected.is_some() => self.memory_before(guess),
             // Without a limit on memory the need is unknown; one byte per device is booked.
             Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(self.devices.into()),
-            Wants::Profile { memory, .. } => memory.unwrap_or(guess),
             _ => guess,
         });
         let point = |sm, quota, rate: Option<f64>| {
@@ -292,6 +357,7 @@ impl Plan {
             .with_tenant(self.tenant)
             .with_instances(bounds.0, bounds.1)
             .with_devices(self.devices)
+            .with_weights(self.weights())
             .with_batches(self.batch.is_some())
             .with_loads(self.load, self.load);
         (spec.slo, spec.regime, spec.time_limit) = (self.slo, self.regime, self.limit);
@@ -404,13 +470,9 @@ fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
     Ok((least, most))
 }
 
-/// The path of a model's file, and the GPU memory of a process that loads it: the file's size, a fifth more for activations,
-/// and 512 MiB for the CUDA context.
-fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
-    let key = "gshare/model";
-    let path = std::fs::canonicalize(path).map_err(|error| bad(key, path, &error.to_string()))?;
-    let bytes = regular(key, &path)?;
-    Ok((path, Bytes(bytes.saturating_add(bytes / 5)).saturating_add(Bytes::from_mib(512))))
+fn model(path: &str) -> Result<Model, ApiError> {
+    let found = std::fs::canonicalize(path).map_err(|error| error.to_string());
+    found.and_then(|path| Model::of(&path)).map_err(|error| bad("gshare/model", path, &error))
 }
 
 /// Longest file, in bytes, that an annotation may name.
@@ -419,20 +481,16 @@ const MOST_BYTES: u64 = 16 << 20;
 /// The content of a file that an annotation names.
 fn file(key: &str, path: &str) -> Result<Vec<u8>, ApiError> {
     let failed = |error: std::io::Error| bad(key, path, &error.to_string());
-    regular(key, Path::new(path))?;
+    // Another file may never end, or have nothing to read for ever.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(bad(key, path, "need a regular file"));
+    }
     let (mut bytes, file) = (Vec::new(), std::fs::File::open(path).map_err(failed)?);
     file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(bad(key, path, "has more bytes than it may have: need at most 16 MiB"));
     }
     Ok(bytes)
-}
-
-/// The length of a regular file. A read from any other file might never end.
-fn regular(key: &str, path: &Path) -> Result<u64, ApiError> {
-    let name = path.to_string_lossy();
-    let about = std::fs::metadata(path).map_err(|error| bad(key, &name, &error.to_string()))?;
-    if about.is_file() { Ok(about.len()) } else { Err(bad(key, &name, "need a regular file")) }
 }
 
 struct Annotations<'a>(BTreeMap<&'a String, &'a String>);

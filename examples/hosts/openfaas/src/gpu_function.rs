@@ -13,7 +13,8 @@
 //!
 //! - With `$KERNELS` 0 the function uses no GPU.
 //! - A kernel takes `$KERNEL_US` (2000) us. With `$KERNEL_SMS` it takes that time on this many SMs, and less time on more.
-//! - The weights take `$WEIGHTS_MIB` (64) MiB, or come from `$GSHARE_MODEL` in the store at `$GSHARE_STORE`.
+//! - The weights take `$WEIGHTS_MIB` (64) MiB, or come from `$GSHARE_MODEL` in the store at `$GSHARE_STORE`:
+//!   mapped if the store has them on the device, else copied.
 //! - With several devices, each holds a part of the weights and runs the kernels of each request.
 //! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
 //!   stage. With `$FILE_KIB` the answer is padded to that size and goes to the next stage through shared memory.
@@ -30,10 +31,15 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
-use cudarc::driver::{CudaContext, LaunchConfig};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_modelstore::backend::cuda::CudaMap;
+use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
+use gshare_modelstore::frame::Code;
+use gshare_modelstore::store::MemoryTier;
 use gshare_profile::batch::LENGTHS;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -123,14 +129,42 @@ fn spin_ptx(name: &str, micros: u32) -> String {
 /// A device with its part of the weights, and its kernel.
 struct Gpu {
     work: Work,
-    stream: std::sync::Arc<cudarc::driver::CudaStream>,
+    stream: Arc<CudaStream>,
     /// By the number of requests.
     kernels: BTreeMap<u32, cudarc::driver::CudaFunction>,
     /// Time of a kernel of one request.
     micros: u32,
-    _weights: cudarc::driver::CudaSlice<u8>,
-    /// The store's copy of the weights, shared with other processes while this handle lives.
-    _model: Option<gshare_modelstore::client::Model>,
+    _weights: Weights,
+}
+
+/// A part of the weights on a device.
+#[allow(dead_code, reason = "held, and not read: kernels of this program touch no memory")]
+enum Weights {
+    Own(CudaSlice<u8>),
+    /// The store's copy, which others share as long as this one is held, and 4 MiB to work in.
+    Shared(CudaMap, Model, CudaSlice<u8>),
+}
+
+impl Weights {
+    fn of_store(
+        name: &str,
+        store: &str,
+        (ordinal, stream): (usize, &Arc<CudaStream>),
+    ) -> Result<Result<Self, Model>> {
+        let store = Client::connect(store)?;
+        let on_device = GetOptions { tier: MemoryTier::Gpu, ..GetOptions::default() };
+        match store.get(name, &on_device) {
+            Ok(model) => {
+                let map = CudaMap::new(&model, u32::try_from(ordinal)?)?;
+                Ok(Ok(Self::Shared(map, model, stream.alloc_zeros(4 << 20)?)))
+            }
+            // It has no such memory.
+            Err(ClientError::Refused { code: Code::ModelTooLarge, .. }) => {
+                Ok(Err(store.get(name, &GetOptions::default())?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 impl Gpu {
@@ -148,17 +182,18 @@ impl Gpu {
             0 => work.micros,
             of => work.micros * of / u32::try_from(context.attribute(sms)?)?.max(1),
         };
-        let (weights, model) = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
+        let weights = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
             (Ok(name), Ok(store)) => {
-                let store = gshare_modelstore::client::Client::connect(store)?;
-                let model = store.get(&name, &gshare_modelstore::client::GetOptions::default())?;
-                let bytes = model.memory()?;
-                let part = bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
-                (stream.clone_htod(part)?, Some(model))
+                Weights::of_store(&name, &store, (ordinal, &stream))?.or_else(|model| {
+                    let bytes = model.memory()?;
+                    let part =
+                        bytes.chunks(bytes.len().div_ceil(count).max(1)).nth(ordinal).unwrap_or_default();
+                    Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))
+                })?
             }
-            _ => (stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?, None),
+            _ => Weights::Own(stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?),
         };
-        Ok(Self { work, stream, kernels: BTreeMap::new(), micros, _weights: weights, _model: model })
+        Ok(Self { work, stream, kernels: BTreeMap::new(), micros, _weights: weights })
     }
 
     /// Loads the kernel of a batch of this size.

@@ -54,7 +54,9 @@ pub fn start(
     node.environment(&mut command, launch, parts, port, Path::new(SECRETS))?;
     let mut mounts = vec![Mount { host: secrets, inside: SECRETS.into(), writable: false }];
     if let Some(model) = &plan.model {
-        mounts.extend([Mount::read(model), Mount::read(&runner.models.socket)]);
+        mounts.extend([Mount::read(&model.path), Mount::read(node.store_of(launch))]);
+        let client = runner.store_client.iter().flat_map(|client| [&client.python, &client.library]);
+        mounts.extend(client.map(Mount::read));
     }
     let uses_gpu = !matches!(plan.wants, Wants::NoGpu { .. }) && runner.hook.is_some();
     let mut devices = Vec::new();

@@ -25,7 +25,7 @@
 //! | annotation or label | meaning |
 //! |---|---|
 //! | `gshare/slo` | time in which a request should be answered, such as `69ms` |
-//! | `gshare/model` | file of the weights, passed on as `$GSHARE_MODEL`; its size gives the GPU memory |
+//! | `gshare/model` | safetensors file of the weights, passed on as `$GSHARE_MODEL`, with a store at `$GSHARE_STORE`; instances with a share of a device have one copy there ([`weights`]) |
 //! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
 //! | `gshare/profile` | `auto` (default): measured at the first deployment; `none`; or a file of points |
 //! | `gshare/tenant` | tenant to be charged (`--tenants`) |
@@ -33,7 +33,7 @@
 //! | `gshare/regime` | kind of devices |
 //! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and highest share of GPU time |
 //! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
-//! | `fastgshare/gpu_mem` | memory, in bytes |
+//! | `fastgshare/gpu_mem` | memory of an instance without shared weights, in bytes |
 //! | `gshare/requests_per_second` | rate of an instance with this share, by which load starts and stops instances |
 //! | `gshare/devices` | devices for one process per instance: its share holds on each, and each holds an equal part of its memory |
 //! | `gshare/concurrency` | requests that an instance serves at once |
@@ -59,6 +59,7 @@
 //! - *A device*: the daemon reports the loss within about 2 s. The instances on the device end as above, and new instances
 //!   start on other devices. The device gets no instance until the daemon reports its return. `sim-stat --lose` loses a
 //!   simulated device, which the provider's own daemon sees.
+//! - *The store of [`weights`] on a device*: the instances that use the weights end with the reason, and others start.
 //! - *The daemon*: processes follow their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and attach to the next daemon.
 //! - *The provider*: the kernel kills its processes, and the [`reaper`] kills their children. The next provider in the same
 //!   directory restores functions, secrets, measurements and numbers of replicas. Calls in `/async-function`'s queue are lost.
@@ -95,6 +96,7 @@ pub mod routes;
 pub mod state;
 pub mod traces;
 pub mod trials;
+pub mod weights;
 
 pub use builder::Builder;
 
@@ -202,6 +204,12 @@ pub struct Options {
     /// Print the devices of this node, and exit.
     #[arg(long, hide = true)]
     pub inventory: bool,
+    /// Keep the weights of a model on this process's device.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+    /// Fill the memory of weights.
+    #[arg(long, hide = true)]
+    pub load_weights: bool,
     /// Run as a function of the demonstration.
     #[arg(long, hide = true)]
     pub gpu_function: bool,
@@ -227,6 +235,12 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     }
     if options.gpu_function {
         return gpu_function::main();
+    }
+    if let Some(model) = &options.weights {
+        return weights::serve(model);
+    }
+    if options.load_weights {
+        return Ok(gshare_modelstore::backend::cuda::run_loader()?);
     }
     if let Some(mounts) = &options.reap {
         return reaper::run(mounts);
@@ -442,6 +456,12 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         Some(socket) => Models::at(socket.clone())?,
         None => Models::start(state.join("store.sock"), options.model_memory, models)?,
     };
+    let weights = weights::Weights::new(state.join("weights"))?;
+    let store_client = weights::StoreClient::write(state.join("python"))
+        .inspect_err(|error| {
+            eprintln!("openfaas: Python programs take no weights from a store by themselves: {error:#}");
+        })
+        .ok();
     let collector = options.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
     if let Some(user) = options.function_user {
@@ -476,6 +496,8 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         partitioned,
         daemon: asked,
         models,
+        weights,
+        store_client,
         traces,
         user,
         cgroups,
@@ -535,7 +557,9 @@ fn restore(app: &App) -> anyhow::Result<usize> {
         let name = record.deployment.service.clone();
         let deployed = app.plan(&record.deployment).and_then(|mut plan: Plan| {
             app.recall(&mut plan, &record.deployment, true);
-            plan.model.as_deref().map_or(Ok(()), |model| app.node.runner.models.put(model))?;
+            if let Some(model) = plan.model.as_ref().filter(|_| !app.node.host().shares_weights(&plan)) {
+                app.node.runner.models.put(model)?;
+            }
             let version = Version { deployment: record.deployment, plan };
             app.node.logs.open(&name);
             app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)

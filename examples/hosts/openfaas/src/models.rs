@@ -1,10 +1,13 @@
-//! The node's model store: one copy of each model in host memory, shared by all instances.
+//! The node's model store: one copy of each model in host memory, for instances that share no weights on a device ([`weights`]).
 //!
 //! A model is a safetensors file that a deployment names (`gshare/model`). The store checks the file's header at deployment, so
 //! a corrupt file is refused at once. The model's name in the store is the path of the file. An instance gets the store's
 //! socket (`$GSHARE_STORE`) and the name (`$GSHARE_MODEL`). A program that does not use the store opens the name as a path.
+//!
+//! [`weights`]: super::weights
 
 use super::api::ApiError;
+use super::deployment::Model;
 use super::host::Version;
 use gshare_core::Bytes;
 use gshare_modelstore::backend::HostBackend;
@@ -17,21 +20,17 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::time::SystemTime;
 
 /// The store of this node, run by this host or by another process.
 #[derive(Debug)]
 pub struct Models {
     /// Socket of the store.
     pub socket: PathBuf,
-    /// Size and modification time of each file when the store read it.
-    taken: Mutex<BTreeMap<PathBuf, Stamp>>,
+    /// Each file as it was when the store read it.
+    taken: Mutex<BTreeMap<PathBuf, Model>>,
     errands: Sender<Errand>,
     running: Option<Running>,
 }
-
-/// Size and modification time of a file.
-type Stamp = (u64, Option<SystemTime>);
 
 /// An order of the platform about a model.
 #[derive(Debug, Clone)]
@@ -45,7 +44,7 @@ pub enum Errand {
 impl Errand {
     /// The errand for the model of a function; none if it has no model.
     pub fn of(version: &Version, fetch: bool) -> Option<Self> {
-        let path = version.plan.model.clone()?;
+        let path = version.plan.model.as_ref()?.path.clone();
         Some(if fetch { Self::Fetch(path) } else { Self::Forget(path) })
     }
 }
@@ -88,20 +87,22 @@ impl Models {
     /// # Errors
     /// 400 if the file is faulty, exceeds a bound of the store, or has changed while instances use it. 500 if the store does
     /// not answer.
-    pub fn put(&self, path: &Path) -> Result<(), ApiError> {
+    pub fn put(&self, model: &Model) -> Result<(), ApiError> {
+        let path = &model.path;
         let refused =
             |why: String| ApiError::bad(format!("annotations: gshare/model: `{}`: {why}", path.display()));
         let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
         let client =
             Client::connect(&self.socket).map_err(|error| ApiError::internal("the model store", error))?;
-        let about = file.metadata().map_err(|error| refused(error.to_string()))?;
-        let (name, stamp) = (name(path)?, (about.len(), about.modified().ok()));
+        let name = name(path)?;
         // Functions run as the host's user, the owner of the name.
         let put = || client.put_file(name, Access::Private, MemoryTier::Host, &file, |_, _| {}).map(drop);
         let mut taken = self.taken.lock();
-        let known = taken.get(path).copied();
+        let known = taken.get(path).cloned();
         let put = match put() {
-            Err(ClientError::Refused { code: Code::NameTaken, .. }) if known == Some(stamp) => Ok(()),
+            Err(ClientError::Refused { code: Code::NameTaken, .. }) if known.as_ref() == Some(model) => {
+                Ok(())
+            }
             Err(ClientError::Refused { code: Code::NameTaken, .. }) => match client.evict(name, true) {
                 Ok(()) => put(),
                 // The store outlived an earlier host, so it is unknown whether its copy matches the file.
@@ -114,7 +115,7 @@ impl Models {
             put => put,
         };
         put.map_err(|error| refused(error.to_string()))?;
-        taken.insert(path.to_owned(), stamp);
+        taken.insert(path.clone(), model.clone());
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use super::models::Models;
 use super::records::Store;
 use super::traces::{self, Exporter, Load, Times, Traced};
 use super::trials;
+use super::weights::{StoreClient, Weights};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
@@ -53,6 +54,10 @@ pub struct Runner {
     pub daemon: Option<std::path::PathBuf>,
     /// The node's model store.
     pub models: Models,
+    /// Weights that instances share on a device.
+    pub weights: Arc<Weights>,
+    /// The stores' client for functions that name a model, where there is one.
+    pub store_client: Option<StoreClient>,
     /// Collector of traces.
     pub traces: Option<Arc<Exporter>>,
     /// User that runs the functions; none for the host's own user.
@@ -163,8 +168,16 @@ impl Node {
             for order in todo {
                 let Some(node) = weak.upgrade() else { return };
                 match order {
-                    Order::Run(launch) => begin(&node, &runtime, &launch),
-                    Order::Measure(launch, stop) => measure(&node, launch, stop),
+                    Order::Run(launch) => {
+                        if let Some(launch) = with_weights(&node, &runtime, launch) {
+                            begin(&node, &runtime, &launch);
+                        }
+                    }
+                    Order::Measure(launch, stop) => {
+                        if let Some(launch) = with_weights(&node, &runtime, launch) {
+                            measure(&node, launch, stop);
+                        }
+                    }
                     Order::Keep(version, measured) => {
                         if let Err(error) = node.store.put_profile(&version.deployment, &measured) {
                             eprintln!("openfaas: keeping a profile: {error}");
@@ -292,7 +305,11 @@ impl Node {
         // All parts of one process have the same share.
         let Some(part) = parts.first() else { return Ok(()) };
         if let Some(model) = &plan.model {
-            command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
+            command.env("GSHARE_MODEL", &model.path).env("GSHARE_STORE", self.store_of(launch));
+            if let Some(client) = &self.runner.store_client {
+                let own = deployment.env_vars.as_ref().and_then(|variables| variables.get("PYTHONPATH"));
+                client.hand_to(command, own.map(String::as_str));
+            }
         }
         match &plan.wants {
             Wants::Training { workers, .. } => {
@@ -334,6 +351,11 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// Socket of the store that has the model of a process: on its device, or of the node.
+    pub fn store_of<'a>(&'a self, launch: &'a Launch) -> &'a Path {
+        launch.weights.as_deref().map_or(&self.runner.models.socket, |weights| &weights.socket)
     }
 
     /// The time range of a process. On a MIG device or a whole GPU processes take turns by the platform's rule: each may use
@@ -555,6 +577,54 @@ async fn look(node: Weak<Node>) {
     }
 }
 
+/// Has the weights that a process shares on its device, in the starter's thread; none where that fails, of which the host is told.
+fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: Launch) -> Option<Launch> {
+    let plan = &launch.version.plan;
+    let part = launch.own_parts().first().filter(|_| plan.weights().is_some()).copied();
+    let shared = part.filter(|part| {
+        let device = node.runner.devices.all.get(&part.gpu);
+        device.is_some_and(|device| device.spec.effective_regime() == Regime::Fractional)
+    });
+    let (Some(part), Some(model), Some(hook)) = (shared, &plan.model, node.hook(&launch)) else {
+        return Some(launch);
+    };
+    match node.runner.weights.take(model, &launch, &part, &node.runner.devices, hook) {
+        Ok((weights, ended)) => {
+            ended.map(|ended| runtime.spawn(watch(Arc::clone(node), weights.store, ended)));
+            launch.weights = Some(Arc::new(weights));
+            Some(launch)
+        }
+        Err(error) => {
+            let why = format!("the weights of {}: {error}", model.path.display());
+            node.logs.add(&launch.version.deployment.service, "weights", why.clone());
+            node.host().failed(node.now(), launch.instance, launch.index, why);
+            None
+        }
+    }
+}
+
+/// Ends the instances whose weights have lost their store.
+async fn watch(node: Arc<Node>, store: u64, ended: OwnedFd) {
+    #[expect(
+        deprecated,
+        reason = "its replacement is unsafe; the descriptor is owned, and stays open as long as this"
+    )]
+    let ended = AsyncFd::new(ended);
+    // A store that cannot be watched ends now.
+    if let Ok(ended) = ended {
+        let _ = ended.readable().await;
+    }
+    let Some((users, why)) = node.runner.weights.lost(store) else { return };
+    eprintln!("openfaas: {why}: the instances that use them end");
+    let mut host = node.host();
+    for (instance, version) in users {
+        let name = &version.deployment.service;
+        node.logs.add(name, &client(name, instance, 0, 1), why.clone());
+        host.explain(instance, why.clone());
+        host.unreachable(instance);
+    }
+}
+
 /// Starts a process of an instance, in the starter's thread.
 fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
     let name = launch.version.deployment.service.clone();
@@ -611,7 +681,7 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
 /// Watches a process until its end. `end` becomes readable at its end; without descriptors `end` is missing.
 async fn attend(
     node: Arc<Node>,
-    launch: Launch,
+    mut launch: Launch,
     name: String,
     instance: String,
     mut process: HookedProcess,
@@ -662,6 +732,9 @@ async fn attend(
             () = &mut listens, if !listening => listening = true,
             readable = end.readable() => {
                 let readable = readable.map(|mut guard| guard.clear_ready());
+                // The platform may give their memory to others as soon as it hears of the end.
+                let weights = launch.weights.take();
+                let _ = tokio::task::spawn_blocking(move || drop(weights)).await;
                 if readable.is_err() || exited(&node, &launch, &name, &instance, listening, &mut readers).await {
                     return;
                 }
@@ -728,6 +801,8 @@ mod tests {
             partitioned: false,
             daemon: None,
             models: Models::at(dir.join("store.sock")).unwrap(),
+            weights: Weights::new(dir.join("weights")).unwrap(),
+            store_client: None,
             traces: None,
             user: None,
             cgroups: None,

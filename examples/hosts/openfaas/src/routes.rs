@@ -303,7 +303,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
         }
     }
     let created_ms = known.map_or_else(now_ms, |view| view.created_ms);
-    if let Some(model) = plan.model.clone() {
+    if let Some(model) = plan.model.clone().filter(|_| !app.node.host().shares_weights(&plan)) {
         let node = Arc::clone(&app.node);
         let put = tokio::task::spawn_blocking(move || node.runner.models.put(&model)).await;
         put.map_err(|error| ApiError::internal("the model store", error))??;

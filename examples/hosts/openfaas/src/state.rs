@@ -3,6 +3,7 @@
 use super::api::Status;
 use super::host::{Decision, View};
 use super::node::Node;
+use super::weights::Held;
 use gshare_core::{Bytes, GpuId, Timestamp};
 use gshare_sched::platform::Regime;
 use serde::Serialize;
@@ -38,6 +39,8 @@ pub struct Device {
     pub memory: Bytes,
     /// MIG devices, by place.
     pub slices: Vec<Slice>,
+    /// Weights that instances share on it, each once.
+    pub weights: Vec<Held>,
     /// Reason for the loss of the device; left out while the device works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
@@ -109,12 +112,17 @@ pub fn now(node: &Node) -> State {
         Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
     };
     let functions = views.iter().map(function).collect();
+    let account = |name: &str| {
+        let found = clients.iter().find(|client| client.name == name);
+        found.map_or(Bytes::ZERO, |client| client.memory)
+    };
     let device = |(gpu, device): (&GpuId, &super::inventory::Device)| Device {
         gpu: *gpu,
         name: device.name.clone(),
         regime: device.spec.effective_regime(),
         memory: device.spec.memory,
         slices: slices(&device.spec),
+        weights: node.runner.weights.held(*gpu, &account),
         lost: lost.get(gpu).cloned(),
     };
     let devices = node.runner.devices.all.iter().map(device).collect();

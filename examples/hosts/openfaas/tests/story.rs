@@ -17,17 +17,17 @@ fn points() -> Value {
         "p50_ns": 13_000_000, "p95_ns": 28_000_000}]})
 }
 
-struct Story {
-    provider: Provider,
-    dir: tempfile::TempDir,
+pub(crate) struct Story {
+    pub(crate) provider: Provider,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Story {
-    fn start(dir: tempfile::TempDir) -> Self {
+    pub(crate) fn start(dir: tempfile::TempDir) -> Self {
         Self::on(&["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--whole", "2"], dir)
     }
 
-    fn on(boards: &[&str], dir: tempfile::TempDir) -> Self {
+    pub(crate) fn on(boards: &[&str], dir: tempfile::TempDir) -> Self {
         for (name, value) in [
             (
                 "dag.json",
@@ -45,11 +45,11 @@ impl Story {
         Self { provider, dir }
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn try_deploy(&self, name: &str, annotations: &Value, more: &Value) -> (u16, String) {
+    pub(crate) fn try_deploy(&self, name: &str, annotations: &Value, more: &Value) -> (u16, String) {
         let mut body =
             json!({"service": name, "image": env!("CARGO_BIN_EXE_gpu_function"), "annotations": annotations});
         for (key, value) in more.as_object().unwrap() {
@@ -58,24 +58,24 @@ impl Story {
         self.provider.call("POST", "/system/functions", &body.to_string())
     }
 
-    fn deploy(&self, name: &str, annotations: &Value, more: &Value) {
+    pub(crate) fn deploy(&self, name: &str, annotations: &Value, more: &Value) {
         let (status, said) = self.try_deploy(name, annotations, more);
         assert_eq!(status, 202, "{name}: {said}");
     }
 
-    fn ask(&self, name: &str) -> Value {
+    pub(crate) fn ask(&self, name: &str) -> Value {
         let (status, body) = self.provider.call("GET", &format!("/function/{name}"), "");
         assert_eq!(status, 200, "{name}: {body}");
         serde_json::from_str(&body).unwrap()
     }
 
-    fn status(&self, name: &str) -> Value {
+    pub(crate) fn status(&self, name: &str) -> Value {
         let (_, body) = self.provider.call("GET", &format!("/system/function/{name}"), "");
         serde_json::from_str::<Value>(&body).unwrap()["gshare"].take()
     }
 
     /// The parts of the function's instances in this state.
-    fn parts(&self, name: &str, life: &str) -> Vec<Vec<Value>> {
+    pub(crate) fn parts(&self, name: &str, life: &str) -> Vec<Vec<Value>> {
         let status = self.status(name);
         let instances = status["instances"].as_array().unwrap().iter();
         let alive = instances.filter(|instance| instance["life"] == life);
@@ -346,74 +346,6 @@ fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
     story.deploy("crash", &json!({}), &crash);
     within(|| story.status("crash")["problem"].as_str().is_some_and(|why| why.contains("No such file")));
     assert_eq!(story.status("crash")["state"], "failing");
-}
-
-/// A safetensors file with one tensor of `bytes` bytes.
-fn safetensors(path: &std::path::Path, bytes: usize, claimed: usize) {
-    let header = json!({"w": {"dtype": "U8", "shape": [claimed], "data_offsets": [0, claimed]}}).to_string();
-    let mut file = u64::try_from(header.len()).unwrap().to_le_bytes().to_vec();
-    file.extend(header.bytes());
-    file.resize(file.len() + bytes, 7);
-    std::fs::write(path, file).unwrap();
-}
-
-#[test]
-fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
-    const BYTES: usize = 24 << 20;
-    let story = Story::start(tempfile::tempdir().unwrap());
-    let (file, liar) = (story.dir.path().join("m.safetensors"), story.dir.path().join("liar.safetensors"));
-    safetensors(&file, BYTES, BYTES);
-    safetensors(&liar, 16, 1 << 20);
-    let wishes = |path: &std::path::Path| {
-        json!({"gshare/model": path, "fastgshare/gpu_quota_request": "0.1", "fastgshare/gpu_sm_partition": "25",
-            "fastgshare/gpu_mem": "128MiB"})
-    };
-    let (status, why) = story.try_deploy("liar", &wishes(&liar), &json!({}));
-    assert!(
-        status == 400 && why.contains("gshare/model") && why.contains("liar.safetensors"),
-        "{status} {why}"
-    );
-    story.deploy("seven", &wishes(&file), &json!({"labels": {"com.openfaas.scale.min": "7"}}));
-    story.provider.replicas("seven", 7);
-
-    let state = || serde_json::from_str::<Value>(&story.provider.call("GET", "/system/state", "").1).unwrap();
-    let model = |state: &Value| state["models"]["models"][0].clone();
-    within(|| model(&state())["arenas"][0]["references"] == 7);
-    let state = state();
-    let arenas = model(&state)["arenas"].as_array().unwrap().clone();
-    assert_eq!((arenas.len(), &state["models"]["tiers"][1]["arenas"]), (1, &json!(1)), "{state}");
-    // Store: the arena's bytes are all of its tier's, and hold the tensor.
-    let bytes = arenas[0]["bytes"].as_u64().unwrap();
-    assert_eq!(state["models"]["tiers"][1]["arena_bytes"], bytes);
-    assert!(bytes >= BYTES as u64, "{bytes}");
-    // Daemon: each instance has the same on its device, to the byte, within the platform's booking for it.
-    let clients = state["functions"][0]["clients"].as_array().unwrap();
-    let used: Vec<u64> = clients.iter().map(|client| client["memory_bytes"].as_u64().unwrap()).collect();
-    assert!(used.len() == 7 && used.iter().all(|one| *one == used[0] && *one >= BYTES as u64), "{used:?}");
-    let booked = &state["functions"][0]["instances"][0]["parts"][0]["share"]["memory_bytes"];
-    assert!(
-        booked == &state["functions"][0]["memory_bytes"] && booked.as_u64() == Some(128 << 20),
-        "{booked}"
-    );
-    assert!(used[0] <= 128 << 20, "{used:?}");
-    // Another function and another version have the same copy, and a removed function can come back.
-    let none = json!({"labels": {"com.openfaas.scale.min": "0"}, "envVars": {"VERSION": "2"}});
-    story.deploy("eighth", &wishes(&file), &none);
-    story.deploy("eighth", &wishes(&file), &none);
-    let models = |story: &Story| {
-        let state: Value = serde_json::from_str(&story.provider.call("GET", "/system/state", "").1).unwrap();
-        state["models"]["models"].as_array().unwrap().len()
-    };
-    assert_eq!(models(&story), 1);
-    // A changed file does not pass for the file in use by instances.
-    safetensors(&file, BYTES / 2, BYTES / 2);
-    let (status, why) = story.try_deploy("ninth", &wishes(&file), &none);
-    assert!(status == 400 && why.contains("has changed"), "{status} {why}");
-    for name in ["seven", "eighth"] {
-        story.provider.call("DELETE", "/system/functions", &json!({"functionName": name}).to_string());
-    }
-    within(|| story.try_deploy("ninth", &wishes(&file), &none).0 == 202);
-    assert_eq!(models(&story), 1);
 }
 
 /// Shares, slices and whole devices: a deployment with nothing but a latency is measured, placed and served on each.

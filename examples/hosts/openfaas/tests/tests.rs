@@ -11,3 +11,4 @@ mod openfaas;
 mod settings;
 mod spans;
 mod story;
+mod weights;

@@ -94,11 +94,11 @@ entry!(cuMemGetAddressRange_v2, context, |pbase, psize, dptr| {
     put_opt(psize, alloc.bytes as usize);
 });
 
-entry!(cuMemAdvise | cuMemAdvise_v2, driver, |devPtr, count, _, _| check_range(devPtr, count as u64));
+entry!(cuMemAdvise | cuMemAdvise_v2, driver, |devPtr, count, _, _| check_range(devPtr, count as u64, false));
 
 /// Prefetching moves nothing, since managed memory is charged to its device at once, but it takes a copy's time.
 fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
-    check_range(address, bytes)?;
+    check_range(address, bytes, false)?;
     legacy_not_implied(stream)?;
     refuse_if(stream.capturing.load(Acquire), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)?;
     let ns = driver()?.profile().copy_ns(bytes, true);

@@ -43,8 +43,8 @@ pub(crate) enum What {
     Pooled(u64, u64),
     /// Another process's memory.
     Imported,
-    /// A mapping of the virtual memory API, and whether access was given.
-    Mapped(bool),
+    /// A mapping of the virtual memory API with its `CUmemAccess_flags`: 0 none, 1 to read, 3 to read and write.
+    Mapped(u32),
     /// Addresses of a graph's allocation node, and whether a launch has allocated them.
     InGraph(bool),
     /// Page-locked host memory: flags.
@@ -182,16 +182,20 @@ impl Registry {
         self.find(address).filter(|alloc| alloc.address == address).ok_or(INVALID_VALUE)
     }
 
-    /// Whether device or page-locked memory holds the whole range, also over several adjacent mappings; marks it as written.
-    fn touch(&self, address: u64, bytes: u64) -> bool {
+    /// Whether device or page-locked memory holds the whole range, also over several adjacent mappings, and is open to read, or to
+    /// write; marks it as used.
+    fn touch(&self, address: u64, bytes: u64, write: bool) -> bool {
         let Some(end) = address.checked_add(bytes) else { return false };
         let mut inner = lock(&self.0);
         let mut at = address;
         while at < end {
             let Some((_, alloc)) = inner.live.range_mut(..=at).next_back() else { return false };
             let its_end = alloc.address + alloc.bytes;
-            let mapped = alloc.what == What::Mapped(true);
-            if at >= its_end || alloc.what == What::Mapped(false) || at > address && !mapped {
+            let (mapped, open) = match alloc.what {
+                What::Mapped(flags) => (true, flags >= if write { 3 } else { 1 }),
+                _ => (false, true),
+            };
+            if at >= its_end || !open || at > address && !mapped {
                 return false;
             }
             alloc.touched = true;
@@ -203,8 +207,8 @@ impl Registry {
         true
     }
 
-    /// Opens or closes the mappings of a range; `false` if a part is not mapped.
-    pub(crate) fn set_access(&self, address: u64, bytes: u64, open: bool) -> bool {
+    /// Sets the access flags of the mappings of a range; `false` if a part is not mapped.
+    pub(crate) fn set_access(&self, address: u64, bytes: u64, flags: u32) -> bool {
         let mut inner = lock(&self.0);
         let range = address..address + bytes;
         let mapped_to = inner.live.range(range.clone()).try_fold(address, |at, (_, alloc)| {
@@ -212,7 +216,7 @@ impl Registry {
         });
         let throughout = mapped_to == Some(range.end);
         for (_, alloc) in inner.live.range_mut(range).filter(|_| throughout) {
-            alloc.what = What::Mapped(open);
+            alloc.what = What::Mapped(flags);
         }
         throughout
     }
@@ -241,7 +245,7 @@ pub(crate) fn on_device(address: u64) -> bool {
     driver().is_ok_and(|d| d.memory().find(address).is_some_and(|a| !a.what.is_host()))
 }
 
-/// Checks the range of device memory which a call reads or writes.
-pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
-    invalid_if(bytes != 0 && !driver()?.memory().touch(address, bytes))
+/// Checks the range of device memory which a call reads, or writes.
+pub(crate) fn check_range(address: u64, bytes: u64, write: bool) -> Answer {
+    invalid_if(bytes != 0 && !driver()?.memory().touch(address, bytes, write))
 }

@@ -315,7 +315,7 @@ entry!(cuMemMap, driver, |ptr, size, offset, physical: Physical, flags| {
     let place = lock(&physical.place);
     map_file(ptr, bytes, place.file, place.offset, READ_WRITE)?;
     mapped.insert(ptr, (physical, bytes));
-    driver.memory().note(ptr, bytes, What::Mapped(false), physical.device, 0);
+    driver.memory().note(ptr, bytes, What::Mapped(0), physical.device, 0);
 });
 
 entry!(cuMemUnmap, driver, |ptr, size| {
@@ -344,13 +344,13 @@ entry!(cuMemSetAccess, driver, |ptr, size, desc, count| {
             Device::at(id as i32)?;
         }
         invalid_if(!matches!(flags, 0 | 1 | 3))?;
-        invalid_if(!driver.memory().set_access(ptr, size as u64, flags != 0))?;
+        invalid_if(!driver.memory().set_access(ptr, size as u64, flags))?;
     }
 });
 
 entry!(cuMemGetAccess, |flags, _location: Given, ptr| {
     match driver()?.memory().find(ptr).map(|a| a.what) {
-        Some(What::Mapped(open)) => put(flags, if open { 3 } else { 0 }),
+        Some(What::Mapped(access)) => put(flags, access.into()),
         _ => Err(INVALID_VALUE),
     }
 });

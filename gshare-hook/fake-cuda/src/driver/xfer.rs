@@ -44,10 +44,10 @@ impl Side {
         Self { address, pitch: 0, slice: 0, device }
     }
 
-    fn check(&self, t: &Transfer) -> Answer {
+    fn check(&self, t: &Transfer, write: bool) -> Answer {
         let extent = self.slice * (t.depth - 1) + self.pitch * (t.height - 1) + t.width;
         invalid_if(self.address == 0 || t.height > 1 && self.pitch < t.width)?;
-        if self.device { check_range(self.address, extent) } else { Ok(()) }
+        if self.device { check_range(self.address, extent, write) } else { Ok(()) }
     }
 }
 
@@ -60,8 +60,8 @@ impl Transfer {
         if self.bytes() == 0 {
             return Ok(());
         }
-        self.to.check(self)?;
-        self.from.check(self)
+        self.to.check(self, true)?;
+        self.from.check(self, false)
     }
 
     fn apply(&self) {
@@ -288,7 +288,7 @@ impl Fill {
         let aligned = self.address.is_multiple_of(u64::from(self.element));
         invalid_if(!aligned || self.height > 1 && self.pitch < row)?;
         if self.bytes() > 0 {
-            check_range(self.address, self.pitch * (self.height - 1) + row)?;
+            check_range(self.address, self.pitch * (self.height - 1) + row, true)?;
         }
         Ok(())
     }

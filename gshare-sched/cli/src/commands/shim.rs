@@ -6,7 +6,7 @@
 use super::sim::Variables;
 use anyhow::Context as _;
 use gshare_modelstore::client::Client;
-use gshare_modelstore::python::SHIM;
+use gshare_modelstore::python::write_shim;
 use gshare_runner::libraries::{STORE, prepend};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -55,10 +55,7 @@ impl Shim {
         // The program runs this code, so only this user may write it, under any umask.
         let own = std::fs::Permissions::from_mode(0o700);
         let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
-        std::fs::create_dir(dir.path().join("gshare_store"))?;
-        for (path, text) in SHIM {
-            std::fs::write(dir.path().join(path), text)?;
-        }
+        write_shim(dir.path())?;
         let variables = vec![
             ("PYTHONPATH".into(), prepend("PYTHONPATH", dir.path())),
             ("GSHARE_STORE".into(), socket.into()),

@@ -444,7 +444,8 @@ impl Alone {
             let there = self.book.instances.values().filter(|one| one.placed).flat_map(|one| &one.parts);
             let on: Vec<&Part> = there.filter(|part| part.gpu == *gpu).collect();
             let taken = on.iter().map(|part| part.share.memory().map_or(u64::MAX, |memory| memory.get()));
-            let memory = taken.fold(spec.memory.get(), u64::saturating_add);
+            let weights = spec.weights.map_or(0, |weights| weights.bytes.get()) + device.weights_memory();
+            let memory = taken.fold(spec.memory.get() + weights, u64::saturating_add);
             let sms: u64 = on.iter().map(|part| u64::from(part.share.sm().get())).sum();
             let gap = 10_000u64.saturating_sub(sms) / (on.len() as u64 + 1);
             let free = if regime == Regime::Whole { on.is_empty() } else { gap >= widest };

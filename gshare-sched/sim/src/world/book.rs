@@ -23,10 +23,11 @@ use super::deadlines::{Deadlines, Due};
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
 use super::tenants::Tenants;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, ModelId, RequestId, TenantId, Timestamp};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{
-    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause, Work,
+    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause,
+    Weights, Work,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +51,8 @@ pub(crate) struct Device {
     /// The guaranteed area of all parts on the device, of 10^8.
     area: u64,
     memory: u64,
+    /// The models with weights on the device, their memory, and the instances that share them.
+    weights: BTreeMap<ModelId, (u64, usize)>,
     /// The requests at work on the device as a whole.
     running: usize,
     slices: Vec<Slice>,
@@ -101,6 +104,7 @@ pub(crate) struct Function {
     tenant: TenantId,
     /// The bytes of an instance on each of its devices.
     memory: u64,
+    weights: Option<Weights>,
     devices: u32,
     slo: Option<Duration>,
     min_instances: u32,
@@ -166,6 +170,7 @@ impl Book {
                     profile,
                     tenant: spec.tenant,
                     memory: spec.memory_per_device().get(),
+                    weights: spec.weights,
                     devices: spec.devices,
                     slo: spec.slo,
                     min_instances: spec.min_instances,
@@ -526,7 +531,7 @@ impl Book {
         }
         instance.placed = true;
         let function = self.functions.get(&instance.function);
-        let needs = function.map_or(0, |function| function.memory);
+        let needs = function.map_or((0, None), |function| (function.memory, function.weights));
         if function.is_some_and(|function| function.devices > 1) {
             let places: BTreeSet<_> = instance.parts.iter().map(|part| part.gpu).collect();
             let node = |gpu| self.devices.get(gpu).map(|device| device.spec.node);
@@ -558,7 +563,7 @@ impl Book {
             }
             if let Some(device) = self.devices.get_mut(&part.gpu) {
                 function.held += time * u128::from(device.held(part, function.memory));
-                device.give_back(id, part, function.memory);
+                device.give_back(id, part, (function.memory, function.weights));
             }
         }
     }
@@ -790,10 +795,15 @@ impl Device {
             .mig
             .as_ref()
             .map_or_else(Vec::new, |layout| layout.slices().iter().map(|&at| slice(layout, at)).collect());
-        Self { spec, regime, area: 0, memory: 0, running: 0, slices }
+        Self { spec, regime, area: 0, memory: 0, weights: BTreeMap::new(), running: 0, slices }
     }
 
-    fn take(&mut self, id: InstanceId, part: &Part, needs: u64) -> Result<(), String> {
+    fn take(
+        &mut self,
+        id: InstanceId,
+        part: &Part,
+        (needs, weights): (u64, Option<Weights>),
+    ) -> Result<(), String> {
         let gpu = part.gpu;
         if self.regime == Regime::Sliced {
             let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
@@ -813,6 +823,11 @@ impl Device {
             return Ok(());
         }
         self.memory += memory_of(part, needs);
+        if let Some(Weights { model, bytes }) = weights.filter(|_| self.regime == Regime::Fractional) {
+            let (bytes, users) = self.weights.entry(model).or_insert((bytes.get(), 0));
+            self.memory += if *users == 0 { *bytes } else { 0 };
+            *users += 1;
+        }
         if self.memory > self.spec.memory.get() {
             let most = self.spec.memory.get();
             return Err(format!("with {id} the instances on {gpu} have {} bytes of {most}", self.memory));
@@ -827,7 +842,7 @@ impl Device {
         Ok(())
     }
 
-    fn give_back(&mut self, id: InstanceId, part: &Part, needs: u64) {
+    fn give_back(&mut self, id: InstanceId, part: &Part, (needs, weights): (u64, Option<Weights>)) {
         if self.regime == Regime::Sliced {
             if let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
             {
@@ -836,9 +851,23 @@ impl Device {
             return;
         }
         self.memory = self.memory.saturating_sub(memory_of(part, needs));
+        if let Some(weights) = weights
+            && let Some((bytes, users)) = self.weights.get_mut(&weights.model)
+        {
+            *users -= 1;
+            if *users == 0 {
+                self.memory = self.memory.saturating_sub(*bytes);
+                self.weights.remove(&weights.model);
+            }
+        }
         if self.regime == Regime::Fractional {
             self.area = self.area.saturating_sub(area_of(part));
         }
+    }
+
+    /// The memory of all shared weights.
+    pub(crate) fn weights_memory(&self) -> u64 {
+        self.weights.values().map(|(bytes, _)| bytes).sum()
     }
 
     /// The held part of the whole device, of 10^8.

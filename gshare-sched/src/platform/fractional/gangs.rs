@@ -49,7 +49,13 @@ impl FractionalPool {
             .with_workload(Workload::Training);
         let demands: Vec<Demand> = (0..workers).map(|_| demand).collect();
         let mut placed = Vec::new();
-        if self.packer.place_gang(&demands, &mut placed).is_err() {
+        let found = match of.spec.weights {
+            Some(weights) => {
+                self.weights.place(&mut *self.packer, &demand, weights, &|_| true).map(|one| placed.push(one))
+            }
+            None => self.packer.place_gang(&demands, &mut placed),
+        };
+        if found.is_err() {
             actions.push(PoolAction::Unmet { function });
             return;
         }

@@ -24,7 +24,9 @@
 //!    answered their requests. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
-//! 7. *Training*: a gang of workers starts together on different devices, or waits; a lost part restarts all, with a growing pause.
+//! 7. *Weights* (`shared_weights`): instances of one model share its weights on a device, whose memory is booked once there, from the
+//!    model's first instance on the device until its last.
+//! 8. *Training*: a gang of workers starts together on different devices, or waits; a lost part restarts all, with a growing pause.
 //!
 //! # Example
 //! Three functions of 9 GiB are called now and then on two devices of 16 GiB. The first two start. The third finds time but no memory:
@@ -48,6 +50,7 @@ mod placing;
 mod pool_config;
 mod queueing;
 mod request_order;
+mod shared_weights;
 mod spread;
 
 use pool_config::RESTART_AFTER;
@@ -71,6 +74,7 @@ use gshare_core::{
     Timestamp,
 };
 use request_order::LateLast;
+use shared_weights::SharedWeights;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A state of an instance, finer than [`Life`].
@@ -193,6 +197,7 @@ pub struct FractionalPool {
     instances: BTreeMap<InstanceId, Instance>,
     by_placement: BTreeMap<PlacementId, InstanceId>,
     by_scaler: BTreeMap<InstanceId, InstanceId>,
+    weights: SharedWeights,
     requests: BTreeMap<RequestId, Request>,
     /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
@@ -235,6 +240,7 @@ impl FractionalPool {
             instances: BTreeMap::new(),
             by_placement: BTreeMap::new(),
             by_scaler: BTreeMap::new(),
+            weights: SharedWeights::default(),
             requests: BTreeMap::new(),
             wanting: VecDeque::new(),
             timers: Timers::default(),
@@ -512,7 +518,11 @@ impl Pool for FractionalPool {
 
     fn fits(&self, function: FunctionId) -> bool {
         let Some(of) = self.functions.get(&function) else { return false };
-        let holds = |memory: Bytes| self.devices.values().filter(move |device| device.memory >= memory);
+        let weights = of.spec.weights.map_or(Bytes::ZERO, |weights| weights.bytes);
+        let holds = |memory: Bytes| {
+            let all = memory.saturating_add(weights);
+            self.devices.values().filter(move |device| device.memory >= all)
+        };
         match of.spec.work {
             Work::Training { workers, share } => {
                 holds(share.memory().unwrap_or(of.spec.memory)).count() >= workers as usize
@@ -581,6 +591,7 @@ impl Pool for FractionalPool {
                 assert_eq!(self.requests[request].on, None, "{request} waits and runs");
             }
         }
+        self.weights.invariants(&*self.packer);
         let held: usize = self.instances.values().map(|of| of.placements.len()).sum();
         let mut placed = 0;
         self.packer.placements(&mut |_| placed += 1);

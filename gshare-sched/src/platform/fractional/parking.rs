@@ -170,7 +170,13 @@ impl FractionalPool {
     /// them are not enough.
     fn victims_on(&self, gpu: GpuId, wanting: &Instance, least: usize, busy_too: bool) -> Option<Victims> {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
-        let (memory, area_wanted) = (wanting.demand.memory.get(), area(&wanting.demand));
+        let (mut memory, area_wanted) = (wanting.demand.memory.get(), area(&wanting.demand));
+        let mut sharing = self.weights.on(gpu);
+        let own = self.functions[&wanting.function].spec.weights;
+        // The instance's own weights stay when their other users leave.
+        if let Some(own) = own.filter(|own| sharing.remove(&own.model).is_none()) {
+            memory = memory.saturating_add(own.bytes.get());
+        }
         let status = self.packer.gpu(gpu)?;
         let mut free_memory = status.spec.memory.saturating_sub(status.memory_used).get();
         let whole = u64::from(status.spec.quota.get()) * u64::from(status.spec.sm.get());
@@ -190,6 +196,13 @@ impl FractionalPool {
             let (_, used, id) = victims.next()?;
             let victim = &self.instances[&id].demand;
             free_memory = free_memory.saturating_add(victim.memory.get());
+            let shared = self.functions[&self.instances[&id].function].spec.weights;
+            if let Some(weights) = shared
+                && let Some(users) = sharing.get_mut(&weights.model)
+            {
+                *users -= 1;
+                free_memory += if *users == 0 { weights.bytes.get() } else { 0 };
+            }
             free_area = free_area.saturating_add(area(victim));
             chosen.push(id);
             latest = latest.max(used);

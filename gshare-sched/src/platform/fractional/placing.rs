@@ -145,10 +145,11 @@ impl FractionalPool {
 
     /// Gives placements back to the packer.
     pub(super) fn release(&mut self, placements: Vec<(PlacementId, GpuId)>) {
-        for (placement, _) in placements {
+        for (placement, gpu) in placements {
             self.by_placement.remove(&placement);
             // The packer knows every held placement.
             let _ = self.packer.release(placement);
+            self.weights.leave(&mut *self.packer, placement, gpu);
             self.room_changed = true;
         }
     }

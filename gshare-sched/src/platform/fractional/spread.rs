@@ -20,16 +20,22 @@ impl FractionalPool {
         node: Option<NodeId>,
         reserved: &BTreeSet<GpuId>,
     ) -> Result<Vec<Placed>, PackError> {
-        let count = self.functions.get(&function).map_or(1, |of| of.spec.devices);
+        let spec = self.functions.get(&function).map(|of| &of.spec);
+        let (count, weights) = spec.map_or((1, None), |spec| (spec.devices, spec.weights));
         if count > 1 {
             return self.place_spread(count, demand, node, reserved);
         }
-        if node.is_none() && reserved.is_empty() {
+        if node.is_none() && reserved.is_empty() && weights.is_none() {
             return Ok(vec![self.packer.place(demand)?]);
         }
         let devices = &self.devices;
         let here = |gpu| node.is_none_or(|node| devices.get(&gpu).is_some_and(|of| of.node == node));
-        Ok(vec![self.packer.place_where(demand, &|gpu| !reserved.contains(&gpu) && here(gpu))?])
+        let allowed = |gpu| !reserved.contains(&gpu) && here(gpu);
+        let placed = match weights {
+            Some(weights) => self.weights.place(&mut *self.packer, demand, weights, &allowed),
+            None => self.packer.place_where(demand, &allowed),
+        };
+        Ok(vec![placed?])
     }
 
     fn place_spread(

@@ -81,11 +81,14 @@ impl Host {
     fn measure_on_share(&mut self, function: FunctionId) {
         let Some(known) = self.versions.get(&function) else { return };
         let (version, plan) = (Arc::clone(&known.version), known.version.plan.clone());
-        let memory = plan.memory.unwrap_or(self.guess);
+        let memory = plan.memory_before(self.guess);
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate() {
             let share = trial_share(time, sm, Bytes(memory.get().div_ceil(plan.devices.into())));
             let work = Work::Training { workers: plan.devices, share };
-            let spec = FunctionSpec::new(work, memory).with_tenant(plan.tenant).with_loads(TRIALS, TRIALS);
+            let spec = FunctionSpec::new(work, memory)
+                .with_tenant(plan.tenant)
+                .with_loads(TRIALS, TRIALS)
+                .with_weights(plan.weights());
             let trial = self.add_trial(function, &version);
             let mut actions = Vec::new();
             let event = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
@@ -112,7 +115,7 @@ impl Host {
         let Some(known) = self.versions.get_mut(&function) else { return };
         known.measuring.tried.extend(size);
         let version = Arc::clone(&known.version);
-        let memory = version.plan.memory.unwrap_or(self.guess);
+        let memory = self.memory_alone(&version);
         let work = match size {
             None => whole_device(),
             Some(size) => self.slice_of(size, memory),
@@ -145,6 +148,12 @@ impl Host {
                 self.cannot_measure(function, &error.to_string());
             }
         }
+    }
+
+    /// GPU memory of an instance with weights of its own.
+    fn memory_alone(&self, version: &Version) -> Bytes {
+        let weights = version.plan.weights().map_or(Bytes::ZERO, |weights| weights.bytes);
+        version.plan.memory_before(self.guess).saturating_add(weights)
     }
 
     fn add_trial(&mut self, function: FunctionId, version: &Version) -> FunctionId {
@@ -227,7 +236,9 @@ impl Host {
         (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
         let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
         // The receiver closes only at the end of the host.
-        let _ = self.orders.send(Order::Measure(Launch { instance, index: 0, parts, version }, stop));
+        let _ = self
+            .orders
+            .send(Order::Measure(Launch { instance, index: 0, parts, version, weights: None }, stop));
     }
 
     /// Ends the turn of a companion's instance after its trials, successful or not.
@@ -276,7 +287,7 @@ impl Host {
         match known.measuring.found.clone() {
             Some(found) => self.learn(function, found),
             None => {
-                let memory = known.version.plan.memory.unwrap_or(self.guess);
+                let memory = self.memory_alone(&known.version);
                 let why = format!("it takes {memory} of GPU memory, which no device here has");
                 self.cannot_measure(function, &why);
                 self.measure_later(function);

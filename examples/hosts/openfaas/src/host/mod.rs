@@ -70,6 +70,8 @@ pub struct Launch {
     pub parts: Vec<Part>,
     /// Deployment and plan of the function.
     pub version: Arc<Version>,
+    /// The weights that the process shares on its device, once they are there.
+    pub weights: Option<Arc<crate::weights::Use>>,
 }
 
 impl Launch {
@@ -407,7 +409,8 @@ impl Host {
     }
 
     fn errand(&self, function: FunctionId, fetch: bool) {
-        let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
+        let of = self.versions.get(&function).filter(|of| !self.shares_weights(&of.version.plan));
+        let errand = of.and_then(|of| Errand::of(&of.version, fetch));
         // The receiver closes only at the end of the host.
         let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
     }

@@ -58,13 +58,29 @@ impl Host {
             }
             _ => {}
         }
-        let asked = plan.memory.filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
+        let asked =
+            plan.memory.or(plan.expected).filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
         let asked = Bytes(asked.get().div_ceil(plan.devices.into()));
         let most = devices.into_iter().map(largest).max()?;
+        if let (Some(model), Some(weights)) = (&plan.model, plan.weights()) {
+            let (path, bytes) = (model.path.display(), weights.bytes);
+            return (asked.saturating_add(bytes) > most).then(|| {
+                format!(
+                    "annotations: gshare/model: `{path}`: its weights take {bytes} of GPU memory, and an instance {asked} beside them: need at \
+                     most {most} together, which the largest device of this node has: name a smaller model, or less in fastgshare/gpu_mem"
+                )
+            });
+        }
         let key = if plan.model.is_some() { "gshare/model" } else { "gpu_mem" };
         (asked > most).then(|| {
             format!("annotations: {key}: {asked} of GPU memory: need at most {most}, which the largest device of this node has")
         })
+    }
+
+    /// Whether a plan's instances share their model's weights on each device.
+    pub fn shares_weights(&self, plan: &Plan) -> bool {
+        let spec = plan.weights().and_then(|_| plan.spec(plan.bounds, self.guess).ok());
+        spec.is_some_and(|spec| self.platform.regime_for(&spec) == Regime::Fractional)
     }
 
     /// Whether a version may use the measurement of an earlier deployment.
