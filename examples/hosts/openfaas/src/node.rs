@@ -370,6 +370,10 @@ impl Ticket {
             };
             let (instance, ports, load) = match turn {
                 Some(Turn::Go { instance, ports, load }) => (instance, ports, load),
+                Some(Turn::Again(request)) => {
+                    self.request = request;
+                    continue;
+                }
                 Some(Turn::No(reason)) => return Err(super::host::refusal(reason)),
                 Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
                     return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));

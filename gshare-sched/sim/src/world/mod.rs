@@ -84,7 +84,7 @@ mod tenants;
 mod tests;
 
 pub use book::{Book, room};
-pub(crate) use book::{Device, Instance, Request};
+pub(crate) use book::Device;
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};

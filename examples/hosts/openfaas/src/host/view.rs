@@ -1,6 +1,6 @@
 //! Views of functions, and the checks that must hold between the books.
 
-use super::{Doing, Host, Totals, Version, client};
+use super::{Host, Totals, Version, client};
 use crate::deployment::Wants;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
@@ -235,7 +235,7 @@ impl Host {
         });
         for (id, instance) in &self.instances {
             // One that has ended is reported in the same breath.
-            assert!(known.contains(id) || instance.doing == Doing::Stopping, "{id} is not the platform's");
+            assert!(known.contains(id), "{id} is not the platform's");
             for request in &instance.requests {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} is elsewhere");
             }
