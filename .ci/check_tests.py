@@ -13,7 +13,7 @@ def forgotten(manifest):
     if described.get("package", {}).get("autotests", True):
         return []
     files = {file.stem: file for file in (manifest.parent / "tests").glob("*.rs")}
-    used, found = set(), {test["name"] for test in described["test"]}
+    used, found = set(), {pathlib.Path(test.get("path", test["name"])).stem for test in described["test"]}
     while found:
         used |= found
         found = {name for one in found & set(files) for name in re.findall(r"^mod (\w+);", files[one].read_text(), re.M)} - used

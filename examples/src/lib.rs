@@ -9,8 +9,8 @@ pub mod kubernetes;
 /// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
 pub(crate) const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
 
-/// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver
-/// goes by the name, `spin_MICROSus`, which may have a suffix: `_full` fills the device with any grid.
+/// PTX of a kernel that spins on the device's clock for `micros` us in every thread. The simulated driver reads the time
+/// from the name `spin_MICROSus`, which may have a suffix: `_full` fills the device with any grid.
 pub fn spin_ptx(name: &str, micros: u32) -> String {
     format!(
         "

@@ -1,7 +1,7 @@
 //! Writes the exports: one C function per name of the driver's table.
 //!
 //! Each name is a type in `symbol`, and `args` says what it is called with; where the table has a per-thread variant too
-//! (`_ptsz`, `_ptds`), one type serves both: streams come as a `StreamArg`, and a call without one has a `Flavor` first. `entry!` in `src/driver.rs` gives a type its function;
+//! (`_ptsz`, `_ptds`), one type serves both: streams come as a `StreamArg`, and a call without one has a `Flavor` first. `entry!` in `src/driver/mod.rs` gives a type its function;
 //! every other name answers `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are
 //! the table's.
 

@@ -80,6 +80,36 @@ fn launches_wait_as_long_for_a_daemon_that_says_nothing() {
     assert!(waited.is_some_and(|ms| (400..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 
+/// A daemon of the release before refuses in its own format, and the process would wait for another daemon without a word.
+#[test]
+fn a_daemon_that_speaks_another_version_is_named_once_with_both_versions() {
+    let program = program("link", &[]);
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("g.sock");
+    let (listener, ended) = (listener(&socket), AtomicBool::new(false));
+    let (connections, done) = std::thread::scope(|scope| {
+        let old = scope.spawn(|| {
+            let mut connections = 0;
+            while !ended.load(Ordering::Acquire) {
+                if let Ok(client) = rustix::net::accept(&listener) {
+                    connections += 1;
+                    let _ = rustix::net::send(&client, &[3; 16], SendFlags::NOSIGNAL);
+                }
+                std::thread::sleep(StdDuration::from_millis(5));
+            }
+            connections
+        });
+        let run = impatient(&program, &["works", "300"]).env("GSHARE_SOCKET", &socket);
+        let done = run.env("GSHARE_ON_DAEMON_LOSS", "closed").finish();
+        ended.store(true, Ordering::Release);
+        (old.join().unwrap(), done)
+    });
+    assert!(connections > 1, "{connections} connections");
+    assert!(failed_after(&done.stdout).is_some(), "{}{}", done.stdout, done.stderr);
+    let said = "speaks version 3, and this library version 4: upgrade the older one\n";
+    assert_eq!(done.stderr.matches(said).count(), 1, "{}", done.stderr);
+}
+
 /// The daemon's sockets are there without an answer: a process that waits for a token would wait for ever.
 #[test]
 fn a_daemon_that_is_stopped_is_as_good_as_gone() {

@@ -1,16 +1,16 @@
-//! Filling an arena, and hashing what is in it.
+//! Fills arenas and hashes their content.
 //!
-//! The data is cut into pieces of 1 MiB. Each thread reads a piece into a buffer that stays in its core's cache, hashes it
-//! there, and writes it to the arena; so a byte crosses the memory bus as often as in a plain copy. Writing to a memory file
-//! rather than to a map of it spares the kernel from clearing each page first.
+//! The data is cut into pieces of 1 MiB. Each thread reads a piece into a buffer that fits its core's cache, hashes it
+//! there, and writes it to the arena. So a byte crosses the memory bus as often as in a plain copy. Writes to a memory
+//! file, unlike writes through a map, spare the kernel from clearing each page first.
 //!
-//! What of a file is in the page cache is copied from there. What is not is read past it (`O_DIRECT`), by more threads than there
-//! are CPUs: the model is in memory once and not twice, and the disk always has something to do. Whether it is there is asked once
-//! for each 16 MiB, of its last byte (`RWF_NOWAIT`): the first is often there because what is before it was read with more than
-//! was asked for. Where a file cannot be opened so, or its file system does not want that, all goes through the page cache.
+//! Bytes in the page cache are copied from there. Other bytes are read past it (`O_DIRECT`), by more threads than CPUs: the
+//! model is then in memory once, and the disk always has work. A probe per 16 MiB decides between the two. It asks for the
+//! last byte (`RWF_NOWAIT`), since readahead often brings the first. If a file or its file system does not allow direct
+//! reads, everything goes through the page cache.
 //!
-//! Files come from clients, so they are read, never mapped: a file that is cut short while it is read gives an error, where a
-//! map would kill the store.
+//! Files come from clients, so they are read, never mapped: a file that is truncated during the read gives an error, but
+//! through a map it would kill the store.
 
 use crate::backend::ArenaMemory;
 use crate::bounds::Exceeded;
@@ -28,20 +28,20 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-/// Why a file is not loaded.
+/// Why a file cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Its header is refused.
+    /// The header is invalid.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The path names no plain file.
+    /// The path names no regular file.
     #[error("not a regular file")]
     NotAFile,
     /// The model is too large for any arena.
     #[error("the model is too large")]
     TooLarge,
-    /// Its client may not take what it needs.
+    /// The client is at one of its bounds.
     #[error(transparent)]
     Bound(#[from] Exceeded),
     /// The file cannot be read, or the arena cannot be written.
@@ -49,16 +49,16 @@ pub enum LoadError {
     Io(#[from] io::Error),
 }
 
-/// A file whose header was checked.
+/// A file with a checked header.
 #[derive(Debug)]
 pub struct Source {
     file: File,
     data_begin: u64,
-    /// Where its tensors go.
+    /// Places of the tensors in the arena.
     pub layout: Arc<Layout>,
 }
 
-/// Where the bytes of a load come from.
+/// Source of the bytes of a load.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Origin {
@@ -66,15 +66,15 @@ pub enum Origin {
     File(Arc<Source>),
     /// An arena of another tier.
     Arena {
-        /// The tensors in it and where they are.
+        /// Tensors of that arena and their places.
         layout: Arc<Layout>,
-        /// Its memory.
+        /// Memory of that arena.
         memory: Arc<dyn ArenaMemory>,
     },
 }
 
 impl Origin {
-    /// Where the tensors go.
+    /// Places of the tensors in the new arena.
     pub fn layout(&self) -> &Arc<Layout> {
         match self {
             Self::File(source) => &source.layout,
@@ -82,7 +82,7 @@ impl Origin {
         }
     }
 
-    /// The file that the bytes are in, and where each tensor begins in it; `None` where they are in no file.
+    /// The file with the bytes, and the begin of each tensor in it; `None` for a source without a file.
     #[cfg(feature = "cuda")]
     pub(crate) fn descriptor(&self) -> Option<(Arc<rustix::fd::OwnedFd>, Vec<u64>)> {
         let file = match self {
@@ -99,7 +99,7 @@ impl Origin {
     /// Reads bytes of a tensor, the `place`-th by name.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn read(&self, place: usize, offset: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
             Self::File(source) => {
@@ -115,15 +115,15 @@ impl Source {
     /// Reads and checks the header.
     ///
     /// # Errors
-    /// What is wrong with the file or its header.
+    /// The fault of the file or its header.
     pub fn open(file: File) -> Result<Self, LoadError> {
         Self::open_within(file, |_| Ok(())).map(|(source, ())| source)
     }
 
-    /// The same, if `admit` agrees to the bytes of the header before they are read.
+    /// As [`Self::open`], if `admit` allows the header's bytes before they are read.
     ///
     /// # Errors
-    /// As [`Self::open`], and those of `admit`.
+    /// As [`Self::open`], and the errors of `admit`.
     pub fn open_within<T>(
         file: File,
         admit: impl FnOnce(u64) -> Result<T, LoadError>,
@@ -160,7 +160,7 @@ fn read_header(file: &File, length: u64, offset: u64, data: u64) -> Result<Heade
     Ok(Header::parse(&json, data)?)
 }
 
-/// The layout of a model that is to be written, from a file that holds its header's JSON alone, if `admit` agrees to its bytes.
+/// The layout of a model to be written, from a file with only the header's JSON, if `admit` allows its bytes.
 ///
 /// # Errors
 /// As [`Source::open_within`].
@@ -184,8 +184,8 @@ pub fn layout_of_header<T>(
     Ok((Layout::new(&header).ok_or(LoadError::TooLarge)?, admitted))
 }
 
-/// Fills the arena; the hashes of the tensors in the order of their names. `progress` is told how many bytes are there,
-/// from several threads.
+/// Fills the arena, and returns the hashes of the tensors in the order of their names. Several threads report the number of
+/// written bytes to `progress`.
 ///
 /// # Errors
 /// The first error of reading or writing.
@@ -221,9 +221,9 @@ pub fn fill(
     pieces(layout, threads, progress, &read)
 }
 
-/// The turns of threads to write, while a disk is waited for. An arena in host memory takes one writer at
-/// little cost and further ones at twice that, so one thread waits for its turn: the others have the disk to
-/// wait for. More than one waiting would leave CPUs idle where there are many.
+/// Turns to write, for threads that read from a disk. An arena in host memory takes one writer at little cost and further
+/// writers at twice that, so one thread waits for its turn while the others wait for the disk. More waiting threads would
+/// leave CPUs idle on a large machine.
 #[derive(Default)]
 struct Turn {
     writing: Mutex<()>,
@@ -231,7 +231,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// `None` for who need not wait.
+    /// `None` for a thread that need not wait.
     fn take(&self) -> Option<MutexGuard<'_, ()>> {
         self.writing.try_lock().or_else(|| {
             let _waiting = self.waiting.try_lock()?;
@@ -240,26 +240,26 @@ impl Turn {
     }
 }
 
-/// A page that is large enough for a piece.
+/// A huge page, large enough for a piece.
 const LARGE_PAGE: usize = 2 << 20;
-/// Alignment of reads past the page cache; what every disk is content with.
+/// Alignment of direct reads, sufficient for every disk.
 const BLOCK: usize = 4_096;
-/// Bytes of a file that are looked for in the page cache together.
+/// Bytes of a file that one probe of the page cache covers.
 const STRETCH: u64 = 16 << 20;
 
-/// A file, read by the shorter way.
+/// A file, read by the faster of the two ways.
 struct Reader<'a> {
     file: &'a File,
     past: Option<Past>,
 }
 
-/// The ways past the page cache.
+/// Descriptors for direct reads and for probes.
 struct Past {
-    /// Without reading ahead: to ask what is in the page cache must not bring more of the file there.
+    /// Without readahead, so that a probe does not bring more of the file into the page cache.
     probe: File,
     direct: File,
     bytes: u64,
-    /// By stretch: 0 not known, 1 in the page cache, 2 not.
+    /// State by stretch: 0 unknown, 1 in the page cache, 2 not.
     stretches: Vec<AtomicU8>,
 }
 
@@ -267,7 +267,7 @@ impl<'a> Reader<'a> {
     fn new(file: &'a File) -> Self {
         let past = Past::of(file).ok();
         if past.is_none() {
-            // Only advice: what it says is no reason not to load.
+            // Only advice, so a failure does not stop the load.
             let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
         }
         Self { file, past }
@@ -277,7 +277,7 @@ impl<'a> Reader<'a> {
         self.past.as_ref().is_none_or(|past| past.cached(at))
     }
 
-    /// Reads `bytes` at `from` to somewhere in `buffer`: where.
+    /// Reads `bytes` at `from` into `buffer`, and returns their position in it.
     fn read(&self, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(past) = self.past.as_ref().filter(|past| !past.cached(from))
             && let Ok(begin) = past_the_cache(&past.direct, from, bytes, buffer)
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Past {
-    /// Opened again: the flags of the descriptor that a client gave are the client's, too.
+    /// The file is opened again, because a client's descriptor shares its flags with the client.
     fn of(file: &File) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let open = |flags| {
@@ -322,7 +322,7 @@ impl Past {
     }
 }
 
-/// Reads whole blocks around what is wanted: where it begins in the buffer.
+/// Reads the blocks around the wanted bytes, and returns their position in the buffer.
 fn past_the_cache(file: &File, from: u64, bytes: usize, buffer: &mut [u8]) -> io::Result<usize> {
     let block = BLOCK as u64;
     let before = usize::try_from(from % block).unwrap_or(0);
@@ -342,10 +342,10 @@ fn past_the_cache(file: &File, from: u64, bytes: usize, buffer: &mut [u8]) -> io
     Ok(aligned + before)
 }
 
-/// The hashes of what the arena holds, in the order of the names.
+/// The hashes of the tensors in an arena, in the order of their names.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the arena cannot be read.
 pub fn hash(
     layout: &Layout,
     arena: &dyn ArenaMemory,
@@ -358,13 +358,13 @@ pub fn hash(
     pieces(layout, threads, progress, &read)
 }
 
-/// Position of the tensor, first byte of the piece, its hash.
+/// Position of a tensor, first byte of a piece, hash of the piece.
 type Hashed = (usize, u64, [u8; 32]);
-/// Reads a number of a tensor's bytes, from an offset, to somewhere in a buffer that has room for them and two blocks: where.
+/// Reads bytes of a tensor from an offset into a buffer with room for them and two blocks. Returns their position in it.
 pub(crate) type Read<'a> = dyn Fn(usize, u64, usize, &mut [u8]) -> io::Result<usize> + Sync + 'a;
 
-/// Room for a piece and two blocks, in one large page where the system has one: a disk then fills it with one request, and not
-/// with one for each few hundred pages.
+/// A buffer for a piece and two blocks, in one huge page if possible: the disk then fills it with one request instead of
+/// many.
 fn buffer() -> io::Result<MmapMut> {
     let buffer = MmapOptions::new().len(2 * LARGE_PAGE).map_anon()?;
     let _ = buffer.advise(Advice::HugePage);
@@ -379,7 +379,7 @@ pub(crate) fn pieces(
 ) -> io::Result<Vec<[u8; 32]>> {
     let mut work: Vec<(usize, u64)> = Vec::new();
     let mut order: Vec<usize> = (0..layout.places.len()).collect();
-    // As the data lies, so that a disk reads ahead.
+    // In the order of the data, so that the disk can read ahead.
     order.sort_by_key(|&place| layout.places[place].source);
     for place in order {
         let offsets =

@@ -1,13 +1,13 @@
-//! How much of a store each uid may take, so that one uid never takes what the others need.
+//! Bounds on each uid's use of a store, so that no uid can starve the others.
 //!
 //! # Problem
-//! A store serves every user of a machine from one process. Its descriptors, its connections and the memory beside its arenas are
-//! finite, and a client can ask for all of them: many small models, many connections, answers that it never reads, headers of
-//! 100 MB. What one uid can take must therefore be a part of what there is.
+//! A store serves every user of a machine from one process. Its descriptors, its connections and the memory beside its
+//! arenas are finite, and a client can ask for all of them: with many small models, many connections, unread answers, or
+//! headers of 100 MB. So one uid may take only a part of each resource.
 //!
 //! # Terms
-//! - **resource**: see [`Resource`]; each has a [`Bound`] of a total and a part that one uid may have;
-//! - **operator**: root, and the uid that the store runs as; every other uid is a **tenant**.
+//! - **resource**: see [`Resource`]; each has a [`Bound`] with a total and a part for one uid;
+//! - **operator**: root, and the uid of the store; every other uid is a **tenant**.
 //!
 //! # Rules
 //! With `T` the total and `p` the part of one uid, `3 p <= T`:
@@ -16,19 +16,18 @@
 //! 3. the operator has at most `T - p`;
 //! 4. all together have at most `T`.
 //!
-//! So every other uid can have `p`, against anything that one uid does; and the operator can have `p`, against anything that all
-//! tenants do together, which is what it needs to look at the store and to take their models away.
+//! So every uid can have `p`, whatever one other uid does. The operator can have `p` whatever all tenants do together:
+//! enough to inspect the store and to evict their models.
 //!
-//! A user who may use several uids, such as those of a user namespace, has the part of each; rule 2 is what holds then.
+//! A user with several uids, for example in a user namespace, has the part of each; only rule 2 limits such a user.
 //!
-//! Header work is a rate: a uid may have `burst` bytes of headers parsed at once and `rate` bytes per second from then on.
+//! Header work is a rate: a uid may have `burst` bytes of headers parsed at once, and `rate` bytes per second afterwards.
 //!
-//! Example: 1,024 descriptors may be open, so that 480 are for models, 120 of them for each tenant. A tenant that puts models of
-//! 5 descriptors each is refused the 25th; 24 models of another tenant still fit, and so do those of the operator.
+//! Example: of 1,024 descriptors 480 are for models, and 120 of them for each tenant. A tenant with models of 5 descriptors
+//! each is refused the 25th model; 24 models of another tenant still fit, and so do the operator's.
 //!
 //! # Cost
-//! Taking and giving back are O(log uids). Memory: one row per uid that has something, and one per uid that was charged for work
-//! that is not paid off.
+//! `take` and `give` are O(log uids). Memory: one row per uid with a resource, and one per uid with unfinished header work.
 
 #![forbid(unsafe_code)]
 
@@ -39,30 +38,29 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// A resource whose use is counted for each uid.
+/// A resource that is counted for each uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Resource {
-    /// Connections: those that are open, and those that ended with answers that their client has neither read nor thrown away.
+    /// Connections: open ones, and ended ones with answers that their client has not yet read or dropped.
     Connections,
-    /// Descriptors that the store keeps open for models: their sources, arenas and manifests.
+    /// Descriptors that the store keeps open for models: sources, arenas and manifests.
     Descriptors,
-    /// Descriptors in answers that were sent and not read. The kernel bounds their number for all processes of the store's user
-    /// together (`RLIMIT_NOFILE`), and refuses every further answer beyond it.
+    /// Descriptors in answers that were sent but not read. The kernel limits their number for all processes of the store's
+    /// user together (`RLIMIT_NOFILE`), and refuses further answers.
     Unread,
-    /// Models that the store knows.
+    /// Models known to the store.
     Models,
-    /// Bytes of memory beside the arenas: headers while they are parsed, layouts and manifests of models, answers that were not
-    /// read.
+    /// Bytes of memory beside the arenas: headers during their parse, layouts and manifests of models, and unread answers.
     Memory,
 }
 
 impl Resource {
-    /// Every resource.
+    /// All resources.
     pub const ALL: [Self; 5] =
         [Self::Connections, Self::Descriptors, Self::Unread, Self::Models, Self::Memory];
 
-    /// Name of its bound in errors and in the status.
+    /// Name of the bound in errors and in the status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -80,12 +78,12 @@ impl fmt::Display for Resource {
     }
 }
 
-/// How much of a resource there is, and how much of it one uid may have.
+/// The total of a resource, and the part for one uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
-    /// All uids together, in the unit of the resource.
+    /// Total for all uids, in the unit of the resource.
     pub total: u64,
-    /// The part of one uid that is not the operator's; at most a third of the total.
+    /// Part of one tenant; at most a third of the total.
     pub per_uid: u64,
 }
 
@@ -97,21 +95,21 @@ impl Bound {
     }
 }
 
-/// How fast headers are parsed for one uid.
+/// Rate at which headers are parsed for one uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes of headers that may come at once.
+    /// Bytes of headers that may be parsed at once.
     pub burst: Bytes,
-    /// Bytes of headers per second after that.
+    /// Bytes of headers per second afterwards.
     pub rate: Bytes,
 }
 
-/// The parse of any header costs as much as that of this many bytes: a request, a look at the file, a model more in the tables.
+/// Least charge for a header, in bytes, for the fixed costs: a request, a look at the file, an entry in the tables.
 pub const LEAST_WORK: u64 = 4_096;
 
 impl Default for Work {
-    /// 64 MiB, and 16 MiB per second: a CPU parses some 100 MB per second, so that a uid keeps less than a fifth of one CPU
-    /// busy, and can still put 4,000 models of small headers in a second.
+    /// 64 MiB, and 16 MiB per second: a CPU parses some 100 MB per second, so a uid uses less than a fifth of a CPU, and
+    /// can still put 4,000 models with small headers in a second.
     fn default() -> Self {
         Self { burst: Bytes::from_mib(64), rate: Bytes::from_mib(16) }
     }
@@ -124,17 +122,17 @@ pub struct Limits {
     work: Work,
 }
 
-/// Descriptors that a process has beside those of clients and models: its listener, its standard files, its libraries'.
+/// Descriptors of the process itself: its listener, its standard files, its libraries.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Memory beside the arenas that a store of any size has.
+/// Least memory beside the arenas, for a store of any size.
 const LEAST_MEMORY: u64 = 64 << 20;
 
 impl Limits {
-    /// The defaults for a process that may have this number of descriptors open.
+    /// The default bounds for a process with this limit of open descriptors.
     ///
-    /// Connections get an eighth of the descriptors, since each may hold two more that just came; models get half; the rest is for
-    /// loads, which open their source twice more. Half of what the kernel allows may be unread: other processes of the
-    /// store's user count against the same number. Memory is an eighth of the arenas' and at least 64 MiB.
+    /// Connections get an eighth of the descriptors, since each may hold two more that just arrived. Models get half. Loads
+    /// use the rest, since each opens its source twice more. Half of the kernel's limit may be unread: other processes of
+    /// the store's user count against the same limit. Memory is an eighth of the arenas' memory, and at least 64 MiB.
     pub fn of_process(descriptors: u64, store: &StoreConfig) -> Self {
         let usable = descriptors.saturating_sub(OWN_DESCRIPTORS);
         let arenas = store.host.0.saturating_add(store.gpu.0);
@@ -148,14 +146,14 @@ impl Limits {
         Self { bounds: Resource::ALL.map(|resource| Bound::quarters(total(resource))), work: Work::default() }
     }
 
-    /// Another bound for a resource.
+    /// Replaces the bound of a resource.
     #[must_use]
     pub const fn with_bound(mut self, resource: Resource, bound: Bound) -> Self {
         self.bounds[resource as usize] = bound;
         self
     }
 
-    /// Another rate of header work.
+    /// Replaces the rate of header work.
     #[must_use]
     pub const fn with_work(mut self, work: Work) -> Self {
         self.work = work;
@@ -181,11 +179,11 @@ impl Limits {
     }
 }
 
-/// The uids whose use of a resource is at its bound.
+/// The group of uids that is at its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Whose {
-    /// The uid that asks alone.
+    /// Only the uid that asks.
     Uid,
     /// All tenants together.
     Tenants,
@@ -193,7 +191,7 @@ pub enum Whose {
     All,
 }
 
-/// A bound that would be passed; nothing was taken.
+/// The request would exceed a bound; it has taken nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Exceeded {
@@ -205,13 +203,13 @@ pub enum Exceeded {
         resource: Resource,
         /// The uid that asked.
         uid: u32,
-        /// The uids whose bound it is.
+        /// The group of uids at its bound.
         whose: Whose,
-        /// How much was asked for.
+        /// The requested amount.
         asked: u64,
-        /// How much they have.
+        /// The amount that the group holds.
         held: u64,
-        /// How much they may have.
+        /// The bound of the group.
         bound: u64,
     },
     /// Too many bytes of headers in too short a time.
@@ -223,33 +221,33 @@ pub enum Exceeded {
         uid: u32,
         /// Bytes of the header.
         asked: u64,
-        /// Bytes that may come at once.
+        /// Bytes that may be parsed at once.
         burst: u64,
-        /// Bytes per second after that.
+        /// Bytes per second afterwards.
         rate: u64,
     },
 }
 
 type Row = [u64; Resource::ALL.len()];
 
-/// The bounds, and what each uid has taken: see the [module](self).
+/// The bounds, and the use of each uid: see the [module](self).
 #[derive(Debug)]
 pub struct Bounds {
     limits: Limits,
-    /// The uid that the store runs as, which is the operator's like root's.
+    /// The uid of the store, which counts as the operator like root.
     operator: u32,
     held: BTreeMap<u32, Row>,
-    /// The sums of all tenants, and of the operator.
+    /// Sums over all tenants, and over the operator.
     classes: [Row; 2],
-    /// When the work that a uid was charged for would be done, had it come at the rate.
+    /// Time at which a uid's charged work would be finished at the allowed rate.
     busy: BTreeMap<u32, Timestamp>,
 }
 
 impl Bounds {
-    /// Nothing is taken. `operator` is the uid that the store runs as.
+    /// An empty table. `operator` is the uid of the store.
     ///
     /// # Errors
-    /// A bound that leaves no room for others; names it.
+    /// A bound that leaves no room for others, by name.
     pub fn new(limits: Limits, operator: u32) -> Result<Self, ConfigError> {
         limits.check()?;
         let classes = [Row::default(); 2];
@@ -261,30 +259,30 @@ impl Bounds {
         &self.limits
     }
 
-    /// True for root and for the uid that the store runs as.
+    /// Whether the uid is root or the uid of the store.
     pub const fn is_operator(&self, uid: u32) -> bool {
         uid == 0 || uid == self.operator
     }
 
-    /// How much of a resource a uid has.
+    /// The amount of a resource that a uid holds.
     pub fn held(&self, uid: u32, resource: Resource) -> u64 {
         self.held.get(&uid).map_or(0, |row| row[resource as usize])
     }
 
-    /// Uids that have something.
+    /// Uids that hold a resource.
     pub fn uids(&self) -> impl Iterator<Item = u32> {
         self.held.keys().copied()
     }
 
-    /// How much of a resource all uids have.
+    /// The amount of a resource that all uids hold.
     pub fn total(&self, resource: Resource) -> u64 {
         self.classes.iter().map(|row| row[resource as usize]).sum()
     }
 
-    /// Takes so much of a resource for a uid.
+    /// Takes `asked` of a resource for a uid.
     ///
     /// # Errors
-    /// The bound that it would pass.
+    /// The bound that it would exceed.
     pub fn take(&mut self, uid: u32, resource: Resource, asked: u64) -> Result<(), Exceeded> {
         let Bound { total, per_uid } = self.limits.of(resource);
         let (at, class) = (resource as usize, usize::from(self.is_operator(uid)));
@@ -304,7 +302,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// Gives back what was taken; never more than that.
+    /// Gives back part of a resource. Gives back at most the amount that the uid holds.
     pub fn give(&mut self, uid: u32, resource: Resource, given: u64) {
         let (at, class) = (resource as usize, usize::from(self.is_operator(uid)));
         let Some(row) = self.held.get_mut(&uid) else { return };
@@ -319,7 +317,7 @@ impl Bounds {
     /// Charges a uid for the parse of a header.
     ///
     /// # Errors
-    /// When it comes faster than the bound; nothing is charged then.
+    /// If the rate is too high; nothing is charged then.
     pub fn work(&mut self, now: Timestamp, uid: u32, bytes: u64) -> Result<(), Exceeded> {
         let Work { burst, rate } = self.limits.work;
         let time = |bytes: u64| Duration::to_move(Bytes(bytes), rate.0);
@@ -333,7 +331,7 @@ impl Bounds {
     }
 }
 
-/// The table as the threads of a server share it.
+/// The table, shared by the threads of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Ledger(Arc<Mutex<Bounds>>);
 
@@ -356,7 +354,7 @@ impl Ledger {
     }
 }
 
-/// A part of a resource that is taken until this is dropped.
+/// A part of a resource, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Booked {
     ledger: Ledger,

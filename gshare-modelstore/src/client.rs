@@ -11,12 +11,12 @@
 //! # let _ = weights;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//! A [`Model`] holds one reference, and gives it back when it is dropped. It reads memory that all clients share and that no
-//! process can write; it stays readable when the store is gone.
+//! A [`Model`] holds one reference, and gives it back on drop. It reads memory that all clients share and no process can
+//! write. It stays readable even if the store is gone.
 //!
-//! A get takes the reference and the descriptors: one request, one answer. What they describe is mapped at the first look at the
-//! manifest or at a tensor, after a check that no process can write to it or cut it; a process that only hands the descriptor
-//! on, or imports it into a GPU, maps no more than it needs.
+//! A get takes the reference and the descriptors in one request and one answer. The files are mapped at the first access to
+//! the manifest or a tensor, after a check that no process can write to them or truncate them. So a process that only
+//! forwards a descriptor, or imports it into a GPU, maps no more than it needs.
 
 use crate::arena_fill::{LoadError, layout_of_header};
 use crate::frame::{Answer, Code, FrameError, Handle, MAX_FRAME, Request, Wanted};
@@ -41,49 +41,49 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The store says no.
+    /// The store refused.
     #[error("{text}")]
     Refused {
-        /// Why, for programs.
+        /// The reason as a code.
         code: Code,
-        /// Why, for people.
+        /// The reason as text.
         text: String,
     },
-    /// The store is gone; what is mapped stays.
+    /// The store is gone; existing maps stay valid.
     #[error("the store is gone")]
     Gone,
-    /// The store answers something that is no answer to this.
-    #[error("the store answers what it should not")]
+    /// The answer does not fit the request.
+    #[error("the store's answer does not fit the request")]
     Unexpected,
-    /// The store's frame cannot be read.
+    /// The store's frame is invalid.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The store's manifest cannot be read.
+    /// The store's manifest is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The file or the data to be put is no model.
+    /// The file or the data is not a model.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The model has no such tensor.
     #[error("the model has no tensor `{name}`")]
     NoTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// The model is in memory of a GPU, which this process does not read.
+    /// The model is in GPU memory, which this process cannot read.
     #[error("the model is not in host memory")]
     NotInHostMemory,
-    /// The system refuses something.
+    /// The system's error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// How to get a model.
+/// Options of a get.
 #[derive(Debug, Clone)]
 pub struct GetOptions {
-    /// In which memory. Default: the host's.
+    /// Tier of memory. Default: host.
     pub tier: MemoryTier,
-    /// How long to wait for a load. Default 60 s.
+    /// Longest wait for a load. Default 60 s.
     pub timeout: Duration,
 }
 
@@ -93,7 +93,7 @@ impl Default for GetOptions {
     }
 }
 
-/// A connection to a store. Clones share it; requests take turns.
+/// A connection to a store. Clones share it, and their requests take turns.
 #[derive(Debug, Clone)]
 pub struct Client(Arc<Connection>);
 
@@ -109,7 +109,7 @@ impl Client {
     /// Connects to the store at a socket.
     ///
     /// # Errors
-    /// When no store listens there.
+    /// If no store listens there.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ClientError> {
         let address = SocketAddrUnix::new(path.as_ref()).map_err(io::Error::from)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -118,7 +118,7 @@ impl Client {
         Ok(Self(Arc::new(Connection { socket, turn: Mutex::new(0) })))
     }
 
-    /// Takes a reference to a model by its name, loading it if need be.
+    /// Takes a reference to a model by name, and loads it if necessary.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -126,7 +126,7 @@ impl Client {
         self.want(Wanted::Name(name.to_owned()), options)
     }
 
-    /// Takes a reference to any model of this content that may be read.
+    /// Takes a reference to any readable model with this content.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -141,7 +141,7 @@ impl Client {
         let Answer::Served { arena, bytes, manifest_bytes, content, handle } = answer else {
             return Err(ClientError::Unexpected);
         };
-        // From here on the reference is ours to give back, also where a later step fails.
+        // The reference exists from here on, so a later failure must give it back.
         let reference = Reference { connection: self.0.clone(), arena };
         let [first, second] = descriptors.0;
         let (manifest, memory) = match handle {
@@ -152,7 +152,8 @@ impl Client {
         Ok(Model { maps: OnceLock::new(), files, _reference: reference })
     }
 
-    /// Has the store load a safetensors file and keep it as the model's source. `progress` is told bytes done and in all.
+    /// Has the store load a safetensors file, which becomes the model's source. `progress` gets the loaded bytes and the
+    /// total.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -171,7 +172,7 @@ impl Client {
         }
     }
 
-    /// Begins to write a model of these tensors (name, type, dimensions).
+    /// Begins to write a model with these tensors (name, type, dimensions).
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -190,7 +191,7 @@ impl Client {
         let (answer, descriptors) = self.ask(&request, Some(file.as_fd()))?;
         let Answer::Writable { arena, bytes, .. } = answer else { return Err(ClientError::Unexpected) };
         let mut begun = Put { client: self.clone(), arena, layout, file: None };
-        // The manifest says what we know already.
+        // The manifest repeats facts that this side knows already.
         let [_, file] = descriptors.0;
         let (Some(file), true) = (file, bytes == begun.layout.arena_bytes) else {
             return Err(ClientError::Unexpected);
@@ -217,7 +218,7 @@ impl Client {
         self.get(id, &GetOptions::default())
     }
 
-    /// Keeps a model in memory once it is there, or no longer.
+    /// Pins a model in memory, or unpins it. A pin on an absent model takes effect with its next load.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -225,7 +226,7 @@ impl Client {
         self.done(&Request::Pin { pinned, name: name.to_owned() })
     }
 
-    /// Takes a model out of memory; with `forget`, its name is free after that.
+    /// Evicts a model from memory; with `forget`, its name becomes free.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -236,12 +237,12 @@ impl Client {
     /// Has the store hash a model again.
     ///
     /// # Errors
-    /// [`Code::Corrupt`] when it is not what it was; see [`ClientError`].
+    /// [`Code::Corrupt`] if the hash has changed; see [`ClientError`].
     pub fn verify(&self, name: &str) -> Result<(), ClientError> {
         self.done(&Request::Verify { name: name.to_owned() })
     }
 
-    /// The models that may be read, as JSON.
+    /// The readable models, as JSON.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -257,10 +258,10 @@ impl Client {
         self.document(&Request::Stat)
     }
 
-    /// Arenas, models and clients of the store, to the byte.
+    /// Arenas, models and clients of the store, exact to the byte.
     ///
     /// # Errors
-    /// [`ClientError::Gone`] from a store that is older than the request; see [`ClientError`].
+    /// [`ClientError::Gone`] if the store is older than this request; see [`ClientError`].
     pub fn status(&self) -> Result<Status, ClientError> {
         self.document(&Request::Status)
     }
@@ -292,11 +293,11 @@ impl Client {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Answered, ClientError> {
         let mut turn = self.0.turn.lock();
-        // The number 0 is that of releases, and of the connection itself.
+        // Number 0 is for releases, and for refusals of the connection itself.
         *turn = turn.checked_add(1).unwrap_or(1);
         let number = *turn;
         match self.0.send(number, request, descriptor) {
-            // A store that refuses the connection says so, and closes it, before it reads anything.
+            // A store that refuses the connection answers and closes it without reading.
             Ok(()) | Err(ClientError::Gone) => {}
             Err(error) => return Err(error),
         }
@@ -306,7 +307,7 @@ impl Client {
             let (length, descriptors) = match packet::receive(&self.0.socket, &mut bytes) {
                 Ok((0, _)) => return Err(ClientError::Gone),
                 Ok(received) => received,
-                // Said once, before what the store sent last can be read.
+                // The reset is reported once, before the store's last packet can be read.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset && !reset => {
                     reset = true;
                     continue;
@@ -353,7 +354,7 @@ impl Connection {
     }
 }
 
-/// Name of the one tensor that [`Client::store`] stores.
+/// Name of the tensor that [`Client::store`] stores.
 pub const TENSOR: &str = "tensor";
 
 /// The result of a put.
@@ -373,17 +374,17 @@ struct Reference {
 
 impl Drop for Reference {
     fn drop(&mut self) {
-        // A store that is gone has forgotten the reference, too.
+        // A store that is gone has also forgotten the reference.
         let _ = self.connection.send(0, &Request::Release { arena: self.arena }, None);
     }
 }
 
-/// The descriptors and facts that a get brought.
+/// The descriptors and facts from the answer to a get.
 #[derive(Debug)]
 struct Files {
-    /// Where it is not behind the arena.
+    /// `None` if the manifest is behind the arena.
     manifest: Option<OwnedFd>,
-    /// The arena's, if it has one.
+    /// Descriptor of the arena, if there is one.
     memory: Option<OwnedFd>,
     bytes: u64,
     manifest_bytes: u64,
@@ -393,14 +394,14 @@ struct Files {
 
 #[derive(Debug)]
 enum Maps {
-    /// The arena, and the manifest behind it.
+    /// The arena with the manifest behind it.
     One(SealedMap),
-    /// The arena only where it is in host memory.
+    /// The manifest, and the arena if it is in host memory.
     Two { manifest: SealedMap, arena: Option<SealedMap> },
 }
 
 impl Files {
-    /// Maps them, once it is sure that they stay what they are, and compares what they are with what the store said.
+    /// Maps the files after a check of their seals, and compares them with the store's answer.
     fn map(&self) -> Result<Maps, ClientError> {
         let map = |file: &Option<OwnedFd>, bytes| {
             let file = file.as_ref().ok_or(ClientError::Unexpected)?;
@@ -443,13 +444,13 @@ impl Maps {
     }
 }
 
-/// A model in memory, for as long as this lives.
+/// A model in memory, for the life of this value.
 #[derive(Debug)]
 pub struct Model {
-    /// From the first look at it on.
+    /// Filled at the first access.
     maps: OnceLock<Maps>,
     files: Files,
-    // After the maps, so that they are gone when the reference is.
+    // Declared after the maps, so that they are dropped before the reference.
     _reference: Reference,
 }
 
@@ -457,16 +458,16 @@ impl Model {
     fn maps(&self) -> Result<&Maps, ClientError> {
         match self.maps.get() {
             Some(maps) => Ok(maps),
-            // Two threads may both come here; the map of the second goes again.
+            // Two threads may both get here; the second map is dropped again.
             None => self.files.map().map(|maps| self.maps.get_or_init(|| maps)),
         }
     }
 
-    /// Names, types, shapes and places of its tensors. Maps the model, if that was not done yet.
+    /// Names, types, shapes and places of the tensors. Maps the model at the first call.
     ///
     /// # Errors
-    /// When what the store handed out is not sealed, shorter than the store says, or no manifest of this model; or the system
-    /// refuses the map.
+    /// If the store's files are not sealed, are too short, or hold no manifest of this model, or if the system refuses the
+    /// map.
     pub fn manifest(&self) -> Result<Manifest<'_>, ClientError> {
         Ok(Manifest::open(self.maps()?.manifest(self.files.bytes))?)
     }
@@ -481,23 +482,23 @@ impl Model {
         self.files.bytes
     }
 
-    /// The arena. Maps the model, if that was not done yet.
+    /// The arena. Maps the model at the first call.
     ///
     /// # Errors
-    /// [`ClientError::NotInHostMemory`]; else as [`Self::manifest`].
+    /// [`ClientError::NotInHostMemory`]; otherwise as [`Self::manifest`].
     pub fn memory(&self) -> Result<&[u8], ClientError> {
         self.maps()?.arena(self.files.bytes).ok_or(ClientError::NotInHostMemory)
     }
 
-    /// How the arena was handed out, and its descriptor if it has one.
+    /// Form in which the arena was handed out, and its descriptor if there is one.
     pub fn handle(&self) -> (Handle, Option<BorrowedFd<'_>>) {
         (self.files.handle, self.files.memory.as_ref().map(|descriptor| descriptor.as_fd()))
     }
 
-    /// The bytes of a tensor. Maps the model, if that was not done yet.
+    /// The bytes of a tensor. Maps the model at the first call.
     ///
     /// # Errors
-    /// [`ClientError::NoTensor`]; else as [`Self::memory`].
+    /// [`ClientError::NoTensor`]; otherwise as [`Self::memory`].
     pub fn bytes_of(&self, tensor: &str) -> Result<&[u8], ClientError> {
         let missing = || ClientError::NoTensor { name: tensor.to_owned() };
         let entry = self.manifest()?.tensor(tensor).ok_or_else(missing)?;
@@ -507,7 +508,7 @@ impl Model {
     }
 }
 
-/// A model that is being written. Given up when dropped.
+/// A model that is being written. Dropping it aborts the put.
 #[derive(Debug)]
 pub struct Put {
     client: Client,
@@ -520,7 +521,7 @@ impl Put {
     /// Writes bytes of a tensor.
     ///
     /// # Errors
-    /// A tensor that is not there, or bytes beyond its end.
+    /// If there is no such tensor, or the bytes exceed its end.
     pub fn write(&mut self, tensor: &str, offset: u64, bytes: &[u8]) -> Result<(), ClientError> {
         let place = self.layout.places.binary_search_by(|place| place.name.as_str().cmp(tensor));
         let place = place.ok().map(|at| &self.layout.places[at]);
@@ -536,17 +537,17 @@ impl Put {
         }
     }
 
-    /// The arena's file, to be mapped by who would rather write through a map. It must be unmapped before the commit.
+    /// The arena's file, for a caller that writes through a map. Unmap it before the commit.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|file| file.as_fd())
     }
 
-    /// Where the tensors go.
+    /// Places of the tensors.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Makes it a model; it is never written again.
+    /// Commits the model, which is never written again.
     ///
     /// # Errors
     /// [`Code::StillMapped`] while a process maps it for writing; see [`ClientError`].
@@ -561,7 +562,7 @@ impl Put {
 
 impl Drop for Put {
     fn drop(&mut self) {
-        // Nothing was committed as long as the file is there.
+        // The file is still there, so nothing was committed.
         if self.file.take().is_some() {
             let _ = self.client.ask(&Request::Abort { arena: self.arena }, None);
         }

@@ -1,9 +1,9 @@
 //! Content hashes: BLAKE3 per tensor, and one root per model.
 //!
-//! A tensor's hash is the plain BLAKE3 of its bytes, as `b3sum` prints it. BLAKE3 is a tree, so that pieces of a large
-//! tensor are hashed by several threads, each while it is in the cache after reading, and merged at the end. A model's hash is
-//! taken over (name, type, shape, hash) of its tensors in the order of their names: what reading code sees, and not where
-//! a file happened to put it.
+//! A tensor's hash is the plain BLAKE3 of its bytes, as `b3sum` prints it. BLAKE3 is a tree, so several threads hash pieces
+//! of a large tensor, each while its piece is still in the cache, and the hashes are merged at the end. A model's hash
+//! covers (name, type, shape, hash) of its tensors in the order of their names. So it depends on the content that readers
+//! see, not on the order of the data in a file.
 
 use crate::safetensors::Dtype;
 use crate::store::ContentHash;
@@ -15,7 +15,7 @@ pub const PIECE: u64 = 1 << 20;
 
 /// Hash of a piece of a tensor of `whole` bytes that begins at `offset`, a multiple of [`PIECE`].
 ///
-/// For a tensor of one piece it is the tensor's hash.
+/// For a tensor of one piece this is the tensor's hash.
 pub fn piece(offset: u64, bytes: &[u8], whole: u64) -> [u8; 32] {
     if whole <= PIECE {
         return *blake3::hash(bytes).as_bytes();
@@ -23,10 +23,10 @@ pub fn piece(offset: u64, bytes: &[u8], whole: u64) -> [u8; 32] {
     Hasher::new().set_input_offset(offset).update(bytes).finalize_non_root()
 }
 
-/// Hash of a tensor of `whole` bytes from those of its pieces, in order.
+/// Hash of a tensor of `whole` bytes from the hashes of its pieces, in order.
 ///
 /// # Panics
-/// When there are fewer pieces than `whole` has.
+/// If there are fewer pieces than `whole` has.
 pub fn merge(pieces: &[[u8; 32]], whole: u64) -> [u8; 32] {
     if whole <= PIECE {
         return pieces[0];
@@ -49,7 +49,7 @@ fn subtree(pieces: &[[u8; 32]], bytes: u64) -> ChainingValue {
     hazmat::merge_subtrees_non_root(&left, &right, Mode::Hash)
 }
 
-/// The root of a model, fed its tensors in the order of their names.
+/// The root hash of a model; takes its tensors in the order of their names.
 #[derive(Debug)]
 pub struct Root(Hasher);
 
@@ -60,7 +60,7 @@ impl Default for Root {
 }
 
 impl Root {
-    /// One tensor. Lengths go before texts, so that no two models give the same bytes.
+    /// Adds a tensor. Lengths precede texts, so that no two models give the same bytes.
     pub fn tensor(&mut self, name: &str, dtype: Dtype, shape: &[u64], hash: &[u8; 32]) {
         self.0.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
         self.0.update(&[dtype.code()]).update(&(shape.len() as u64).to_le_bytes());

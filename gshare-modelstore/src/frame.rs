@@ -1,9 +1,9 @@
 //! The frames between a store and its clients.
 //!
 //! # Problem
-//! A store serves processes that it does not trust, and clients outlive the store they were built for. So a frame is small,
-//! versioned and checked before any of it is believed, and large things (manifests, headers, lists) never travel in a frame: they
-//! are memory files whose descriptors do.
+//! A store serves untrusted processes, and clients may be older or newer than the store. So a frame is small, versioned and
+//! fully checked before use. Large data (manifests, headers, lists) never travels in a frame, but in memory files with
+//! their descriptors attached.
 //!
 //! # Terms
 //! One frame is one packet of a `SOCK_SEQPACKET` Unix socket, at most [`MAX_FRAME`] bytes, little-endian:
@@ -14,7 +14,8 @@
 //! |version | kind   | length (whole) | request        | payload
 //! +--------+--------+----------------+----------------+----- - -
 //! ```
-//! `request` is the client's number for it; the answer carries the same. A text is a length of two bytes and UTF-8.
+//! `request` is a number that the client chooses, and the answer repeats it. A text is a length of two bytes followed by
+//! UTF-8.
 //!
 //! # Conversation
 //! ```text
@@ -34,10 +35,10 @@
 //!                                          ◀──  Document{bytes}       + JSON
 //! any of them                              ◀──  Refused{code, text}
 //! ```
-//! A store that does not take a connection says so before it closes it: `Refused` with the number 0, which no request has that is
-//! answered.
+//! A store that refuses a connection sends `Refused` with the number 0 before it closes it. Requests with an answer never
+//! have this number.
 //!
-//! The store drops a connection that sends anything else.
+//! The store closes a connection after any other frame.
 
 use crate::bounds::{Exceeded, Resource};
 use crate::store::{Access, ContentHash, MemoryTier, RefuseReason};
@@ -52,17 +53,17 @@ pub const MAX_FRAME: usize = 1024;
 pub const MAX_NAME: usize = 255;
 /// The longest text of a refusal in bytes.
 pub const MAX_TEXT: usize = 400;
-/// Most descriptors that come with a frame.
+/// Most descriptors attached to a frame.
 pub const MAX_DESCRIPTORS: usize = 2;
 
 /// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Not as long as it says, or longer than allowed.
+    /// The frame is longer than allowed, or its length differs from its header.
     #[error("frame of {bytes} bytes: need {HEADER} to {MAX_FRAME}, and the length it says")]
     Length {
-        /// Its length.
+        /// Length of the frame.
         bytes: usize,
     },
     /// Another version.
@@ -71,21 +72,21 @@ pub enum FrameError {
         /// The other side's version.
         version: u8,
     },
-    /// No such kind.
+    /// The kind is unknown.
     #[error("kind {kind} is not known")]
     Kind {
-        /// The kind that came.
+        /// The received kind.
         kind: u8,
     },
-    /// A field that cannot be.
-    #[error("field `{field}` cannot be what it is")]
+    /// A field has an invalid value.
+    #[error("field `{field}` has an invalid value")]
     Field {
         /// Name of the field.
         field: &'static str,
     },
 }
 
-/// The model that is asked for, by name or by content.
+/// The requested model, by name or by content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     /// A model by its name.
@@ -107,39 +108,39 @@ pub enum Request {
         /// The name or hash of the model.
         wanted: Wanted,
     },
-    /// Gives a reference back; not answered.
+    /// Gives a reference back; has no answer.
     Release {
         /// The arena to give back.
         arena: u64,
     },
-    /// Loads a safetensors file, whose descriptor comes with it, and keeps it as the model's source.
+    /// Loads a safetensors file from the attached descriptor, and keeps the file as the model's source.
     PutFile {
-        /// Where to.
+        /// Tier for the model.
         tier: MemoryTier,
         /// The clients that may read it.
         access: Access,
         /// Name of the model.
         name: String,
     },
-    /// Begins to write a model whose safetensors header comes as a descriptor.
+    /// Begins to write a model with the safetensors header in the attached descriptor.
     PutBegin {
-        /// Where to.
+        /// Tier for the model.
         tier: MemoryTier,
         /// The clients that may read it.
         access: Access,
-        /// Bytes of the header, its length not counted.
+        /// Bytes of the header's JSON, without its length field.
         header_bytes: u64,
         /// Name of the model.
         name: String,
     },
-    /// The model that was begun is written.
+    /// Commits the model after its last write.
     Commit {
-        /// The arena that was written.
+        /// The written arena.
         arena: u64,
     },
-    /// The model that was begun is given up.
+    /// Gives up the model before its commit.
     Abort {
-        /// The arena that is given up.
+        /// The abandoned arena.
         arena: u64,
     },
     /// Keeps a model in memory, or no longer.
@@ -169,16 +170,16 @@ pub enum Request {
     Status,
 }
 
-/// How an arena is handed out.
+/// The form in which an arena is handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Handle {
-    /// A sealed memory file, to be mapped: the arena, and the manifest behind it.
+    /// A sealed memory file to map, with the arena and then the manifest.
     HostFile,
-    /// Two of them: the manifest's, and the arena's. So it is with a model that a client wrote, whose file was full before its
-    /// hashes were known.
+    /// Two sealed memory files, for the manifest and for the arena. A model written by a client has this form, because its
+    /// file was full before its hashes were known.
     HostFiles,
-    /// A descriptor of GPU memory, to be imported.
+    /// A descriptor of GPU memory to import.
     CudaVmm,
 }
 
@@ -188,7 +189,7 @@ pub enum Handle {
 pub enum Answer {
     /// A reference was taken.
     Served {
-        /// To which arena.
+        /// The referenced arena.
         arena: u64,
         /// Bytes of the arena.
         bytes: u64,
@@ -196,7 +197,7 @@ pub enum Answer {
         manifest_bytes: u64,
         /// Hash of the model's content.
         content: ContentHash,
-        /// How the arena is handed out.
+        /// Form in which the arena is handed out.
         handle: Handle,
     },
     /// The arena may be written.
@@ -224,23 +225,23 @@ pub enum Answer {
         /// Bytes of the whole load.
         total: u64,
     },
-    /// JSON in the descriptor that comes with it.
+    /// JSON in the attached descriptor.
     Document {
-        /// How long.
+        /// Length of the JSON.
         bytes: u64,
     },
-    /// No, from the store.
+    /// The store refuses the request.
     Refused {
-        /// Why, for programs.
+        /// The reason as a code.
         code: Code,
-        /// Why, for people.
+        /// The reason as text.
         text: String,
     },
 }
 
 macro_rules! codes {
     ($($name:ident $code:literal,)*) => {
-        /// Why the store refuses, for programs.
+        /// The reason for a refusal, for programs.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[allow(missing_docs, reason = "those of the engine, and a few of the server; the text says more")]
         #[non_exhaustive]
@@ -437,7 +438,7 @@ impl<'a> Reader<'a> {
         if fine { Ok(name) } else { Err(FrameError::Field { field }) }
     }
 
-    /// The value of an enum that has these.
+    /// Reads an enum with these values.
     fn one_of<T: Copy>(&mut self, all: &[T], field: &'static str) -> Result<T, FrameError> {
         all.get(usize::from(self.byte(field)?)).copied().ok_or(FrameError::Field { field })
     }
@@ -476,7 +477,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Fills in the head of a frame that begins at `start`.
+/// Fills in the header of a frame.
 fn seal(out: &mut [u8], kind: u8, request: u32) {
     let length = u16::try_from(out.len()).unwrap_or(u16::MAX);
     out[0] = VERSION;
@@ -505,11 +506,11 @@ fn open(bytes: &[u8]) -> Result<(u8, u32, Reader<'_>), FrameError> {
     Ok((head[1], u32::from_le_bytes([head[4], head[5], head[6], head[7]]), Reader(payload)))
 }
 
-/// Both directions of the frames of one side, from their kinds and from how each field is written.
+/// Encodes and decodes the frames of one side, from their kinds and field formats.
 macro_rules! frames {
     ($of:ident { $($kind:literal $name:ident { $($field:ident: $written:ident),* },)+ }) => {
         impl $of {
-            /// Appends the frame. A text that is too long is cut; a name that was cut will be refused as unknown.
+            /// Appends the frame. A text that is too long is truncated; the store refuses a truncated name as unknown.
             pub fn encode(&self, request: u32, out: &mut Vec<u8>) {
                 let start = out.len();
                 out.extend([0; HEADER]);
@@ -526,7 +527,7 @@ macro_rules! frames {
             /// Request number and content.
             ///
             /// # Errors
-            /// The field that cannot be; everything that was not encoded by [`Self::encode`] is an error.
+            /// The invalid field. Anything other than the output of [`Self::encode`] is an error.
             pub fn decode(bytes: &[u8]) -> Result<(u32, Self), FrameError> {
                 let (kind, request, mut from) = open(bytes)?;
                 let message = match kind {
@@ -563,7 +564,7 @@ frames!(Answer {
 });
 
 impl Request {
-    /// How many descriptors must come with it.
+    /// Number of descriptors that must be attached.
     pub const fn descriptors(&self) -> usize {
         match self {
             Self::PutFile { .. } | Self::PutBegin { .. } => 1,
@@ -573,7 +574,7 @@ impl Request {
 }
 
 impl Answer {
-    /// How many descriptors come with it.
+    /// Number of attached descriptors.
     pub const fn descriptors(&self) -> usize {
         match self {
             Self::Served { handle: Handle::HostFile, .. } | Self::Document { .. } => 1,

@@ -1,26 +1,26 @@
-//! One copy of a model for all who use it.
+//! A model store: one copy of each model, shared by all processes of a node.
 //!
 //! # Problem
-//! The weights are most of an instance's memory and most of its cold start (FaST-GShare, sections 3.5 and 5.5). A
-//! store loads a model once, keeps it in an arena, and hands read-only maps of that arena to every process that may
-//! use it; a process that dies gives its references back by the closing of its socket.
+//! The weights are most of an instance's memory and most of its cold start (FaST-GShare, sections 3.5 and 5.5). A store
+//! loads a model once, keeps it in an arena, and hands read-only maps of that arena to every permitted process. If a
+//! process dies, its socket closes and its references are released.
 //!
-//! # What is here
+//! # Modules
 //! | module | for |
 //! |---|---|
 //! | [`engine`] | the decisions: states, references, limits, access, eviction; pure |
 //! | [`server`] | the store as a server on a Unix socket |
-//! | [`bounds`] | how much of the server each uid may take; pure |
-//! | [`client`] | asking it, from Rust |
-//! | [`status`] | its arenas, models and clients, to the byte |
-//! | [`backend`] | memory that models live in |
-//! | [`frame`], [`manifest`] | what goes over the socket, and where tensors lie in an arena |
-//! | [`python`] | the text of the Python package, for programs that bring it along |
+//! | [`bounds`] | bounds on each uid's use of the server; pure |
+//! | [`client`] | requests to the store, from Rust |
+//! | [`status`] | arenas, models and clients of a store, exact to the byte |
+//! | [`backend`] | memory for arenas |
+//! | [`frame`], [`manifest`] | the protocol of the socket, and the places of tensors in an arena |
+//! | [`python`] | the text of the Python package, for programs that embed it |
 //! | [`safetensors`], [`arena_fill`], [`content`] | files: checked, read in parallel, hashed on the way |
 //!
 //! # Guarantees
-//! - A model that is not complete is never handed out; one that is handed out is never written again.
-//! - A model that a client holds is never evicted; what it held is free as soon as its socket is closed.
+//! - A model is handed out only when it is complete, and is never written again.
+//! - A model is never evicted while a client holds it. A client's references are released when its socket closes.
 //! - Bad input (frames, headers, files) is refused with a reason, and changes nothing for others.
 //!
 //! ```

@@ -1,9 +1,9 @@
-//! Where the tensors of a model lie in its arena.
+//! The manifest of a model: the places of its tensors in an arena.
 //!
 //! # Problem
-//! A client needs names, types, shapes and offsets of hundreds of tensors, and the answer to a request should not grow with
-//! them. So the store writes a manifest once per arena into a sealed memory file of its own, and hands its descriptor out
-//! with the arena's. A client maps it and reads it in place.
+//! A client needs names, types, shapes and offsets of hundreds of tensors, but the answer to a request should stay small.
+//! So the store writes one manifest per arena into a sealed memory file, behind the arena or on its own. A client maps the
+//! manifest and reads it in place.
 //!
 //! # Format
 //! Little-endian. A head of 64 bytes, then one entry of 80 bytes per tensor in the order of the names, then the dimensions
@@ -16,11 +16,11 @@
 //! ```
 //!
 //! # Invariants
-//! `Manifest::parse` accepts only bytes whose offsets are within bounds and whose names are sorted and UTF-8; `encode` of what
-//! was parsed gives the same bytes.
+//! `Manifest::parse` accepts only bytes with offsets within bounds and with sorted names in UTF-8; encoding its result
+//! gives the same bytes.
 //!
 //! # Cost
-//! `open` looks at the head alone, a look-up is a binary search that checks what it looks at; neither copies.
+//! `open` checks only the head. A look-up is a binary search that checks each entry it reads. Neither copies.
 
 use crate::content::Root;
 use crate::safetensors::{Dtype, Header, MAX_NAME, MAX_RANK, MAX_TENSORS};
@@ -28,9 +28,9 @@ use crate::store::ContentHash;
 
 /// Version of the format.
 pub const VERSION: u32 = 1;
-/// Tensors begin at multiples of this: what vector loads and GPU copies like best.
+/// Alignment of tensors, suited to vector loads and GPU copies.
 pub const TENSOR_ALIGNMENT: u64 = 256;
-/// Arenas are multiples of this: one large page, and the granularity of GPU memory.
+/// Arenas are multiples of this: a huge page, and the granularity of GPU memory.
 pub const ARENA_ALIGNMENT: u64 = 2 << 20;
 
 const HEAD: usize = 64;
@@ -49,14 +49,14 @@ pub struct Place {
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
-    /// First byte in the data of the file that it came from.
+    /// First byte in the data of its source file.
     pub source: u64,
 }
 
-/// The layout of a model: what is known before anything is loaded.
+/// The layout of a model, known before the load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// In the order of their names.
+    /// Places of the tensors, by name.
     pub places: Vec<Place>,
     /// Bytes of the arena, a multiple of [`ARENA_ALIGNMENT`].
     pub arena_bytes: u64,
@@ -71,7 +71,7 @@ impl AsRef<Self> for Layout {
 }
 
 impl Layout {
-    /// Tensors in the order of their data, each at the next aligned offset. `None` when that is too much for an integer.
+    /// Tensors in the order of their data, each at the next aligned offset. `None` if an offset overflows.
     pub fn new(header: &Header) -> Option<Self> {
         let mut places = Vec::with_capacity(header.tensors.len());
         let mut end = 0u64;
@@ -86,7 +86,8 @@ impl Layout {
         Some(Self { places, arena_bytes, tensor_bytes: header.data_bytes })
     }
 
-    /// Bytes of memory that the layout and its manifest take at most: each name and each shape is an allocation of its own.
+    /// Upper bound of the memory for the layout and its manifest, in bytes: each name and each shape has its own
+    /// allocation.
     pub(crate) fn footprint(&self) -> u64 {
         const ALLOCATION: usize = 32;
         let of = |place: &Place| {
@@ -96,7 +97,7 @@ impl Layout {
         (HEAD + self.places.iter().map(of).sum::<usize>()) as u64
     }
 
-    /// The manifest, and the model's hash, from the tensors' hashes in the order of [`Layout::places`].
+    /// The manifest and the model's hash, from the tensors' hashes in the order of [`Layout::places`].
     pub fn manifest(&self, hashes: &[[u8; 32]]) -> (Vec<u8>, ContentHash) {
         let mut root = Root::default();
         let dimensions: usize = self.places.iter().map(|place| place.shape.len()).sum();
@@ -139,13 +140,13 @@ impl Layout {
 pub struct ManifestError {
     /// The field.
     pub field: &'static str,
-    /// The value that was found.
+    /// The value found.
     pub value: u64,
-    /// The values that are allowed, in words.
+    /// The allowed values, in words.
     pub bound: &'static str,
 }
 
-/// A manifest in the bytes that it came in.
+/// A manifest, read in place.
 #[derive(Debug, Clone, Copy)]
 pub struct Manifest<'a> {
     entries: &'a [u8],
@@ -191,7 +192,7 @@ fn hash(bytes: &[u8], at: usize) -> [u8; 32] {
 }
 
 impl<'a> Manifest<'a> {
-    /// Checks the head; a tensor is checked when it is looked at, and one that cannot be is not there.
+    /// Checks the head. Each tensor is checked at its access, and an invalid tensor counts as missing.
     ///
     /// # Errors
     /// The first field that cannot be.
@@ -220,7 +221,7 @@ impl<'a> Manifest<'a> {
         Ok(Self { entries, shapes, names, arena_bytes, content: ContentHash(hash(bytes, 32)) })
     }
 
-    /// Checks all of it: nothing but what [`Layout::manifest`] gives is accepted.
+    /// Checks the whole manifest: only the output of [`Layout::manifest`] is accepted.
     ///
     /// # Errors
     /// The first field that cannot be.
@@ -257,7 +258,7 @@ impl<'a> Manifest<'a> {
         Ok(manifest)
     }
 
-    /// One entry, if it can be.
+    /// One entry, if it is valid.
     fn read(&self, entry: &'a [u8]) -> Option<Entry<'a>> {
         let (offset, bytes) = (le64(entry, 0), le64(entry, 8));
         let begins = usize::try_from(le64(entry, 24)).ok()?;

@@ -1,4 +1,4 @@
-//! Maps of memory files: of sealed ones for readers, and of one that is being filled.
+//! Maps of memory files: of sealed files for readers, and of files that are being filled.
 #![allow(
     unsafe_code,
     reason = "a map of a file is only sound if no process writes or cuts the file, which its seals show"
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 pub(crate) struct SealedMap(Mmap);
 
 impl SealedMap {
-    /// Maps the first `bytes` of the file, after a look at its seals and its length.
+    /// Maps the first `bytes` of the file, after a check of its seals and its length.
     pub(crate) fn new(file: &OwnedFd, bytes: u64) -> io::Result<Self> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
         let seals = fcntl_get_seals(file)?;
@@ -28,16 +28,15 @@ impl SealedMap {
         let Some(bytes) = usize::try_from(bytes).ok().filter(|_| bytes <= length) else {
             return Err(invalid("the memory file is shorter than it should be"));
         };
-        // SAFETY: the seals say that no process can write to the file or make it shorter, now or later, so that the bytes
-        // of the map stay what they are for as long as it lives.
+        // SAFETY: by its seals no process can ever write to the file or shorten it, so the mapped bytes never change.
         let map = unsafe { MmapOptions::new().len(bytes).map(file)? };
         Ok(Self(map))
     }
 
-    /// Keeps it in memory for as long as it lives.
+    /// Locks the map in memory until it is unmapped.
     #[cfg(feature = "cuda")]
     pub(crate) fn lock(&self) -> io::Result<()> {
-        // SAFETY: a map of our own, which is unlocked when it is unmapped.
+        // SAFETY: a map of this process, which is unlocked when it is unmapped.
         unsafe { rustix::mm::mlock(self.0.as_ptr().cast_mut().cast(), self.0.len()) }?;
         Ok(())
     }
@@ -52,12 +51,12 @@ impl std::ops::Deref for SealedMap {
 
 const PAGE: usize = 4_096;
 
-/// A memory file that is being filled by several threads, each through this map.
+/// A map through which several threads fill a memory file.
 #[derive(Debug)]
 pub(crate) struct FillMap(MmapRaw);
 
 impl FillMap {
-    /// Maps the first `bytes` of a file that only this process can make shorter, and does not.
+    /// Maps the first `bytes` of a file. Only this process can shorten the file, and it never does.
     pub(crate) fn new(file: &File, bytes: u64) -> io::Result<Self> {
         let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         Ok(Self(MmapOptions::new().len(bytes).map_raw(file)?))
@@ -72,14 +71,14 @@ impl FillMap {
             return Ok(());
         }
         let pages = begin / PAGE * PAGE;
-        // SAFETY: within the map, which begins at a page. Memory that the system has not is an error here, and would be the
-        // end of the process later.
+        // SAFETY: within the map, which begins at a page. A lack of memory is an error here, and would kill the process
+        // later.
         unsafe {
             madvise(self.0.as_mut_ptr().add(pages).cast(), end - pages, Advice::LinuxPopulateWrite)?;
         }
         let (words, rest) = bytes.as_chunks::<8>();
-        // SAFETY: within the map, at a multiple of 8 of a page; zeroed memory is a value of both types. Atomic, since nothing
-        // here knows that the other threads write to other places.
+        // SAFETY: within the map, at a multiple of 8 of a page; zeroed memory is a value of both types. Atomic, since
+        // nothing here guarantees that other threads write elsewhere.
         let (to, tail) = unsafe {
             let to = self.0.as_mut_ptr().add(begin);
             (

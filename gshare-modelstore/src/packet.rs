@@ -12,7 +12,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Sends a packet. Never kills the process by a signal; `wait` says whether to wait for a peer that does not read.
+/// Sends a packet, without `SIGPIPE`. With `wait` it waits for a peer that does not read.
 pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
@@ -34,7 +34,7 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// The descriptors of one packet, in their order; what is not taken is closed.
+/// The descriptors of one packet, in order. Descriptors that are not taken are closed.
 #[derive(Debug, Default)]
 pub(crate) struct Descriptors(pub(crate) [Option<OwnedFd>; MAX_DESCRIPTORS]);
 
@@ -43,13 +43,13 @@ impl Descriptors {
         self.0.iter().flatten().count()
     }
 
-    /// The first that was not taken.
+    /// Takes the next descriptor.
     pub(crate) fn next(&mut self) -> Option<OwnedFd> {
         self.0.iter_mut().find_map(Option::take)
     }
 }
 
-/// Waits for a packet: its length, 0 when the peer is gone, and what came with it.
+/// Waits for a packet. Returns its length, 0 if the peer is gone, and its descriptors.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8; MAX_FRAME + 1],
@@ -85,8 +85,8 @@ pub(crate) fn receive(
 /// Linux.
 const LEAST_PACKET: usize = 512;
 
-/// How many packets that were sent over a socket were neither read by the peer nor thrown away with its socket; never fewer
-/// than there are. The kernel says how much memory they take (`SIOCOUTQ`).
+/// Upper bound of the sent packets that the peer has neither read nor dropped with its socket, from their memory in the
+/// kernel (`SIOCOUTQ`).
 pub(crate) fn unread(socket: impl AsFd) -> io::Result<usize> {
     const SIOCOUTQ: Opcode = 0x5411;
     // SAFETY: the kernel writes one `int` for this request, on every kind of socket that has it.

@@ -1,7 +1,7 @@
-//! Text of the Python package, for programs that bring it along: `gshare run --shim` does.
+//! Text of the Python package, for programs that embed it, such as `gshare run --shim`.
 
-/// Files of a directory that goes first into `PYTHONPATH`: their paths and texts. A Python program that knows of no store then
-/// gets its weights from one; `gshare_store/shim.py` says which.
+/// Paths and texts of files for a directory at the front of `PYTHONPATH`. A Python program without a client of the store
+/// then gets its weights from a store; `gshare_store/shim.py` chooses it.
 pub const SHIM: [(&str, &str); 4] = [
     ("sitecustomize.py", include_str!("../python/sitecustomize.py")),
     ("gshare_store/__init__.py", include_str!("../python/gshare_store/__init__.py")),

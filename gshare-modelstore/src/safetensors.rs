@@ -1,18 +1,18 @@
-//! The header of a safetensors file, believed only after every check.
+//! The header of a safetensors file, checked before use.
 //!
 //! # Problem
-//! A model comes from outside, and its header says how much memory it wants and where its tensors lie. It may lie: a length
-//! of 2^60, tensors that overlap, shapes whose product overflows. Everything is checked before memory for a single tensor
-//! is taken, and an error says which tensor and which bound.
+//! A model comes from outside, and its header states its size and the places of its tensors. It may be wrong: a length of
+//! 2^60, overlapping tensors, shapes with an overflowing product. All of it is checked before memory for a tensor is
+//! allocated, and an error names the tensor and the bound.
 //!
 //! # Format
-//! 8 bytes of length (little-endian), as many bytes of JSON `{"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...,
-//! "__metadata__": {text: text}}`, then the data, without holes; offsets count from its beginning.
+//! 8 bytes of length (little-endian), as many bytes of JSON `{"name": {"dtype", "shape", "data_offsets": [begin, end]},
+//! ..., "__metadata__": {text: text}}`, then the data, without holes; offsets count from its beginning.
 //!
 //! # Differences
-//! The crate `safetensors` checks a header when the whole file is mapped, which a store must not do with a file that
-//! another process can truncate, keeps the last of two tensors of one name, and has no limit on the number of tensors. So
-//! the header is read here; `tests/headers.rs` compares the two on random headers.
+//! The crate `safetensors` checks a header only in a fully mapped file, but a store must not map a file that another
+//! process can truncate. It also keeps the last of two tensors with the same name, and has no limit on the number of
+//! tensors. So the header is read here; `tests/headers.rs` compares the two on random headers.
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeSet;
@@ -39,17 +39,17 @@ macro_rules! dtypes {
             /// All types.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The format's name of it.
+            /// The name of the type in the format.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The type with that name; [`Self::OTHER`] for a name that is not known here.
+            /// The type with that name; [`Self::OTHER`] for an unknown name.
             pub fn from_text(text: &str) -> Self {
                 match text { $($text => Self::$name,)* _ => Self::OTHER }
             }
 
-            /// Its number in manifests and in the C interface.
+            /// Number of the type in manifests and in the C interface.
             pub const fn code(self) -> u8 {
                 match self { $(Self::$name => $code,)* }
             }
@@ -59,7 +59,7 @@ macro_rules! dtypes {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// Bits of one element; 0 where only the file knows.
+            /// Bits of one element; 0 if only the file knows.
             pub const fn bits(self) -> u64 {
                 match self { $(Self::$name => $bits,)* }
             }
@@ -87,12 +87,12 @@ dtypes! {
     F4 "F4" 17 4,
     F6_E2M3 "F6_E2M3" 18 6,
     F6_E3M2 "F6_E3M2" 19 6,
-    /// Any other: the format grows, and a store needs sizes only. A tensor of it has the bytes that its file says.
+    /// Any other type: the format grows, and a store needs only sizes. The file states the bytes of such a tensor.
     OTHER "OTHER" 20 0,
 }
 
 impl Dtype {
-    /// Bytes of a tensor of this type, of which its file says that it has `said`. `None`: its shape has no such size.
+    /// Bytes of a tensor of this type. `said` is the size in the file; `None` if its shape has another size.
     pub fn bytes_of(self, shape: &[u64], said: u64) -> Option<u64> {
         // A 0 must not hide an overflow: code that multiplies in another order would see it.
         let full = shape.iter().try_fold(self.bits().max(1), |bits, &size| bits.checked_mul(size.max(1)))?;
@@ -121,7 +121,7 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// First byte of its data, from the beginning of the data.
     pub begin: u64,
-    /// Its bytes: elements times bytes of one.
+    /// Length of the data in bytes.
     pub bytes: u64,
 }
 
@@ -130,31 +130,31 @@ pub struct TensorInfo {
 pub struct Header {
     /// In the order of their data.
     pub tensors: Vec<TensorInfo>,
-    /// Where the data begins in the file.
+    /// Begin of the data in the file.
     pub data_begin: u64,
     /// Bytes of the data.
     pub data_bytes: u64,
 }
 
-/// Why a header is refused.
+/// Why a header is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// Not even a length.
+    /// The file is too short for a length.
     #[error("file of {bytes} bytes: too short for a safetensors header, need at least 8")]
     TooShort {
         /// Length of the file.
         bytes: u64,
     },
-    /// A length that cannot be.
+    /// The length of the header is invalid.
     #[error("header length is {bytes}: at most {limit} here (file or format)")]
     BadLength {
-        /// The number of bytes that the file states.
+        /// The length in the file.
         bytes: u64,
         /// The bound.
         limit: u64,
     },
-    /// No JSON of the right form.
+    /// The header is not JSON of the right form.
     #[error("header is not as it should be: {why}")]
     Malformed {
         /// The fault, and its place.
@@ -172,29 +172,29 @@ pub enum HeaderError {
     /// Too many dimensions, or more elements than a file can have.
     #[error("tensor `{tensor}`: shape is too large: at most {MAX_RANK} dimensions, and a product that fits")]
     BadShape {
-        /// Name of the tensor that has it.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Offsets that end before they begin, or do not hold what the shape says.
+    /// Offsets in the wrong order, or with another size than the shape.
     #[error("tensor `{tensor}`: data_offsets [{begin}, {end}] do not hold the {need} bytes of its shape")]
     BadOffsets {
-        /// Name of the tensor that has them.
+        /// Name of the tensor.
         tensor: String,
         /// First byte.
         begin: u64,
         /// Byte after the last.
         end: u64,
-        /// Bytes that the shape asks for.
+        /// Bytes by the shape.
         need: u64,
     },
     /// Two tensors overlap, or there is a hole.
     #[error("tensor `{tensor}`: data begins at {begin}, but the data before it ends at {expected}")]
     HoleOrOverlap {
-        /// Name of the tensor before which it lies.
+        /// Name of the tensor after the fault.
         tensor: String,
-        /// Where it begins.
+        /// Begin of its data.
         begin: u64,
-        /// Where it must begin.
+        /// End of the data before it.
         expected: u64,
     },
     /// The data ends before or after the file does.
@@ -218,10 +218,10 @@ pub fn header_length(first: [u8; 8], file: u64) -> Result<u64, HeaderError> {
 }
 
 impl Header {
-    /// Checks the JSON of a header of a file that has `data` bytes after it.
+    /// Checks the JSON of a header, for a file with `data` bytes after it.
     ///
     /// # Errors
-    /// The first thing that is wrong: which tensor, and the bound.
+    /// The first fault, with the tensor and the bound.
     pub fn parse(json: &[u8], data: u64) -> Result<Self, HeaderError> {
         let header = Self::parse_unsized(json)?;
         match header.data_bytes == data {
@@ -230,7 +230,7 @@ impl Header {
         }
     }
 
-    /// The same without a file to compare the size with.
+    /// As [`Header::parse`], without a file to compare the size with.
     ///
     /// # Errors
     /// As [`Header::parse`].
@@ -248,7 +248,7 @@ impl Header {
         for (name, entry) in raw.tensors {
             tensors.push(entry.check(name)?);
         }
-        // Empty tensors first, where they share their begin with another.
+        // Empty tensors come first if they begin at the same place as another tensor.
         tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
         let mut expected = 0;
         for TensorInfo { name, begin, bytes, .. } in &tensors {
@@ -304,7 +304,7 @@ impl Entry {
     }
 }
 
-/// Dimensions, of which no more than [`MAX_RANK`] are kept.
+/// Dimensions, of which at most [`MAX_RANK`] are kept.
 struct Shape {
     dimensions: Vec<u64>,
     too_many: bool,

@@ -1,29 +1,28 @@
-//! A store's arenas, models and clients, for comparing its books with those of a daemon or a packer.
+//! A store's arenas, models and clients, for comparison with the books of a daemon or a packer.
 //!
-//! Sizes are those of files and of GPU allocations, in bytes: what the store has asked the system for, whether or not each page of it
-//! was touched.
+//! Sizes are the sizes of files and GPU allocations in bytes, whether or not each page was touched.
 
 use crate::store::{Access, MemoryTier};
 use gshare_core::ArenaId;
 
 /// Most models of a status.
 pub const MAX_MODELS: usize = 1_024;
-/// Most uses of a status: those of some 200 uids.
+/// Most uses in a status: enough for some 200 uids.
 pub const MAX_USES: usize = 1_024;
 
 /// A store's arenas, models and clients.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub clients: u64,
-    /// Memory of each tier; the GPU's first.
+    /// Memory of each tier, the GPU's first.
     pub tiers: Vec<TierStatus>,
-    /// Models that the client may read, by name and owner; no more than [`MAX_MODELS`].
+    /// Models that the client may read, by name and owner; at most [`MAX_MODELS`].
     pub models: Vec<ModelStatus>,
-    /// Models that the client may read and that are not in `models`.
+    /// Number of readable models beyond `models`.
     pub models_left_out: u64,
-    /// Resources that the client's uid has, or each uid where the operator asks; no more than [`MAX_USES`].
+    /// Resources of the client's uid, or of each uid for the operator; at most [`MAX_USES`].
     pub uses: Vec<Use>,
 }
 
@@ -33,15 +32,15 @@ pub struct Status {
 pub struct TierStatus {
     /// The tier of memory.
     pub tier: MemoryTier,
-    /// Bytes that its arenas may have together.
+    /// Bytes that the tier can hold.
     pub capacity_bytes: u64,
-    /// Bytes of all arenas that have memory, those on their way out included; a multiple of 2 MiB.
+    /// Bytes of all arenas with memory, evicting ones included; a multiple of 2 MiB.
     pub arena_bytes: u64,
-    /// The part of `arena_bytes` that is on its way out: no model has it any more.
+    /// Bytes of evicting arenas, which no model uses any more; included in `arena_bytes`.
     pub leaving_bytes: u64,
-    /// Bytes of the manifests of arenas that are complete, which lie behind the arenas or in files of their own.
+    /// Bytes of the manifests of complete arenas, behind the arenas or in separate files.
     pub manifest_bytes: u64,
-    /// Number of arenas that have memory.
+    /// Number of arenas with memory.
     pub arenas: u64,
 }
 
@@ -49,31 +48,31 @@ pub struct TierStatus {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct ModelStatus {
-    /// Its name, which is its owner's.
+    /// Name of the model, unique for its owner.
     pub name: String,
-    /// The uid that put it.
+    /// Uid that put the model.
     pub owner_uid: u32,
-    /// The clients that may read it.
+    /// Clients that may read the model.
     pub access: Access,
-    /// Its arenas; none where it is on disk only.
+    /// Arenas of the model; none if it is only on disk.
     pub arenas: Vec<ArenaStatus>,
 }
 
-/// An arena of a model. Models of the same content have the same arena, whose bytes are there once.
+/// An arena of a model. Models with the same content share one arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct ArenaStatus {
     /// The tier of memory.
     pub tier: MemoryTier,
-    /// Number of the arena, by which one that several models have is counted once.
+    /// Number of the arena, by which an arena of several models can be counted once.
     pub arena: ArenaId,
-    /// Bytes of memory, 0 before it has any.
+    /// Bytes of memory; 0 while it waits for memory.
     pub bytes: u64,
-    /// References of clients.
+    /// Number of client references.
     pub references: u64,
 }
 
-/// The part of a resource that a uid has.
+/// The amount of a resource that a uid holds.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Use {
@@ -81,10 +80,10 @@ pub struct Use {
     pub uid: u32,
     /// Name of the resource: see [`Resource::name`](crate::bounds::Resource::name).
     pub resource: String,
-    /// How much of it the uid has.
+    /// Amount that the uid holds.
     pub held: u64,
-    /// How much of it one uid may have that is not the operator's.
+    /// Bound for one tenant.
     pub per_uid: u64,
-    /// How much of it all uids may have.
+    /// Bound for all uids.
     pub total: u64,
 }

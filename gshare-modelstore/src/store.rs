@@ -1,12 +1,13 @@
 //! The model store: the events, actions and errors of every policy.
 //!
 //! # Problem
-//! Many processes need the same weights. A [`ModelStore`] decides which models stand in which memory, who may map them,
-//! who loads them and what goes when room is needed (FaST-GShare, section 3.5). It moves no bytes: it orders a shell to.
+//! Many processes need the same weights. A [`ModelStore`] decides on the models in each kind of memory, the clients that
+//! may map them, the loads, and the evictions for room (FaST-GShare, section 3.5). It moves no bytes, but orders a shell to
+//! do so.
 //!
 //! # Terms
-//! - **model**: a name for content, with an owner, an [`Access`] and, perhaps, a source on disk to load it from again;
-//! - **arena**: memory of one [`MemoryTier`] that holds the content of one or more models (equal content is stored once);
+//! - **model**: a name for content, with an owner, an [`Access`] and optionally a source on disk for reloads;
+//! - **arena**: memory of one [`MemoryTier`] with the content of one or more models (equal content is stored once);
 //! - **reference**: a client's counted right to a committed arena, from `Serve` until `Released` or `ClientLeft`;
 //! - **ticket**: one request of a client; answered exactly once, unless its client leaves first.
 //!
@@ -21,8 +22,8 @@
 //! PutBegun ─▶ [Evict*, Evicted*] ─▶ Write ─▶ PutCommitted ─▶ Seal ─▶ Loaded ─▶ Stored
 //!                                     └─▶ PutAborted, ClientLeft, too late ─▶ Evict
 //! ```
-//! On its way out of the GPU, what is in no host memory may be copied there: `Load` from `LoadFrom::Gpu` comes first, and the
-//! `Evict` of its source after it, whether it succeeds or not.
+//! An arena that leaves the GPU may first be copied to host memory, if that lacks its models: `Load` from `LoadFrom::Gpu`
+//! comes first, and the `Evict` of its source afterwards, whether the load succeeds or not.
 //!
 //! A shell carries actions out in order. It answers each `Load` and each `Seal` with `Loaded` or `LoadFailed`, and each
 //! `Evict` with `Evicted` once the memory is free. An arena is never written after `Seal` or `Loaded`.
@@ -82,14 +83,14 @@ impl FromStr for ContentHash {
     }
 }
 
-/// A memory that arenas live in. Disk is no tier of arenas: it is where models with a source are loaded from.
+/// A kind of memory for arenas. Disk is not a tier, but the source of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MemoryTier {
     /// Memory of the GPU (or MIG instance) that the store serves.
     Gpu,
-    /// Memory of the host, pinned where a GPU loads from it.
+    /// Memory of the host, page-locked if a GPU loads from it.
     Host,
 }
 
@@ -105,12 +106,12 @@ impl MemoryTier {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Access {
-    /// Its owner.
+    /// Only the owner.
     #[default]
     Private,
-    /// Its owner, and the clients of the group it was stored for.
+    /// The owner, and clients of the model's group.
     Group,
-    /// Every client may read it.
+    /// All clients.
     Public,
 }
 
@@ -120,28 +121,28 @@ gshare_core::config! {
     #[derive(serde::Serialize, serde::Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct StoreLimits {
-        /// Memory of the arenas that are charged to it, over all tiers.
+        /// Memory of the arenas charged to the tenant, over all tiers.
         pub bytes: Bytes = Bytes(u64::MAX);
-        /// Number of arenas that are charged to it.
+        /// Number of arenas charged to the tenant.
         pub models: u32 = u32::MAX;
-        /// Least time between two loads (or puts) that it causes, on average; 0 is no limit.
+        /// Least mean time between two loads or puts that the tenant causes; 0 is no limit.
         #[serde(rename = "load_interval_ns")]
         pub load_interval: Duration = Duration::ZERO;
-        /// How many of them may come at once; at least 1.
+        /// Most loads or puts at once; at least 1.
         pub load_burst: u32 = 1;
     }
 }
 
-/// Where the bytes of a load come from.
+/// Source of the bytes of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LoadFrom {
     /// The model's source.
     Disk,
-    /// A committed arena of host memory, which stays until the load is done.
+    /// A committed arena of host memory, which stays during the load.
     Host(ArenaId),
-    /// An arena of GPU memory that is on its way out: no client holds it, and it goes when the load is done.
+    /// An evicting arena of GPU memory, without clients, which is freed after the load.
     Gpu(ArenaId),
 }
 
@@ -151,19 +152,19 @@ pub enum LoadFrom {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum StoreEvent {
-    /// A client is here.
+    /// A client has connected.
     ClientJoined {
         client: ClientId,
-        /// The tenant that the client belongs to; the kernel says so, not the client.
+        /// The client's tenant, as the kernel reports it.
         tenant: TenantId,
-        /// Its group, likewise.
+        /// The client's group, as the kernel reports it.
         group: GroupId,
-        /// May pin and evict everybody's models, and read all of them.
+        /// Whether the client may read, pin and evict all models.
         admin: bool,
     },
-    /// A client is gone, with its references, its requests and what it was writing.
+    /// A client has left, which ends its references, its requests and its writes.
     ClientLeft { client: ClientId },
-    /// The limits of a tenant from now on; no model is evicted because of a lower limit.
+    /// Sets the limits of a tenant. A lower limit evicts no model by itself.
     TenantLimited {
         tenant: TenantId,
         /// The tenant's limits.
@@ -174,9 +175,9 @@ pub enum StoreEvent {
         model: ModelId,
         owner: TenantId,
         group: GroupId,
-        /// The clients that may read it.
+        /// Clients that may read the model.
         access: Access,
-        /// Memory it needs; more than 0.
+        /// Memory of the model; more than 0.
         bytes: Bytes,
         /// Time to load it from its source.
         #[serde(rename = "reload_ns")]
@@ -187,37 +188,37 @@ pub enum StoreEvent {
         client: ClientId,
         ticket: TicketId,
         model: ModelId,
-        /// The tier of memory it should be in.
+        /// Tier of memory.
         tier: MemoryTier,
-        /// Until when it waits for a load.
+        /// End of the wait for a load.
         #[serde(rename = "deadline_ns")]
         deadline: Timestamp,
     },
     /// A client wants to write a new model.
     PutBegun {
-        /// The client that asks; the owner of the model, whose group is the model's.
+        /// The client that asks, and the owner of the model; the model gets its group.
         client: ClientId,
         /// The request; answered by `Write` or `Refuse`.
         ticket: TicketId,
-        /// Its name, new to the store.
+        /// The model's number, new to the store.
         model: ModelId,
         /// The tier of memory to write to.
         tier: MemoryTier,
-        /// Memory it needs; more than 0.
+        /// Memory of the model; more than 0.
         bytes: Bytes,
-        /// The clients that may read it.
+        /// Clients that may read the model.
         access: Access,
     },
-    /// The writer is done.
+    /// The client has finished writing.
     PutCommitted {
         client: ClientId,
         /// The request; answered by `Stored` or `Refuse`.
         ticket: TicketId,
         arena: ArenaId,
     },
-    /// The writer gives up.
+    /// The client gives its write up.
     PutAborted { client: ClientId, arena: ArenaId },
-    /// A `Load` or a `Seal` was carried out, and this is what the arena holds.
+    /// A `Load` or a `Seal` was carried out; the arena holds this content.
     Loaded {
         arena: ArenaId,
         /// Hash of the content that the arena holds.
@@ -227,7 +228,7 @@ pub enum StoreEvent {
     LoadFailed { arena: ArenaId },
     /// A client gives back one reference.
     Released { client: ClientId, arena: ArenaId },
-    /// Keep a model in memory once it is there, or no longer.
+    /// Pins a model in memory, or unpins it.
     PinAsked {
         /// The client that asks; the model's owner or an admin.
         client: ClientId,
@@ -235,17 +236,17 @@ pub enum StoreEvent {
         ticket: TicketId,
         /// The model to pin, or to unpin.
         model: ModelId,
-        /// Whether to keep it.
+        /// Whether to pin it.
         pinned: bool,
     },
-    /// Take a model out of memory. One without a source is gone with that.
+    /// Evicts a model from memory. A model without a source is lost then.
     EvictAsked {
         /// The client that asks; the model's owner or an admin.
         client: ClientId,
         /// The request; answered by `Done` or `Refuse`.
         ticket: TicketId,
         model: ModelId,
-        /// Forget its source, too, so that its name is free.
+        /// Whether to forget its source too, so that its name becomes free.
         forget: bool,
     },
     /// An `Evict` was carried out: the memory is free.
@@ -259,17 +260,17 @@ pub enum StoreEvent {
 #[serde(tag = "action", rename_all = "snake_case")]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub enum StoreAction {
-    /// Take memory and load the model into it; answer with `Loaded` or `LoadFailed`.
+    /// Allocate memory and load the model into it; answer with `Loaded` or `LoadFailed`.
     Load {
         /// Name of the new arena.
         arena: ArenaId,
         model: ModelId,
-        /// Where to.
+        /// Tier of the arena.
         tier: MemoryTier,
-        /// Where from.
+        /// Source of the bytes.
         from: LoadFrom,
     },
-    /// Take memory and let the client write it.
+    /// Allocate memory and let the client write to it.
     Write {
         ticket: TicketId,
         client: ClientId,
@@ -279,15 +280,15 @@ pub enum StoreAction {
         /// The tier of memory to write to.
         tier: MemoryTier,
     },
-    /// End all writing, check what was written; answer with `Loaded` or `LoadFailed`.
+    /// End all writing and check the content; answer with `Loaded` or `LoadFailed`.
     Seal { arena: ArenaId },
-    /// Let the client map the arena: it has one reference more.
+    /// Let the client map the arena, to which it has one more reference.
     Serve { ticket: TicketId, client: ClientId, arena: ArenaId, model: ModelId },
     /// A put is complete.
     Stored {
         ticket: TicketId,
         client: ClientId,
-        /// Where the model is: what was written, or an arena that held the same already.
+        /// The arena with the model: the written arena, or an older arena with the same content.
         arena: ArenaId,
         model: ModelId,
     },
@@ -297,16 +298,16 @@ pub enum StoreAction {
     Evict { arena: ArenaId },
     /// The name is free again.
     Forgotten { model: ModelId },
-    /// The request is not granted.
+    /// The request is refused.
     Refuse {
         ticket: TicketId,
         client: ClientId,
-        /// Why it is refused.
+        /// Reason for the refusal.
         reason: RefuseReason,
     },
 }
 
-/// Why a request is not granted.
+/// Why a request is refused.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error, serde::Serialize, serde::Deserialize,
 )]
@@ -319,37 +320,37 @@ pub enum RefuseReason {
     /// The model is not for this client.
     #[error("not allowed to do this with the model")]
     NotAllowed,
-    /// A put names a model that is there.
+    /// The put uses the name of an existing model.
     #[error("the name is taken")]
     NameTaken,
     /// The model is larger than the tier, or the store has no such tier.
     #[error("the model is larger than the memory of the tier")]
     ModelTooLarge,
     /// Every model in memory is referenced, pinned or without a source to load it from again.
-    #[error("the store is full: what is in it is in use, pinned or has no source to load it from again")]
+    #[error("the store is full: each model in it is in use, pinned or without a source for a reload")]
     StoreFull,
-    /// The bytes of the model's owner.
+    /// The limit of bytes of the model's owner.
     #[error("the owner's limit of bytes would be passed")]
     TenantBytes,
-    /// The models of the model's owner.
+    /// The limit of models of the model's owner.
     #[error("the owner's limit of models would be passed")]
     TenantModels,
-    /// The loads of the client's tenant.
+    /// The limit of loads of the client's tenant.
     #[error("too many loads in a short time")]
     TenantLoads,
-    /// The model is not in this tier and there is nothing to load it from.
+    /// The model is not in this tier and has no source.
     #[error("the model is not in this memory, and there is nothing to load it from")]
     NotResident,
-    /// The load failed, or what was written was refused.
-    #[error("the load failed, or what was written is not a model")]
+    /// The load failed, or the written content is not a model.
+    #[error("the load failed, or the written content is not a model")]
     LoadFailed,
-    /// The model was not there in time.
+    /// The deadline passed before the load ended.
     #[error("not there in time")]
     TimedOut,
-    /// A client holds it, or it is being loaded.
+    /// A client holds the model, or it is being loaded.
     #[error("the model is in use")]
     InUse,
-    /// The store knows as many models as it may.
+    /// The store is at its limit of models.
     #[error("the store knows as many models as it may")]
     TooManyModels,
 }
@@ -380,13 +381,13 @@ pub enum StoreError {
     /// More models than configured.
     #[error("more than {limit} models")]
     TooManyModels { limit: u32 },
-    /// A size that cannot be.
+    /// The size is out of bounds.
     #[error("bytes of {model} is {bytes}: need more than 0 and at most 256 TiB")]
     BadBytes { model: ModelId, bytes: Bytes },
-    /// A limit that cannot be.
+    /// The limit is out of bounds.
     #[error("load_burst of {tenant} is 0: need at least 1")]
     BadLimits { tenant: TenantId },
-    /// No such arena (any more), or not in the state that the event is about.
+    /// The arena is unknown, or not in the state that the event requires.
     #[error("{arena} is not {expected}")]
     WrongState { arena: ArenaId, expected: &'static str },
     /// The client has no reference to the arena, or does not write it.
@@ -394,41 +395,41 @@ pub enum StoreError {
     NotHeld { client: ClientId, arena: ArenaId },
 }
 
-/// Where a model stands in a tier.
+/// State of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ArenaState {
-    /// Without memory: waiting for room.
+    /// Waiting for memory.
     Empty,
-    /// Being loaded or written, or checked after that; no client reads it.
+    /// Being loaded, written or checked; no client reads it.
     Loading,
     /// Complete, and never written again.
     Committed,
-    /// On its way out.
+    /// Waiting for its memory to be freed.
     Evicting,
 }
 
-/// The state of one of a store's arenas.
+/// An arena as callers see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct ArenaView {
     pub arena: ArenaId,
-    /// Where it is.
+    /// Tier of memory.
     pub tier: MemoryTier,
-    /// How large.
+    /// Size in bytes.
     pub bytes: Bytes,
     pub state: ArenaState,
-    /// References of clients.
+    /// Number of client references.
     pub references: u64,
     pub charged: TenantId,
-    /// How many models it holds.
+    /// Number of models with this content.
     pub names: u32,
 }
 
 impl ArenaView {
-    /// An arena that no client refers to.
+    /// An arena without references.
     pub const fn new(
         arena: ArenaId,
         tier: MemoryTier,
@@ -440,7 +441,7 @@ impl ArenaView {
     }
 }
 
-/// Decides what is kept in memory, and for which tenants. See the [module](self) for the contract.
+/// Decides on the models in memory and the tenants they serve. See the [module](self) for the contract.
 pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = StoreError> + Send {
     /// The arena that holds or will hold the model in a tier.
     fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;

@@ -17,9 +17,9 @@
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | the ways to run the function: virtual time here; feature `process`: a program of the user's, `http`: an HTTP server |
-//! | [`dag`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
+//! | [`dag_profile`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
-//! | [`run`](mod@run) | a strategy from its first trial to its answer |
+//! | [`record`] | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one file, which survive a killed run |
 //!
 //! Without features this crate is pure: it has no clock, thread, process or file.
@@ -57,7 +57,7 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
-pub mod dag;
+pub mod dag_profile;
 pub mod executor;
 #[cfg(feature = "http")]
 pub mod http;
@@ -66,7 +66,7 @@ pub mod line_program;
 pub mod load;
 pub mod meter;
 pub mod planner;
-pub mod run;
+pub mod record;
 pub mod stats;
 pub mod trial;
 #[cfg(feature = "store")]

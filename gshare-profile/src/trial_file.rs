@@ -6,7 +6,7 @@
 //! profile. A kill can leave a line without its end. This line counts for nothing, and the next trial takes its place.
 
 use crate::planner::{Journal, JournalError, Trial};
-use crate::run::{Record, Sink};
+use crate::record::{Record, Sink};
 use gshare_core::profile::{ProfileError, ProfileTable};
 use serde::{Deserialize, Serialize};
 use std::fs::File;

@@ -5,7 +5,7 @@
 use gshare_core::{BasisPoints, Duration, Quota, SmShare};
 use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::planner::Grid;
-use gshare_profile::run::run;
+use gshare_profile::record::run;
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
 use std::path::Path;

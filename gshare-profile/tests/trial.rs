@@ -6,7 +6,7 @@ use gshare_core::{BasisPoints, Duration, Quota, SmShare};
 use gshare_profile::executor::{Begin, ExecError, Reply, Virtual, simulated_gpu};
 use gshare_profile::load::Load;
 use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, PlanError, Trial};
-use gshare_profile::run::{Record, RunError, Sink, run};
+use gshare_profile::record::{Record, RunError, Sink, run};
 use gshare_profile::trial::{Measured, TrialConfig, TrialError, measure};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;

@@ -1,20 +1,20 @@
 //! The decision engines of gshare.
 //!
-//! Each module answers one question of a platform that shares GPUs, and each of its engines is one policy behind a trait. All
-//! engines are pure: the host tells them the time, and they return orders.
+//! Each module answers one question of a platform that shares GPUs, and each of its engines is one policy behind a trait.
+//! All engines are pure: the host tells them the time, and they return orders.
 //!
 //! | module | question | source |
 //! |---|---|---|
-//! | [`token`] | who may launch kernels now? | FaST-GShare, section 3.3 |
+//! | [`token`] | which client may launch kernels now? | FaST-GShare, section 3.3 |
 //! | [`pack`] | which GPU, and which rectangle of its time and SMs? | FaST-GShare, section 3.4.2 |
 //! | [`place`] | which GPU, by sums of requests, limits and memory? | Dilu, section 3.3 |
 //! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
 //! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
 //! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
 //!
-//! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: the decisions of the node
-//! daemon. [`platform`] composes scaling, packing, pipelines, request routing and caching with functions and tenants: the
-//! decisions of a cluster.
+//! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: the decisions of the
+//! node daemon. [`platform`] composes scaling, packing, pipelines, request routing and caching with functions and tenants:
+//! the decisions of a cluster.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,

@@ -1,6 +1,6 @@
 //! The decisions of a node: who may launch when, and the node as a whole.
 
-#[path = "support/node.rs"]
+#[path = "support/node_bench.rs"]
 mod support;
 
 mod node_events;

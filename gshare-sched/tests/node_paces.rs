@@ -4,7 +4,7 @@
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
 use gshare_sim::Rng;
-use gshare_sim::node::{Delays, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
+use gshare_sim::node::{Delays, GpuPlan, InstancePlan, Kinds, NodePlan, NodeWorld, Program, Setup, Shape};
 use std::collections::BTreeMap;
 
 /// Windows before anything is compared, and windows that are.
@@ -65,7 +65,7 @@ fn run_instances(seed: u64, instances: Vec<InstancePlan>) -> Vec<(f64, Duration)
     let processes = instances.iter().map(|instance| instance.processes.len()).sum();
     let (plan, setup) = (plan(seed, instances), Setup::daemon());
     let window = Setup::daemon().terms.window;
-    let mut world = World::new(&plan, &setup, false);
+    let mut world = NodeWorld::new(&plan, &setup, false);
     world.advance(Timestamp::ZERO.saturating_add(window.saturating_mul(SETTLE))).unwrap();
     let before: Vec<Duration> = (0..processes).map(|process| world.got(process).busy).collect();
     world.advance(Timestamp::ZERO.saturating_add(window.saturating_mul(SETTLE + WINDOWS))).unwrap();

@@ -3,7 +3,7 @@
 mod pack_dilu;
 mod pack_optimum;
 mod pack_slots;
-#[path = "support/pack.rs"]
+#[path = "support/packer_model.rs"]
 mod support;
 
 use gshare_core::{Bytes, GpuId, Quota, SmShare};

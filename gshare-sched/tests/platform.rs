@@ -3,7 +3,7 @@
 mod platform_overload;
 mod platform_pools;
 mod platform_rules;
-#[path = "support/platform.rs"]
+#[path = "support/platform_host.rs"]
 mod support;
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};

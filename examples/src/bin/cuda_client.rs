@@ -1,5 +1,5 @@
-//! A CUDA program that knows nothing of gshare: it asks for memory until there is none, then launches 1 ms kernels for
-//! some seconds without ever waiting for them, and prints what it saw as one JSON object.
+//! A CUDA program without any knowledge of gshare. It allocates memory until none is left, launches 1 ms kernels for some
+//! seconds without a wait, and prints its observations as one JSON object.
 //!
 //! ```sh
 //! gshare run --sim --mem 256MiB --quota 0.4 -- target/release/cuda_client 3

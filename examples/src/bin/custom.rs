@@ -1,7 +1,7 @@
 //! A host of your own: [`Platform`] decides, the runner starts real processes, and one policy is the host's.
 //!
-//! A process here is `cat`, and a request a line that it answers. The host passes a clock of its own, virtual time, so that every
-//! run prints the same; a real host passes the time of day, and its functions take what they take.
+//! Each process is `cat`, and each request a line that `cat` answers. The host uses virtual time, so every run prints the
+//! same. A real host passes the time of day, and its functions take their real time.
 //!
 //! `cargo run -p gshare-examples --bin custom`
 
@@ -96,7 +96,7 @@ struct Instance {
     line: BufReader<UnixStream>,
 }
 
-/// What happens at a time of the host's clock.
+/// An event at a time of the host's clock.
 enum Happening {
     Arrives,
     Tell(PlatformEvent),
@@ -138,7 +138,7 @@ impl Host {
                 let mut command = Command::new("cat");
                 command.stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone()?)));
                 command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
-                // What a program under the hook is held to: with `Some(hook)` here it is.
+                // The share of the process. The hook enforces it, so pass `Some(hook)` here for a real limit.
                 command.env("GSHARE_QUOTA", parts[0].share.time().to_string());
                 let name = format!("echo-{}", instance.number());
                 let process = HookedProcess::start(command, &name, gshare_runner::new_run()?, None)?;

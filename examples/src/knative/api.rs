@@ -1,6 +1,6 @@
-//! The two internal resources of Knative Serving that an autoscaler class deals with, as far as it does.
+//! The two internal resources of Knative Serving for an autoscaler class, with the fields used here.
 //!
-//! Everything is written by JSON merge patches, so fields that are not here stay as they are.
+//! All writes are JSON merge patches, so other fields stay unchanged.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -15,7 +15,7 @@ pub const CLASS: &str = "autoscaling.knative.dev/class";
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of services that a `ServerlessService` made, and of their parts, with its name.
 pub const SKS_NAME: &str = "networking.internal.knative.dev/serverlessservice";
-/// Label of the same: `Private` for the one with the pods behind it.
+/// Label of these services: `Private` for the service with the pods behind it.
 pub const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
 
 /// Condition: the target gets traffic.
@@ -27,7 +27,7 @@ pub const SKS_READY: &str = "SKSReady";
 /// Condition: all of the above.
 pub const READY: &str = "Ready";
 
-/// What is to be scaled; written by the Revision.
+/// The target to scale and its settings; written by the Revision.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[kube(
     group = "autoscaling.internal.knative.dev",
@@ -59,7 +59,7 @@ pub struct PodAutoscalerSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodAutoscalerStatus {
-    /// The spec that this is about. A client that asks whether the object is ready compares it.
+    /// Generation of the spec that this status describes. Clients compare it to know whether the object is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Sorted by type.
@@ -68,7 +68,7 @@ pub struct PodAutoscalerStatus {
     /// The service that clients use. Required, if empty.
     #[serde(default)]
     pub service_name: String,
-    /// The service whose pods are measured. Required, if empty.
+    /// The service with the measured pods. Required, if empty.
     #[serde(default)]
     pub metrics_service_name: String,
     /// Pods that are wanted; -1: nothing is known of the load.
@@ -91,7 +91,7 @@ impl PodAutoscalerStatus {
     }
 }
 
-/// Where requests for the target go; spec written here, status by Knative.
+/// Directs requests for the target; its spec is written here, its status by Knative.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[kube(
     group = "networking.internal.knative.dev",
@@ -105,7 +105,7 @@ impl PodAutoscalerStatus {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ServerlessServiceSpec {
-    /// Who gets the requests.
+    /// The receiver of the requests.
     #[serde(default)]
     pub mode: Mode,
     /// The Deployment that is scaled.
@@ -119,7 +119,7 @@ pub struct ServerlessServiceSpec {
     pub num_activators: i32,
 }
 
-/// Who gets the requests.
+/// The receiver of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Mode {
     /// The pods, if there are any.
@@ -129,7 +129,7 @@ pub enum Mode {
     Proxy,
 }
 
-/// What Knative made of a `ServerlessService`.
+/// Knative's status of a `ServerlessService`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerlessServiceStatus {
@@ -158,7 +158,7 @@ impl ServerlessServiceStatus {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Its name.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.

@@ -1,32 +1,31 @@
-//! How many pods the load of a target asks for: [`HorizontalScaler`] behind what Knative's annotations add to it. Pure.
+//! The desired number of pods for a target's load: a [`HorizontalScaler`] with the rules of Knative's annotations. Pure.
 //!
 //! # Problem
-//! The engines name each instance they start and are told when it is ready or gone. A Deployment knows numbers only.
-//! And Knative's annotations have two rules about numbers that the engines do not: more pods than the load asks for when
-//! the target wakes up (`activation-scale`), and fewer only after a while (`scale-down-delay`).
+//! The engines name each instance and are told when it is ready or gone, but a Deployment knows only numbers. And Knative's
+//! annotations add two rules to the engines': additional pods when the target wakes up (`activation-scale`), and fewer pods
+//! only after a delay (`scale-down-delay`).
 //!
 //! # Algorithm
-//! - A pod serves `target` of load, so the profile of a target is that one point. Load and target are in thousandths of a
+//! - A pod serves `target` of load, so the profile of a target is one point. Load and target are in thousandths of a
 //!   request, at a time or per second: the engines do not care which.
-//! - Instances that start become ready in their order, as more pods are ready. One that is drained is gone at once: its
-//!   requests are the Deployment's business from there on. One that is too late is given up and may be started again.
-//! - *Desired* is the number of instances that start or are ready. While the target wakes up from 0, until `activation-scale`
-//!   pods were ready, it is at least that. Within `scale-down-delay` it is at least what it was.
-//! - A target that runs already when it is first seen has the instances it has.
+//! - Starting instances become ready in order, as more pods are ready. A drained instance is gone at once, since the
+//!   Deployment handles its requests. A late instance is given up and may be started again.
+//! - *Desired* is the number of starting and ready instances. While the target wakes up from 0, it is at least
+//!   `activation-scale` until so many pods were ready. Within `scale-down-delay` it does not fall.
+//! - A target that already runs at the first look keeps its pods as instances.
 //!
 //! # Which engine
 //! | policy | engine | for |
 //! |---|---|---|
-//! | lazy | [`LazyHorizontal`]: the horizontal half of co-scaling (Dilu, section 3.4) | nodes whose daemons scale vertically: bursts are theirs, load that stays is met by pods |
-//! | heuristic | [`HeuristicHorizontal`] | nodes that do not |
+//! | lazy | [`LazyHorizontal`]: the horizontal half of co-scaling (Dilu, section 3.4) | nodes with vertical scaling in their daemons: these absorb bursts, and pods serve lasting load |
+//! | heuristic | [`HeuristicHorizontal`] | nodes without vertical scaling |
 //!
-//! The vertical half has no place here. It weighs launches in periods of 5 ms, which only the daemon of a pod's node sees; as
-//! annotations its orders would go by way of the API server and the kubelet, and be hundreds of periods late. So it runs in the
-//! daemons, for containers of class `slo-sensitive`, and this controller tells no daemon of shares: the halves need nothing of each
-//! other.
+//! The vertical half works in periods of 5 ms on launches that only a node's daemon sees. Orders in annotations would
+//! arrive by the API server and the kubelet, hundreds of periods late. So it runs in the daemons, for containers of class
+//! `slo-sensitive`, and the two halves exchange nothing.
 //!
-//! The `window` annotation sets the reports that they look at; without it they keep their own. Lazy scaling starts a pod
-//! when half of a window (20 of 40 s) was above capacity and takes one away when three quarters of it were below.
+//! The `window` annotation sets the engine's window; otherwise the engine has its own. Lazy scaling starts a pod when half
+//! of a window (20 of 40 s) was above capacity, and removes a pod when three quarters of it were below.
 
 use super::settings::{Metric, Settings};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
@@ -43,7 +42,7 @@ const FUNCTION: FunctionId = FunctionId::new(0);
 /// Time between two looks at the load of a target.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// Which engine decides.
+/// The engine that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Policy {
     /// Load must stay before a pod is started (Dilu, section 3.4.2).
@@ -57,7 +56,7 @@ pub enum Policy {
 pub enum DeciderError {
     /// A setting that the engine refuses.
     Config(ConfigError),
-    /// An event that it refuses.
+    /// An event that the engine refuses.
     Event(HorizontalError),
     /// A target of load that is no number.
     Profile(gshare_core::profile::ProfileError),
@@ -86,7 +85,7 @@ pub struct Decider {
     ready: VecDeque<InstanceId>,
     /// From 0 pods to as many as it is to wake up with.
     waking: bool,
-    /// What was desired at which time within the delay; no number is followed by a larger one.
+    /// Desired numbers within the delay, with their times; the numbers never increase.
     recent: VecDeque<(Timestamp, u32)>,
     desired: Option<u32>,
     unmet: RequestRate,
@@ -99,10 +98,10 @@ impl std::fmt::Debug for Decider {
 }
 
 impl Decider {
-    /// For a target that has `replicas` pods now. A pod that is not ready within `patience` is given up.
+    /// A decider for a target with `replicas` pods now. A pod that is not ready within `patience` is given up.
     ///
     /// # Errors
-    /// When a setting is out of the engine's bounds.
+    /// If a setting is out of the engine's bounds.
     pub fn new(
         settings: &Settings,
         policy: Policy,
@@ -146,7 +145,7 @@ impl Decider {
         Ok(decider)
     }
 
-    /// Other annotations. What is known of the load is kept if only bounds have changed.
+    /// Applies new annotations. Keeps the history of the load if only bounds have changed.
     ///
     /// # Errors
     /// When a setting is out of the engine's bounds; nothing changed then.
@@ -173,8 +172,8 @@ impl Decider {
         Ok(())
     }
 
-    /// Takes the number of ready pods and the load; `None`: no pod and no activator could be asked. Once per [`TICK`]. Answers what
-    /// is desired, if any load was ever known.
+    /// Takes the number of ready pods and the load; `None`: no pod and no activator could be asked. Once per [`TICK`].
+    /// Returns the desired number of pods, if any load was ever known.
     ///
     /// # Errors
     /// When time goes back.
@@ -225,7 +224,7 @@ impl Decider {
         Ok(self.desired)
     }
 
-    /// What is desired, if any load was ever known.
+    /// The desired number of pods, if any load was ever known.
     pub const fn desired(&self) -> Option<u32> {
         self.desired
     }
@@ -235,7 +234,7 @@ impl Decider {
         self.unmet
     }
 
-    /// What holds for this target.
+    /// Settings of this target.
     pub const fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -244,7 +243,7 @@ impl Decider {
         u32::try_from(self.starting.len() + self.ready.len()).unwrap_or(u32::MAX)
     }
 
-    /// Tells the engine, and keeps the names of what it orders.
+    /// Passes an event on to the engine, and keeps the names of the ordered instances.
     fn tell(&mut self, now: Timestamp, event: HorizontalEvent) -> Result<(), DeciderError> {
         let mut todo = VecDeque::from([event]);
         let mut orders = Vec::new();
@@ -320,26 +319,26 @@ fn lazy(settings: &Settings, fleet: FleetConfig) -> LazyHorizontalConfig {
     config
 }
 
-/// What one pod says of itself, in requests.
+/// The load that one pod reports, in requests.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PodLoad {
     /// At a time.
     pub concurrent: f64,
-    /// Of these, those that came through an activator.
+    /// The part of them that came through an activator.
     pub proxied: f64,
     /// Per second.
     pub rate: f64,
 }
 
-/// The load of a target: what its `ready` pods say (those that did not answer count like the others), and what
-/// waits at activators or is on its way through one. `None`: none of them said anything.
+/// The load of a target: the reports of its `ready` pods (silent pods count like the others), and the requests at
+/// activators. `None` without any report.
 pub fn load(metric: Metric, ready: u32, pods: &[PodLoad], waiting: Option<f64>) -> Option<RequestRate> {
     if pods.is_empty() && (ready > 0 || waiting.is_none()) {
         return None;
     }
     let each = |pod: &PodLoad| match (metric, waiting) {
         (Metric::Rps, _) => pod.rate,
-        // Activators count what goes through them.
+        // Activators count the requests that go through them.
         (Metric::Concurrency, Some(_)) => (pod.concurrent - pod.proxied).max(0.0),
         (Metric::Concurrency, None) => pod.concurrent,
     };
@@ -348,7 +347,7 @@ pub fn load(metric: Metric, ready: u32, pods: &[PodLoad], waiting: Option<f64>) 
     let all = if pods.is_empty() { 0.0 } else { told * (f64::from(ready) / pods.len() as f64).max(1.0) };
     let waiting = match metric {
         Metric::Concurrency => waiting.unwrap_or(0.0),
-        // What waits is no rate, but it must wake the target up.
+        // The number of waiting requests is no rate, but it must wake the target up.
         Metric::Rps if pods.is_empty() => waiting.unwrap_or(0.0),
         Metric::Rps => 0.0,
     };
@@ -451,8 +450,8 @@ mod tests {
     }
 
     proptest! {
-        /// Loads, pods and annotations in any order: desired stays within its bounds, and within the delay it is what the
-        /// largest number of that time was.
+        /// Loads, pods and annotations in any order: the desired number stays within its bounds, and within the delay it
+        /// equals its maximum in that time.
         #[test]
         fn desired_is_bounded_and_falls_only_after_its_delay(
             policy in prop_oneof![Just(Policy::Lazy), Just(Policy::Heuristic)],

@@ -26,7 +26,7 @@ const POD_START: Duration = Duration::from_secs(4);
 /// Reads lines of `SECOND REQUESTS_PER_SECOND`.
 ///
 /// # Errors
-/// Names the line and what it needs.
+/// The line and the expected form.
 pub fn parse(text: &str) -> anyhow::Result<Vec<(u64, u32)>> {
     let mut load: Vec<(u64, u32)> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -50,12 +50,12 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<(u64, u32)>> {
     Ok(load)
 }
 
-/// A revision, and what Kubernetes and Knative make of what is written for it.
+/// A revision, with the reactions of Kubernetes and Knative to the writes for it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     /// The object that asks for scaling.
     pub pa: PodAutoscaler,
-    /// Its service, once made.
+    /// Service of the target, once made.
     pub sks: Option<ServerlessService>,
     /// Pods its Deployment is to have.
     pub replicas: u32,
@@ -110,7 +110,7 @@ impl Cluster {
         }
     }
 
-    /// What Knative's controller of services says by now.
+    /// Applies the changes that Knative's controller of services has made by now.
     pub fn settle(&mut self, now: Timestamp) {
         let name = self.pa.metadata.name.clone().unwrap_or_default();
         let ready = self.ready(now);
@@ -145,7 +145,7 @@ impl Cluster {
         u32::try_from(self.pods.iter().filter(|at| **at <= now).count()).unwrap_or(u32::MAX)
     }
 
-    /// One pass, whose writes are carried out.
+    /// One pass, including its writes.
     pub fn pass(
         &mut self,
         settings: &Settings,
@@ -170,7 +170,7 @@ impl Cluster {
         pass
     }
 
-    /// What the condition `Active` says.
+    /// Status of the condition `Active`.
     pub fn active(&self) -> &str {
         let active = self.pa.status.as_ref().and_then(|status| status.condition(ACTIVE));
         active.map_or("-", |active| &active.status)

@@ -1,35 +1,35 @@
-//! An autoscaler class for Knative Serving: revisions that name it are scaled by the engines.
+//! An autoscaler class for Knative Serving, in which the engines scale the revisions.
 //!
 //! # Problem
-//! Knative makes a `PodAutoscaler` for each revision, with the revision's annotations, and leaves it to the controller of the class
-//! that `autoscaling.knative.dev/class` names. Pods that share GPUs want another one than Knative's own: bursts are met on
-//! the nodes by moving GPU time between pods, so pods are started only for load that stays (Dilu, section 3.4).
+//! Knative makes a `PodAutoscaler` for each revision, with the revision's annotations, and leaves it to the controller of
+//! its class (`autoscaling.knative.dev/class`). Pods that share GPUs need another class than Knative's own: nodes absorb
+//! bursts by moving GPU time between pods, so new pods are only for lasting load (Dilu, section 3.4).
 //!
 //! # Terms
 //! - **target**: the Deployment of a revision; **load**: requests at its pods and at activators;
-//! - **pass**: one look at an object and what belongs to it, with the writes that follow;
-//! - Knative's words: **activator** (keeps requests for targets without pods), **queue-proxy** (sidecar of each pod, counts its
-//!   requests), **`ServerlessService`** (who gets the requests: pods, or the activator).
+//! - **pass**: one look at an object and its parts, with the resulting writes;
+//! - Knative's words: **activator** (keeps requests for targets without pods), **queue-proxy** (sidecar of each pod, counts
+//!   its requests), **`ServerlessService`** (directs requests to pods or to the activator).
 //!
-//! # Who decides
+//! # Data flow
 //! ```text
 //! pods :9090, activators :9090 ── load, once a second ──▶ Decider ── pods desired ──▶ core ── scale, service, status ──▶ API server
 //!                                                        the engine                    ▲ watches, wake-ups
 //! ```
-//! [`decider`] and [`target_writes`] are pure and told the time; [`shell`] watches and writes; [`outside`] asks pods and activators;
-//! [`dry`] plays a load through the two pure parts on virtual time, without a cluster.
+//! [`decider`] and [`target_writes`] are pure and told the time; [`shell`] watches and writes; [`outside`] asks pods and
+//! activators; [`dry`] plays a load through the two pure parts on virtual time, without a cluster.
 //!
-//! # What it reads of a revision
+//! # Annotations of a revision
 //! `min-scale` (not where no route leads), `max-scale`, `initial-scale`, `activation-scale`, `scale-down-delay`, `window`,
 //! `scale-to-zero-pod-retention-period`, `metric` (concurrency, rps), `target`, `target-utilization-percentage`, all below
-//! `autoscaling.knative.dev/`. Knative does not check them for classes that are not its own; a bad one is named in the
-//! condition `Active`.
+//! `autoscaling.knative.dev/`. Knative does not check them for foreign classes; the condition `Active` names an invalid
+//! annotation.
 //!
 //! # Limits
-//! The load of a target without pods is known only by the gauge of activators that is read as Prometheus text: since Knative
-//! 1.19 `metrics-protocol: prometheus` must be set in its `config-observability`. Cluster-wide defaults are options of this
-//! program, not read from `config-autoscaler`. Pods are asked by their addresses, which a strict service mesh forbids. Where
-//! there is more than one replica of this program, one leads, by a Lease; the next one begins with an empty window of load. Both
+//! The load of a target without pods is known only from the activators' gauge in Prometheus text: since Knative 1.19
+//! `metrics-protocol: prometheus` must be set in its `config-observability`. Cluster-wide defaults are options of this
+//! program, not read from `config-autoscaler`. Pods are asked by their addresses, which a strict service mesh forbids. Of
+//! several replicas of this program one leads, by a Lease; its successor begins with an empty window of load. Both
 //! resources are internal to Knative and may change.
 
 pub mod api;
@@ -59,16 +59,16 @@ pub struct Options {
     /// The autoscaler class to serve.
     #[arg(long, default_value = "coscale.gshare.io")]
     pub class: String,
-    /// Which engine decides.
+    /// Engine that decides.
     #[arg(long, value_enum, default_value = "lazy")]
     pub policy: Policy,
-    /// Where Knative Serving runs.
+    /// Namespace of Knative Serving.
     #[arg(long, default_value = "knative-serving")]
     pub system_namespace: String,
-    /// What the names of services end in.
+    /// Domain suffix of the services' names.
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Where queue-proxies and activators tell of their load.
+    /// Port at which queue-proxies and activators report their load.
     #[arg(long, default_value_t = 9090)]
     pub metrics_port: u16,
     /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.

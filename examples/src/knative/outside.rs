@@ -1,4 +1,5 @@
-//! What is asked of others than the API server: pods and activators about their load, and services who answers for them.
+//! Questions to servers other than the API server: to pods and activators about their load, and to services about their
+//! backend.
 
 use super::decider::PodLoad;
 use super::settings::milli;
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// What a queue-proxy says of its pod in the second before: `metrics.Stat` of Knative, as protobuf.
+/// A queue-proxy's report on its pod for the last second: `metrics.Stat` of Knative, as protobuf.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Stat {
     /// The pod.
@@ -20,13 +21,13 @@ pub struct Stat {
     /// Requests at a time.
     #[prost(double, tag = "2")]
     pub average_concurrent_requests: f64,
-    /// Of these, those that came through an activator.
+    /// Part of these requests that came through an activator.
     #[prost(double, tag = "3")]
     pub average_proxied_concurrent_requests: f64,
     /// Requests that came.
     #[prost(double, tag = "4")]
     pub request_count: f64,
-    /// Of these, those that came through an activator.
+    /// Part of these requests that came through an activator.
     #[prost(double, tag = "5")]
     pub proxied_request_count: f64,
     /// For how long it has run, in seconds.
@@ -37,7 +38,7 @@ pub struct Stat {
     pub timestamp: i64,
 }
 
-/// Why nothing was found out.
+/// Why a question failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OutsideError {
     /// No server there, or an answer that breaks off.
@@ -74,11 +75,11 @@ impl std::error::Error for OutsideError {}
 
 /// Time for one answer: all of them are wanted once a second.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of an answer, the most: what an activator says grows with the revisions.
+/// Longest answer in bytes: an activator's answer grows with the number of revisions.
 const MOST: usize = 16 << 20;
 const PROTOBUF: &str = "application/protobuf";
 
-/// Decodes what a queue-proxy says.
+/// Decodes a queue-proxy's report.
 ///
 /// # Errors
 /// When it is no such message, or not a number of requests.
@@ -98,8 +99,8 @@ pub fn decode(bytes: &[u8]) -> Result<PodLoad, OutsideError> {
 /// Requests at activators, by namespace and revision.
 pub type Waiting = BTreeMap<(String, String), f64>;
 
-/// Reads what waits at an activator: the gauge `activator_request_concurrency` of its Prometheus text,
-/// `kn_revision_request_concurrency` since Knative 1.19. Lines of other gauges, and what cannot be read, are skipped.
+/// Reads the waiting requests of an activator: the gauge `activator_request_concurrency` of its Prometheus text,
+/// `kn_revision_request_concurrency` since Knative 1.19. Lines of other gauges and unreadable lines are skipped.
 pub fn waiting(text: &str) -> Waiting {
     const GAUGES: [(&str, &str, &str); 2] = [
         ("activator_request_concurrency{", "namespace_name", "revision_name"),
@@ -133,18 +134,18 @@ pub fn waiting(text: &str) -> Waiting {
 pub trait Outside: Send + Sync {
     /// The load of the pod at this address.
     fn pod(&self, address: IpAddr) -> BoxFuture<'_, Result<PodLoad, OutsideError>>;
-    /// What waits at the activator at this address: see [`waiting`].
+    /// Waiting requests at the activator with this address: see [`waiting`].
     fn activator(&self, address: IpAddr) -> BoxFuture<'_, Result<Waiting, OutsideError>>;
     /// Whether the activator answers for a service.
     fn is_backed(&self, namespace: &str, service: &str, h2c: bool) -> BoxFuture<'_, bool>;
 }
 
-/// The real ones, over HTTP.
+/// The real pods and activators, over HTTP.
 #[derive(Debug, Clone)]
 pub struct Http {
-    /// Where queue-proxies and activators tell of their load.
+    /// Port at which queue-proxies and activators report their load.
     pub metrics_port: u16,
-    /// What the names of services end in.
+    /// Domain suffix of the services' names.
     pub domain: String,
     /// Port of services for HTTP/1, and for HTTP/2.
     pub service_ports: (u16, u16),
@@ -182,7 +183,7 @@ impl Outside for Http {
     }
 }
 
-/// Whether it is the activator that answers there.
+/// Whether the activator answers there.
 async fn is_activator(target: impl tokio::net::ToSocketAddrs, patience: Duration) -> bool {
     let probe = [("k-network-probe", "activator"), ("user-agent", "Knative-Autoscaling-Probe")];
     let answer = get(target, "/healthz", &probe, patience).await;
@@ -202,7 +203,7 @@ async fn get(
         let host = stream.peer_addr().map_err(|error| broken(&error))?.to_string();
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| broken(&error))?;
-        // Its errors are the request's.
+        // `send_request` reports the same errors.
         tokio::spawn(connection.map(drop));
         let mut request = hyper::Request::get(path).header("host", host);
         for (name, value) in headers {

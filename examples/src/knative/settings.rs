@@ -1,15 +1,15 @@
-//! What a Revision's annotations ask for. Knative's webhook does not look at those of classes that are not its own, so
-//! they are checked here.
+//! The settings in a Revision's annotations. Knative's webhook checks only its own classes, so the annotations are checked
+//! here.
 
 use super::api::PodAutoscaler;
 use gshare_core::profile::RequestRate;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The most pods of one target that are kept track of: that of the engines.
+/// Most pods of one target, the limit of the engines.
 pub const MAX_SCALE: u32 = 4096;
 
-/// What holds where no annotation says otherwise. As in Knative's `config-autoscaler`.
+/// Defaults for missing annotations, as in Knative's `config-autoscaler`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Defaults {
     /// Pods that a new revision starts with.
@@ -18,7 +18,7 @@ pub struct Defaults {
     /// Time without load before pods are taken away.
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     pub window: Duration,
-    /// Time for which a target that has no traffic keeps its last pods, so that no route still leads to them.
+    /// Time for which a target without traffic keeps its last pods, until no route leads to them any more.
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     pub scale_to_zero_grace: Duration,
     /// Time for which they are kept in any case.
@@ -57,7 +57,7 @@ impl Default for Defaults {
     }
 }
 
-/// What load is counted in.
+/// Unit of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     /// Requests at a time.
@@ -66,7 +66,7 @@ pub enum Metric {
     Rps,
 }
 
-/// What holds for one target.
+/// Settings of one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Fewest pods; 0 if no route leads to the target.
@@ -85,20 +85,20 @@ pub struct Settings {
     pub windowed: bool,
     /// Time for which the last pods are kept in any case.
     pub retention: Duration,
-    /// What load is counted in.
+    /// Unit of the load.
     pub metric: Metric,
     /// Load of a pod, in thousandths of a request (per second).
     pub target: RequestRate,
 }
 
-/// An annotation, or another field, that says nothing sensible.
+/// An annotation or another field with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
     /// Name of the annotation or field.
     pub field: String,
-    /// What it says.
+    /// The given value.
     pub value: String,
-    /// What it may say.
+    /// The allowed values.
     pub bound: String,
 }
 
@@ -111,7 +111,7 @@ impl std::fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-/// Annotations by their name below `autoscaling.knative.dev/`: the one of today, or else the one of before.
+/// Annotations by their name below `autoscaling.knative.dev/`: the current name, or else the older name.
 struct Annotations<'a>(&'a BTreeMap<String, String>);
 
 impl Annotations<'_> {
@@ -172,7 +172,7 @@ pub fn milli(number: f64) -> Option<u64> {
 }
 
 impl Settings {
-    /// Of this object's annotations and spec.
+    /// Settings from an object's annotations and spec.
     ///
     /// # Errors
     /// Names the first annotation that is out of its bounds.

@@ -1,14 +1,15 @@
 //! The controller: watches, asks, lets [`target_writes`] and [`Decider`] decide, and writes.
 //!
 //! Reads come from watches, except for the number of pods of a target. A pass is made when something it reads has changed,
-//! when its own wake-up has come, and when a look at the load, once a second, makes another number of pods desired; load is asked
-//! of pods and activators, not of the API server.
+//! when its own wake-up has come, and when a look at the load, once a second, makes another number of pods desired; load is
+//! asked of pods and activators, not of the API server.
 //!
-//! - **Conflict (409)**: another one wrote in between. Status and service are patched with the version they were read at, so
-//!   nothing is overwritten; the pass is made again after the watch has brought the new version.
-//! - **Not found (404)**: the object or its target was deleted in between; the pass is made again, if the object is still there.
+//! - **Conflict (409)**: another client wrote in between. Status and service are patched with the version they were read
+//!   at, so nothing is overwritten; the pass is made again after the watch has brought the new version.
+//! - **Not found (404)**: the object or its target was deleted in between; the pass is made again, if the object is still
+//!   there.
 //! - **Gone (410)**, and a watch that ends: the watcher lists again, or goes on from where it was.
-//! - **Start**: no pass is made before all that it reads was listed once; what is not known yet is not taken for not there.
+//! - **Start**: no pass is made before all of its inputs were listed once, so an unknown object never counts as missing.
 
 use super::api::{CLASS, PodAutoscaler, SERVICE_NAME, SERVICE_TYPE, SKS_NAME, ServerlessService};
 use super::decider::{Decider, Policy, TICK, load};
@@ -35,16 +36,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Passes that are made at once, and pods and activators that are asked at once.
+/// Most passes at once, and most questions to pods and activators at once.
 const AT_ONCE: usize = 16;
-/// After a conflict: the watch is about to bring what is new.
+/// Pause after a conflict: the watch is about to bring the new version.
 const AFTER_CONFLICT: Duration = Duration::from_millis(200);
 /// After anything else that went wrong.
 const AFTER_ERROR: Duration = Duration::from_secs(5);
-/// Who writes, in the books of the API server.
+/// Name of the writer at the API server.
 pub const MANAGER: &str = "gshare-knative";
 
-/// What time it is.
+/// The current time, on two clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     /// For times that objects carry.
@@ -53,16 +54,16 @@ pub struct Moment {
     pub uptime: Timestamp,
 }
 
-/// What a controller goes by.
+/// Settings of a controller.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The class whose objects are ours.
+    /// The class of this controller's objects.
     pub class: String,
-    /// Which engine decides.
+    /// Engine that decides.
     pub policy: Policy,
-    /// What holds without annotations.
+    /// Defaults for missing annotations.
     pub defaults: Defaults,
-    /// Where Knative runs.
+    /// Namespace of Knative.
     pub system_namespace: String,
     /// Figures of the controller.
     pub metrics: Metrics,
@@ -71,7 +72,7 @@ pub struct Config {
 /// Why a pass was broken off.
 #[derive(Debug)]
 pub enum PassError {
-    /// What the API server said to which request.
+    /// The failed request, and the API server's error.
     Api(&'static str, Box<kube::Error>),
     /// A setting that the engine refuses.
     Decider(super::decider::DeciderError),
@@ -91,7 +92,7 @@ impl std::error::Error for PassError {}
 impl PassError {
     fn retry_after(&self) -> Duration {
         match self {
-            // One that is there already is a conflict, too.
+            // An object that exists already is a conflict too.
             Self::Api(_, error) if matches!(&**error, kube::Error::Api(status) if status.code == 409) => {
                 AFTER_CONFLICT
             }
@@ -102,7 +103,7 @@ impl PassError {
 
 type Key = (String, String);
 
-/// Its namespace and name.
+/// Namespace and name of an object.
 fn key(pa: &PodAutoscaler) -> Key {
     (pa.namespace().unwrap_or_default(), pa.name_any())
 }
@@ -126,7 +127,7 @@ impl std::fmt::Debug for Shell {
 }
 
 impl Shell {
-    /// A controller that reads services, the parts of private services and those of the activators from these stores.
+    /// A controller that reads services, and the endpoints of private services and activators, from these stores.
     pub fn new(
         client: Client,
         config: Config,
@@ -144,9 +145,9 @@ impl Shell {
         self.deciders.lock()
     }
 
-    /// Waits until all that a pass reads was listed once.
+    /// Waits until all inputs of a pass were listed once.
     async fn listed(&self) {
-        // It fails when the watch has ended, and then the controller has, too.
+        // An error means that the watch has ended, and the controller with it.
         let _ = futures::join!(self.services.wait_until_ready(), self.slices.wait_until_ready());
     }
 
@@ -158,7 +159,7 @@ impl Shell {
     /// One pass for one object. Answers when to look again if nothing happens.
     ///
     /// # Errors
-    /// When the API server refuses something; what was written before stays.
+    /// If the API server refuses a write; earlier writes stay.
     pub async fn pass(&self, pa: &PodAutoscaler) -> Result<Option<Duration>, PassError> {
         let key = key(pa);
         if !self.is_ours(pa) {
@@ -273,8 +274,8 @@ impl Shell {
         Ok(pass.wake)
     }
 
-    /// Looks at the load of those of `all` that are ours and were passed before. Answers those for which another number of pods is
-    /// desired than before.
+    /// Looks at the load of this controller's objects in `all` that had a pass before. Returns the objects with a new
+    /// desired number of pods.
     pub async fn look(&self, all: &[Arc<PodAutoscaler>]) -> Vec<ObjectRef<PodAutoscaler>> {
         let ours: BTreeMap<Key, _> =
             all.iter().filter(|pa| self.is_ours(pa)).map(|pa| (key(pa), pa)).collect();
@@ -484,7 +485,7 @@ async fn passes(
     done.await;
 }
 
-/// The object whose pods a part of a private service lists.
+/// The object that owns the pods in an endpoint slice of a private service.
 fn owner_of(slice: &EndpointSlice) -> Option<ReconcileRequest<PodAutoscaler>> {
     let name = slice.labels().get(SKS_NAME)?;
     Some(ObjectRef::new(name).within(slice.metadata.namespace.as_deref()?).into())

@@ -1,46 +1,40 @@
-//! What is to be written for a target, from what is there and what time it is. Pure.
+//! Computes the writes for a target from the observed objects and the time. Pure.
 //!
 //! # Terms
 //! - **ready**: pods behind the private service that take requests;
-//! - **desired**: pods that the load asks for, if anything is known of it; **want**: that within its bounds, or nothing
-//!   known, -1;
-//! - **threshold**: ready pods with which the target counts as active: max(min, 1), and before it is initialized
-//!   max(min, initial).
+//! - **desired**: number of pods for the load, if the load is known; **want**: this number within its bounds, or -1 if it
+//!   is unknown;
+//! - **threshold**: ready pods with which the target counts as active: max(min, 1), and before it is initialized max(min,
+//!   initial).
 //!
 //! # Algorithm
-//! 1. No private service yet: make the `ServerlessService`, want nothing. One that is not ours is left alone.
+//! 1. No private service yet: make the `ServerlessService`, want nothing. A foreign service is left alone.
 //! 2. *Initialized* once ready reaches the threshold and there is a service for clients; it stays so.
-//! 3. Pods decide what the target is before anything is wanted:
+//! 3. Pods decide on the state of the target before the want is computed:
 //!
-//!    | was | ready | is |
-//!    |---|---|---|
-//!    | Activating, or given up with min > 0 and nothing known of the load | >= threshold | Active |
-//!    | Active | < threshold | Activating, unless 5 makes it Inactive |
-//!    | not Inactive | initial = 0, no load | Inactive, `NoTraffic` |
-//! 4. want = desired, at least min (before it is initialized: and initial, if more than 1), at most max. Nothing known:
-//!    what min asks for while it is Activating or was given up, else nothing is changed.
+//! | was | ready | is | |---|---|---| | Activating, or given up with min > 0 and nothing known of the load | >= threshold |
+//! Active | | Active | < threshold | Activating, unless 5 makes it Inactive | | not Inactive | initial = 0, no load |
+//! Inactive, `NoTraffic` |
+//! 4. want = desired, at least min (before it is initialized: and initial, if more than 1), at most max. Nothing known: the
+//!    minimum while it is Activating or was given up, else nothing is changed.
 //! 5. A want of 0:
 //!
-//!    | is | then |
-//!    |---|---|
-//!    | Activating, less than the progress deadline | nothing is changed |
-//!    | Activating, longer | 0 pods, Inactive, `TimedOut` |
-//!    | Active, less than the window | 1 pod |
-//!    | Active, longer | Inactive, `NoTraffic`; pods stay |
-//!    | Inactive, pods left | 0 pods, once requests have gone to the activator for the grace period and it answers for the service |
-//! 6. A want above 0: that many pods, Active with enough of them, else Activating, `Queued`; or `TargetNotFound`, if there is
-//!    no Deployment.
+//! | is | then | |---|---| | Activating, less than the progress deadline | nothing is changed | | Activating, longer | 0
+//! pods, Inactive, `TimedOut` | | Active, less than the window | 1 pod | | Active, longer | Inactive, `NoTraffic`; pods
+//! stay | | Inactive, pods left | 0 pods, once requests have gone to the activator for the grace period and it answers for
+//! the service |
+//! 6. A want above 0: that many pods, Active with enough of them, else Activating, `Queued`; or `TargetNotFound`, if there
+//!    is no Deployment.
 //! 7. Requests go to the activator (Proxy) if want is 0, or nothing is known of an Inactive target; else to pods (Serve).
 //! 8. Ready is False if any of the three conditions is, else Unknown if any is, else True.
 //!
-//! Writes go out in the order scale, service, status. A caller that carries them out and comes back in the same instant finds
-//! nothing to write.
+//! Writes go out in the order scale, service, status. A second pass in the same instant finds nothing to write.
 //!
 //! # Differences from Knative's own autoscaler
 //! - No excess burst capacity: with pods, requests go straight to them.
 //! - The time of a condition changes with its status only, not with its message.
 //! - `TimedOut` stays the reason until there is load again.
-//! - Pods are counted before anything is decided, so that two passes are never needed where one will do.
+//! - Pods are counted before any decision, so one pass suffices.
 
 use super::api::{
     ACTIVE, Condition, INITIALIZED, Mode, PodAutoscaler, PodAutoscalerStatus, READY, SKS_READY,
@@ -52,19 +46,19 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Resource as _, ResourceExt as _};
 use std::time::Duration;
 
-/// Time after the progress deadline in which the Revision says itself what is wrong with its pods.
+/// Time after the progress deadline in which the Revision reports the fault of its pods itself.
 const DEADLINE_SLACK: Duration = Duration::from_secs(10);
 /// Time between two questions to the activator.
 const PROBE: Duration = Duration::from_secs(1);
 /// Time after which a target that is not there is looked for again.
 const MISSING: Duration = Duration::from_secs(5);
 
-/// What is there.
+/// The observed objects.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
     /// The object that asks for it.
     pub pa: &'a PodAutoscaler,
-    /// Its service.
+    /// Service of the target.
     pub sks: Option<&'a ServerlessService>,
     /// Pods that its target is to have; none: there is no such target.
     pub replicas: Option<u32>,
@@ -83,13 +77,13 @@ pub enum Write {
     Scale(u32),
     /// A service that is not there.
     CreateSks(Box<ServerlessService>),
-    /// What another one is to be like.
+    /// The wanted spec of an existing service.
     PatchSks(ServerlessServiceSpec),
     /// The object's own status.
     Status(PodAutoscalerStatus),
 }
 
-/// What to do about it.
+/// The result of a pass.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pass {
     /// In this order.
@@ -100,7 +94,7 @@ pub struct Pass {
     pub probe: bool,
 }
 
-/// What the condition `Active` says, and since when.
+/// Status of the condition `Active`, and the time of its last change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Inactive { since: Timestamp, timed_out: bool },
@@ -171,7 +165,7 @@ pub fn reconcile(observed: &Observed<'_>, settings: &Settings, defaults: &Defaul
     let desired = desired.map(bound);
     let idle = |since: Timestamp| elapsed(since, now) >= settings.window;
     let phase = match Phase::of(&old, now) {
-        // What was given up has come up by itself, and that is all that is asked for.
+        // A target that was given up has become ready by itself, and the load asks for nothing more.
         Phase::Inactive { timed_out: true, .. } if desired.is_none() && bound(0) > 0 && enough => {
             Phase::Active { since: now }
         }
@@ -299,10 +293,10 @@ fn wait_for_zero(
     inactive: Duration,
     now: Timestamp,
 ) -> Option<Duration> {
-    // What the service says of the activator is of the mode that it had when it was last looked at.
+    // The service's report on the activator may belong to an earlier mode.
     let known = |sks: &&ServerlessService| sks_status.observed_generation == sks.metadata.generation;
     observed.sks.filter(|sks| sks.spec.mode == Mode::Proxy).filter(known)?;
-    // It may have been so for longer than the target is inactive.
+    // The activator may have been ready before the target became inactive.
     let backed = sks_status.condition("ActivatorEndpointsPopulated");
     let backed = backed.filter(|backed| backed.status == "True");
     let proxied = backed.map_or(Duration::ZERO, |backed| elapsed(backed.since(now), now));
@@ -310,7 +304,7 @@ fn wait_for_zero(
     Some(grace.max(settings.retention.saturating_sub(inactive)))
 }
 
-/// Says why nothing can be done for this object: its pods and its service stay as they are.
+/// Reports why this object cannot be served. Its pods and its service stay unchanged.
 pub fn refuse(pa: &PodAutoscaler, reason: &str, message: &str, now: Timestamp) -> Pass {
     let old = pa.status.clone().unwrap_or_default();
     let mut status = old.clone();
@@ -354,9 +348,9 @@ fn new_sks(pa: &PodAutoscaler, spec: ServerlessServiceSpec) -> ServerlessService
     ServerlessService { metadata, spec, status: None }
 }
 
-/// The conditions with `Ready`, sorted; those of other types stay.
+/// The conditions with `Ready`, sorted; conditions of other types stay.
 fn merge(old: &PodAutoscalerStatus, said: &[(&str, Said<'_>)], now: Timestamp) -> Vec<Condition> {
-    // Times are written in whole seconds: one that is not would never be found again as it was written.
+    // Times are written in whole seconds, so a fraction would make each comparison with the written time fail.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let found = |status: &str| said.iter().map(|(_, said)| *said).find(|said| said.0 == status);
     let ready = found("False").or_else(|| found("Unknown")).unwrap_or(("True", "", ""));

@@ -123,7 +123,7 @@ impl Metrics {
             .route("/readyz", get(readiness))
     }
 
-    /// Answers at an address as long as the program runs. Gives the address, whose port may have been 0.
+    /// Answers at an address as long as the program runs. Returns the address, with the chosen port if it was 0.
     ///
     /// # Errors
     /// When the address cannot be bound.

@@ -2,22 +2,22 @@
 //!
 //! # Algorithm
 //! The leader writes the lease again every [`Terms::pause`]; the others read it as often.
-//! 1. A lease that is not there is made; one without a holder, or of our own name, is taken at once.
-//! 2. One of another is taken when it has not changed for [`Terms::duration`] **by our own clock** since we first read it so:
-//!    clocks of two nodes are never compared.
-//! 3. Who leads counts from before its last write that went through, and stops after [`Terms::deadline`] without another one.
-//!    Since `deadline < duration`, it has stopped before anybody else may start.
-//! 4. Writes name the version that was read: of two that take a lease at once, one is told 409.
-//! 5. Who is asked to end gives the lease back, so that the next one need not wait.
+//! 1. A missing lease is made; a lease without a holder, or with our own name, is taken at once.
+//! 2. Another replica's lease is taken after no change for [`Terms::duration`] **by our own clock**, counted from our first
+//!    read of it: clocks of two nodes are never compared.
+//! 3. A leader counts from the begin of its last successful write, and stops after [`Terms::deadline`] without another
+//!    success. Since `deadline < duration`, it has stopped before another replica may start.
+//! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
+//! 5. A replica that is asked to end gives the lease back, so that its successor need not wait.
 //!
-//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another one that
-//! read its last lease at 1 s leads from 16 s on.
+//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another replica
+//! that read the last lease at 1 s leads from 16 s on.
 //!
-//! No name is used twice: a replica that was started again waits like any other.
+//! No name is used twice: a restarted replica waits like any other.
 //!
 //! # Limits
-//! A leader that is stopped whole (SIGSTOP, a frozen node) may finish a write that it had begun when it goes on. What our
-//! controllers write names versions or UIDs, so such a write is refused, or is what the next leader would write, too.
+//! A fully stopped leader (SIGSTOP, a frozen node) may finish an earlier write when it resumes. Our controllers' writes
+//! name versions or UIDs, so such a write is refused or equals the next leader's write.
 
 use anyhow::Context as _;
 use gshare_core::{Duration, Timestamp};
@@ -52,7 +52,7 @@ impl Default for Terms {
     }
 }
 
-/// Where a lease is: `NAMESPACE/NAME`.
+/// Place of a lease: `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     namespace: String,
@@ -116,7 +116,7 @@ fn clock() -> (Timestamp, jiff::Timestamp) {
     (Timestamp::from_nanos(nanos), jiff::Timestamp::now())
 }
 
-/// Decides who leads, for one replica. Pure.
+/// Decides for one replica whether it leads. Pure.
 #[derive(Debug, Clone)]
 pub struct Elector {
     identity: String,
@@ -143,7 +143,7 @@ impl Elector {
         self.leads_until().is_some_and(|until| now < until)
     }
 
-    /// What to write, given the lease that was read; nothing while it is another's.
+    /// The lease to write, given the lease that was read; none while another replica holds it.
     pub fn wants(
         &mut self,
         now: Timestamp,
@@ -225,11 +225,11 @@ impl Leadership {
         Self { leases, place, post, elector, clock }
     }
 
-    /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease is
-    /// given back.
+    /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease
+    /// is given back.
     ///
     /// # Errors
-    /// When it leads no longer; `work` was dropped before another one may lead.
+    /// If the lead is lost; `work` was dropped before another replica may lead.
     pub async fn lead(
         mut self,
         stop: impl Future<Output = ()>,
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(b.wants(at(15_999), EPOCH, Some(&held)), None);
         let taken = b.wants(at(16_000), EPOCH, Some(&held)).unwrap();
         assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("b"), Some(1)));
-        // A lease that changes is one that is kept.
+        // A lease that changes is being renewed.
         assert_eq!(b.wants(at(16_000), EPOCH, Some(&lease(held.spec.clone().unwrap(), 2))), None);
         // One that was given back is taken at once.
         let free = LeaseSpec { holder_identity: Some(String::new()), ..held.spec.unwrap() };
@@ -360,8 +360,8 @@ mod tests {
     }
 
     proptest! {
-        /// Replicas whose clocks are of different days, whose reads and writes take any time, arrive or not, or are answered
-        /// or not: never do two lead.
+        /// Clocks may be days apart, and reads and writes may take any time, get lost, or stay unanswered: two replicas
+        /// never lead at once.
         #[test]
         fn never_do_two_lead(
             steps in prop::collection::vec((0_usize..3, 0_u64..4_000, 0_u8..8), 1..200),

@@ -9,7 +9,7 @@ pub mod plugin;
 
 use gshare_core::{ResourceSpec, RunId};
 
-/// The domain under which these hosts name what is theirs: API groups, annotations, drivers.
+/// The domain of these hosts' names: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
 
 /// Message of the API server for people, with its code and reason, and nothing of how it is held in memory.
@@ -29,8 +29,8 @@ pub(crate) fn hash(text: &str) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The number of a run of processes that belong to an object of the API, by its UID: 122 random bits that a pod is told of its own
-/// object and of no other. Without a UID it is that of the name.
+/// The run id of the processes of an API object, from its UID: 122 random bits that a pod knows only of its own object.
+/// Without a UID the id comes from the name.
 pub(crate) fn run_of(uid: &str, name: &str) -> RunId {
     let digits: String = uid.chars().filter(|digit| *digit != '-').collect();
     let bits = u128::from_str_radix(&digits, 16).unwrap_or(0);

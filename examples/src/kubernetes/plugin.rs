@@ -1,5 +1,6 @@
-//! A plugin of the kubelet: the socket by which it is found and registered, and the one that serves it. The kubelet looks for
-//! plugins of both kinds, drivers of devices and device plugins, in one directory, and finds them again after its own restart.
+//! A plugin of the kubelet: the socket for its discovery and registration, and the socket of its service. The kubelet looks
+//! for plugins of both kinds, drivers of devices and device plugins, in one directory, and finds them again after its own
+//! restart.
 
 use super::controller_metrics::Metrics;
 use super::dra::authority::Tolerant;
@@ -115,7 +116,7 @@ pub async fn serve(
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (socket, registration) = (sockets.plugin(), sockets.registration());
-    // First the one that registration names.
+    // First the socket that the registration names.
     let plugin_listener = listen(&socket)?;
     let registration_listener = listen(&registration)?;
     let (status, mut refused) = watch::channel(None);
@@ -185,7 +186,7 @@ fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Resu
     UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
 }
 
-/// A socket in the place of one that an earlier driver has left.
+/// A socket that replaces an earlier driver's socket.
 fn listen(path: &Path) -> Result<UnixListener, ServeError> {
     let made = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;

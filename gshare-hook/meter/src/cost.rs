@@ -254,6 +254,8 @@ fn near(place: usize) -> impl Iterator<Item = usize> {
 
 /// The number of possibly too long samples that must agree before they are believed.
 pub const SUSPECTS: u32 = 8;
+/// The number of samples from other processes' turns that count as one.
+const OUTSIDE: u32 = 4;
 
 /// Samples in a row that lie above the cost of a row and may be too long.
 #[derive(Clone, Copy, Debug, Default)]
@@ -270,11 +272,11 @@ impl Suspicion {
         Self { cost_itself, ..Self::default() }
     }
 
-    /// Adds one sample. When there are enough, returns the cost proven by all of them.
-    pub fn add(&mut self, sample: u64) -> Option<u64> {
+    /// Adds one sample, perhaps from `outside` of the process's turns. When there are enough, returns the cost proven by all of them.
+    pub fn add(&mut self, sample: u64, outside: bool) -> Option<u64> {
         self.smallest = if self.count == 0 { sample } else { self.smallest.min(sample) };
-        self.count += 1;
-        if self.count < SUSPECTS {
+        self.count += if outside { 1 } else { OUTSIDE };
+        if self.count < SUSPECTS * OUTSIDE {
             return None;
         }
         self.count = 0;

@@ -5,7 +5,7 @@
 //! limits ([`ToClient::Unserved`]), which are kept as without a daemon. A device unmanaged by the daemon is used within the
 //! process's own limits.
 
-mod memory;
+mod reservations;
 
 use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{ClientId, ResourceSpec, ServiceClass, Timestamp};

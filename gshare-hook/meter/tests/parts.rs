@@ -28,10 +28,10 @@ fn samples_that_may_be_too_long_are_believed_only_when_many_agree_and_then_the_l
     let mut suspicion = Suspicion::default();
     let samples: Vec<u64> = (0..u64::from(SUSPECTS)).map(|n| 4_000 + (n * 7 + 3) % 11).collect();
     let least = samples.iter().min().copied();
-    let proven: Vec<Option<u64>> = samples.iter().map(|&sample| suspicion.add(sample)).collect();
+    let proven: Vec<Option<u64>> = samples.iter().map(|&sample| suspicion.add(sample, false)).collect();
     assert_eq!(proven.last(), Some(&least));
     assert!(proven[..proven.len() - 1].iter().all(Option::is_none), "{proven:?}");
-    assert_eq!(suspicion.add(9_000), None, "and the count begins again");
+    assert_eq!(suspicion.add(9_000, false), None, "and the count begins again");
     assert!(Suspicion::of_first(true).cost_itself && !Suspicion::default().cost_itself);
     assert_eq!(surely(64_000_000, 500_000), 63_500_000, "all of them may hold the end of another's turn");
     assert_eq!(surely(6_400_000, 500_000), 6_300_000, "but no kernel is taken for much less than it is");
@@ -110,9 +110,11 @@ fn what_is_known_stays_when_a_handle_goes_that_was_never_launched_here() {
 #[test]
 fn an_unknown_function_is_taken_for_half_a_millisecond_and_eight_samples_change_a_cost() {
     assert_eq!(CostTable::new().guess(), 500_000);
-    let mut suspicion = Suspicion::default();
-    let believed = (1..).find(|_| suspicion.add(4_000).is_some());
-    assert_eq!(believed, Some(8));
+    for (outside, samples) in [(false, 8), (true, 32)] {
+        let mut suspicion = Suspicion::default();
+        let believed = (1..).find(|_| suspicion.add(4_000, outside).is_some());
+        assert_eq!(believed, Some(samples), "from other processes' turns: {outside}");
+    }
 }
 
 proptest! {

@@ -608,6 +608,28 @@ fn work_behind_a_wait_of_its_stream_keeps_no_token_and_is_charged_when_it_has_ru
     assert_eq!(bench.ends().len(), 1, "{:?}", bench.uses());
 }
 
+/// A program that queues 40 ms behind a wait of 50 ms, where 5 ms may be in flight. Nothing of it can begin, so the neighbour has
+/// the device, and the thread goes on when the wait is over.
+#[test]
+fn a_thread_that_wants_to_queue_more_behind_a_wait_than_may_be_in_flight_keeps_no_token() {
+    let mut bench = Bench::served(limited(50));
+    bench.learn(7, 2 * MS);
+    bench.wait_on_stream(50 * MS);
+    bench.launches(20, Kernel { function: 7, ns: 2 * MS });
+    bench.run(MS);
+    for turns in 1..=4 {
+        bench.allow(10 * MS * turns, 10 * MS);
+        bench.run(MS);
+        assert_eq!(bench.ends().len(), usize::try_from(turns).unwrap(), "{:?}", bench.uses());
+        bench.run(8 * MS);
+    }
+    assert!(bench.busy == 0 && bench.most_queued <= 8 * MS, "{} ns are queued", bench.most_queued);
+    bench.run(20 * MS);
+    bench.allow(60 * MS, 30 * MS);
+    bench.run(25 * MS);
+    assert!(bench.busy >= 24 * MS && bench.ends().len() == 4, "{} ns, {:?}", bench.busy, bench.uses());
+}
+
 /// A thread that still waits for credit, work on another stream, and work of unknown cost keep the token.
 #[test]
 fn a_token_is_kept_behind_a_wait_while_anything_else_goes_on() {

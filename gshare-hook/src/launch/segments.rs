@@ -127,13 +127,15 @@ pub(crate) fn synchronising() {
 #[inline]
 pub(crate) fn synchronise(call: impl FnOnce() -> CUresult) -> CUresult {
     let Some(thread) = metered() else { return call() };
+    let syncs = thread.syncs.load(Ordering::Relaxed) + 1;
+    thread.syncs.store(syncs, Ordering::Relaxed);
+    let mut has_open = false;
     // SAFETY: the record is the calling thread's own.
-    if !unsafe { thread.all_runs() }.iter().any(|run| run.run.is_open(run.open)) {
-        thread.syncs.store(thread.syncs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        return call();
+    for mut run in unsafe { thread.all_runs() }.into_iter().filter(|run| run.run.is_open(run.open)) {
+        end(&mut run, Ending::Synchronising);
+        has_open = true;
     }
-    synchronising();
-    if !is_timed(thread.syncs.load(Ordering::Relaxed)) {
+    if !has_open || !is_timed(syncs) {
         return call();
     }
     let began = clock::now_ns();

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 
-use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::wire::{ToClient, ToDaemon, VERSION, WireError};
 use gshare_core::{Duration, Timestamp};
 use gshare_meter::{Facts, Meter, MeterAction, MeterEvent, Ordinal, SegmentId, Settings, Ticket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -115,6 +115,7 @@ struct Helper {
     /// Events caused by carrying out the meter's actions.
     events: VecDeque<MeterEvent<&'static Device>>,
     actions: Vec<MeterAction>,
+    told_version: bool,
 }
 
 impl Helper {
@@ -139,6 +140,7 @@ impl Helper {
             next: 0,
             events: VecDeque::new(),
             actions: Vec::new(),
+            told_version: false,
         }
     }
 
@@ -312,7 +314,8 @@ impl Helper {
                     self.feed(MeterEvent::Heard(message));
                 }
                 Ok(None) => break,
-                Err(_) => {
+                Err(error) => {
+                    self.explain(&error);
                     self.disconnect();
                     self.feed(MeterEvent::DeadlineReached);
                 }
@@ -326,6 +329,19 @@ impl Helper {
         };
         self.probe = None;
         self.feed(event);
+    }
+
+    /// Says once that the daemon is of another release, because the process would otherwise wait for it in silence.
+    fn explain(&mut self, error: &std::io::Error) {
+        let fault = error.get_ref().and_then(|fault| fault.downcast_ref());
+        if let Some(WireError::Version { version }) = fault
+            && !core::mem::replace(&mut self.told_version, true)
+        {
+            let socket = self.runtime.config.socket.display();
+            tell(&format!(
+                "the daemon at {socket} speaks version {version}, and this library version {VERSION}: upgrade the older one"
+            ));
+        }
     }
 
     // ---- devices ------------------------------------------------------------------------------------------------------

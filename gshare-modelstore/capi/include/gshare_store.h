@@ -35,22 +35,22 @@
 #define GSHARE_ACCESS_PUBLIC 2
 
 /*
- The store is gone. Codes below 100 are the store's; these are of this side.
+ The store is gone. Codes below 100 come from the store, these codes from the client.
  */
 #define GSHARE_ERROR_GONE 100
 
 /*
- An argument that cannot be.
+ An argument is invalid.
  */
 #define GSHARE_ERROR_ARGUMENT 101
 
 /*
- The system refuses something, or the store speaks another language.
+ The system refused an operation, or the store speaks another protocol.
  */
 #define GSHARE_ERROR_SYSTEM 102
 
 /*
- A model that was taken.
+ A reference to a model.
  */
 typedef struct gshare_model gshare_model;
 
@@ -60,31 +60,31 @@ typedef struct gshare_model gshare_model;
 typedef struct gshare_store gshare_store;
 
 /*
- A tensor of a model. Pointers stay good until the model is released; no process can write to `data`.
+ A tensor of a model. Pointers are valid until the model is released; no process can write to `data`.
  */
 typedef struct gshare_tensor {
   /*
-   Not terminated.
+   Name in UTF-8, without a terminating 0.
    */
   const char *name;
   /*
-   How long the name is.
+   Length of the name in bytes.
    */
   uint64_t name_bytes;
   /*
-   Its dimensions.
+   Dimensions of the tensor.
    */
   const uint64_t *shape;
   /*
-   How many.
+   Number of dimensions.
    */
   uint64_t rank;
   /*
-   NULL where the model is not in host memory.
+   The tensor's data; NULL if the model is not in host memory.
    */
   const uint8_t *data;
   /*
-   In the arena.
+   Offset of the data in the arena.
    */
   uint64_t offset;
   /*
@@ -92,7 +92,7 @@ typedef struct gshare_tensor {
    */
   uint64_t bytes;
   /*
-   BLAKE3 of its data.
+   BLAKE3 of the data.
    */
   uint8_t hash[32];
   /*
@@ -107,7 +107,7 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Connects to the store at a path; NULL, with the reason in `error`, if that cannot be.
+ Connects to the store at a path. NULL, with the reason in `error`, if that fails.
 
  # Safety
  `path` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -115,7 +115,7 @@ extern "C" {
 struct gshare_store *gshare_store_connect(const char *path, char *error, size_t error_bytes);
 
 /*
- Ends a connection; models that came over it stay.
+ Closes a connection; models from it stay valid.
 
  # Safety
  `store` is null or came from `gshare_store_connect`, and is not used again.
@@ -123,9 +123,9 @@ struct gshare_store *gshare_store_connect(const char *path, char *error, size_t 
 void gshare_store_close(struct gshare_store *store);
 
 /*
- Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
- reason in `error`, if it is refused. The model outlives the connection and the store. It is mapped at the first look at its
- tensors.
+ Takes a reference to a model in a tier, and loads it if necessary; `gshare_model_release` gives the reference back.
+ NULL, with the reason in `error`, if the store refuses. The model outlives the connection and the store, and is mapped
+ at the first access to its tensors.
 
  # Safety
  `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -141,12 +141,12 @@ struct gshare_model *gshare_store_get(struct gshare_store *store,
  Gives a model's reference back.
 
  # Safety
- `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+ `model` is null or came from `gshare_store_get`; neither the model nor its data is used again.
  */
 void gshare_model_release(struct gshare_model *model);
 
 /*
- Loads the safetensors file that is open at `descriptor`, which stays the caller's. 0, or a code.
+ Loads a safetensors file from `descriptor`, which stays open for the caller. 0, or a code.
 
  # Safety
  As `gshare_store_get`; `descriptor` is open.
@@ -159,10 +159,10 @@ int32_t gshare_store_put_file(struct gshare_store *store,
                               size_t error_bytes);
 
 /*
- Stores tensors from memory: name, shape, data, bytes and dtype of each are read. 0, or a code.
+ Stores tensors from memory, by name, shape, data, bytes and dtype of each. 0, or a code.
 
  # Safety
- As `gshare_store_get`; `tensors` are `count`, each with a name, a shape and data of the lengths it says.
+ As `gshare_store_get`; `tensors` has `count` elements, each with a name, a shape and data of the stated lengths.
  */
 int32_t gshare_store_put(struct gshare_store *store,
                          const char *name,
@@ -173,7 +173,7 @@ int32_t gshare_store_put(struct gshare_store *store,
                          size_t error_bytes);
 
 /*
- Takes a model out of memory; with `forget`, its name is free after that. 0, or a code.
+ Evicts a model from memory; with `forget`, its name becomes free. 0, or a code.
 
  # Safety
  As `gshare_store_get`.
@@ -185,10 +185,10 @@ int32_t gshare_store_evict(struct gshare_store *store,
                            size_t error_bytes);
 
 /*
- The bytes of all arenas that the store has in a tier, to the byte, for comparing its books with others. 0, or a code.
+ The bytes of all arenas in a tier, exact to the byte, for comparison with other books. 0, or a code.
 
  # Safety
- `store` came from `gshare_store_connect`; `bytes` has room for one; `error` is null or has `error_bytes` bytes.
+ `store` came from `gshare_store_connect`; `bytes` has room for one number; `error` is null or has `error_bytes` bytes.
  */
 int32_t gshare_store_arena_bytes(struct gshare_store *store,
                                  uint32_t tier,
@@ -197,8 +197,8 @@ int32_t gshare_store_arena_bytes(struct gshare_store *store,
                                  size_t error_bytes);
 
 /*
- Maps a model, which the first look at a tensor does, too, after a check that no process can write to it or cut it. 0, or a code,
- with the reason in `error`, where the store handed out something else, or the system refuses the map.
+ Maps a model, as the first access to a tensor does, after a check that no process can write to it or truncate it. 0, or
+ a code, with the reason in `error`, if the store's files are invalid or the system refuses the map.
 
  # Safety
  `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
@@ -208,7 +208,7 @@ int32_t gshare_model_open(const struct gshare_model *model,
                           size_t error_bytes);
 
 /*
- Number of tensors; 0 where the model cannot be mapped, of which `gshare_model_open` says the reason.
+ Number of tensors; 0 if the model cannot be mapped, for the reason that `gshare_model_open` gives.
 
  # Safety
  `model` is null or came from `gshare_store_get`.
@@ -216,11 +216,11 @@ int32_t gshare_model_open(const struct gshare_model *model,
 uint64_t gshare_model_tensors(const struct gshare_model *model);
 
 /*
- The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last, or
- `GSHARE_ERROR_SYSTEM` where the model cannot be mapped.
+ The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last tensor, or
+ `GSHARE_ERROR_SYSTEM` if the model cannot be mapped.
 
  # Safety
- `model` is null or came from `gshare_store_get`; `tensor` has room for one.
+ `model` is null or came from `gshare_store_get`; `tensor` has room for one tensor.
  */
 int32_t gshare_model_tensor(const struct gshare_model *model, uint64_t at, struct gshare_tensor *tensor);
 
@@ -241,7 +241,7 @@ uint64_t gshare_model_bytes(const struct gshare_model *model);
 void gshare_model_content(const struct gshare_model *model, uint8_t *content);
 
 /*
- The descriptor of the arena, or -1; it stays the model's.
+ The descriptor of the arena, or -1; it belongs to the model.
 
  # Safety
  `model` is null or came from `gshare_store_get`.
@@ -249,9 +249,9 @@ void gshare_model_content(const struct gshare_model *model, uint8_t *content);
 int32_t gshare_model_descriptor(const struct gshare_model *model);
 
 /*
- Maps a model of the GPU tier for reading, into the primary context of a device of this process: the address of its arena there,
- to which a tensor's offset is added. It stays until the model is released; asked again, the address is the same. 0, with the
- reason in `error`, where the model is in no such memory, or the driver refuses.
+ Maps a model of the GPU tier for reading, into the primary context of a device of this process, and gives the address of
+ its arena there. A tensor is at this address plus its offset. The map stays until the model is released, and further
+ calls give the same address. 0, with the reason in `error`, if the model is not in GPU memory or the driver refuses.
 
  # Safety
  `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.

@@ -1,7 +1,7 @@
 //! The C interface of the model store's client. `include/gshare_store.h` is made of this file by cbindgen, which `.ci/run header` checks,
 //! so the comments here are the documentation in C.
 //!
-//! Pointers come from C: each function says what it believes of them. Objects are boxes that C holds and gives back once.
+//! Pointers come from C: each function states its assumptions on them. Objects are boxes that C holds and gives back once.
 #![allow(unsafe_code, reason = "pointers from C")]
 
 use core::ffi::{CStr, c_char};
@@ -19,14 +19,14 @@ use std::time::Duration;
 #[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_store(Client);
 
-/// A model that was taken.
+/// A reference to a model.
 #[derive(Debug)]
 #[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_model {
-    /// Before the reference, so that it is gone when that is given back.
+    /// Declared before the reference, so that it is dropped first.
     gpu: Option<CudaMap>,
     model: Model,
-    /// In the form that C reads, from the first look at a tensor on.
+    /// Shapes in C's form, filled at the first access to a tensor.
     shapes: OnceLock<Vec<Vec<u64>>>,
 }
 
@@ -41,26 +41,26 @@ impl gshare_model {
     }
 }
 
-/// A tensor of a model. Pointers stay good until the model is released; no process can write to `data`.
+/// A tensor of a model. Pointers are valid until the model is released; no process can write to `data`.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(non_camel_case_types, reason = "its name in C")]
 pub struct gshare_tensor {
-    /// Not terminated.
+    /// Name in UTF-8, without a terminating 0.
     pub name: *const c_char,
-    /// How long the name is.
+    /// Length of the name in bytes.
     pub name_bytes: u64,
-    /// Its dimensions.
+    /// Dimensions of the tensor.
     pub shape: *const u64,
-    /// How many.
+    /// Number of dimensions.
     pub rank: u64,
-    /// NULL where the model is not in host memory.
+    /// The tensor's data; NULL if the model is not in host memory.
     pub data: *const u8,
-    /// In the arena.
+    /// Offset of the data in the arena.
     pub offset: u64,
     /// Bytes of the tensor's data.
     pub bytes: u64,
-    /// BLAKE3 of its data.
+    /// BLAKE3 of the data.
     pub hash: [u8; 32],
     /// 0 BOOL, 1 U8, 2 I8, 3 `F8_E5M2`, 4 `F8_E4M3`, 5 `F8_E8M0`, 6 I16, 7 U16, 8 F16, 9 BF16, 10 I32, 11 U32, 12 F32, 13 C64, 14 F64,
     /// 15 I64, 16 U64, 17 F4, 18 `F6_E2M3`, 19 `F6_E3M2`, 20 any other.
@@ -79,11 +79,11 @@ pub const GSHARE_ACCESS_GROUP: u32 = 1;
 /// Everybody may read.
 pub const GSHARE_ACCESS_PUBLIC: u32 = 2;
 
-/// The store is gone. Codes below 100 are the store's; these are of this side.
+/// The store is gone. Codes below 100 come from the store, these codes from the client.
 pub const GSHARE_ERROR_GONE: i32 = 100;
-/// An argument that cannot be.
+/// An argument is invalid.
 pub const GSHARE_ERROR_ARGUMENT: i32 = 101;
-/// The system refuses something, or the store speaks another language.
+/// The system refused an operation, or the store speaks another protocol.
 pub const GSHARE_ERROR_SYSTEM: i32 = 102;
 
 /// Where an error text goes.
@@ -135,7 +135,7 @@ fn done(result: Result<impl Sized, ClientError>, error: &ErrorText) -> i32 {
     result.map_or_else(|refused| error.code(&refused), |_| 0)
 }
 
-/// Connects to the store at a path; NULL, with the reason in `error`, if that cannot be.
+/// Connects to the store at a path. NULL, with the reason in `error`, if that fails.
 ///
 /// # Safety
 /// `path` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn gshare_store_connect(
     }
 }
 
-/// Ends a connection; models that came over it stay.
+/// Closes a connection; models from it stay valid.
 ///
 /// # Safety
 /// `store` is null or came from `gshare_store_connect`, and is not used again.
@@ -172,9 +172,9 @@ pub unsafe extern "C" fn gshare_store_close(store: *mut gshare_store) {
     }
 }
 
-/// Takes a reference to a model in a tier, waiting for a load if need be; `gshare_model_release` gives it back. NULL, with the
-/// reason in `error`, if it is refused. The model outlives the connection and the store. It is mapped at the first look at its
-/// tensors.
+/// Takes a reference to a model in a tier, and loads it if necessary; `gshare_model_release` gives the reference back.
+/// NULL, with the reason in `error`, if the store refuses. The model outlives the connection and the store, and is mapped
+/// at the first access to its tensors.
 ///
 /// # Safety
 /// `store` came from `gshare_store_connect`; `name` ends with a 0; `error` is null or has `error_bytes` bytes.
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn gshare_store_get(
     // SAFETY: as the caller promises.
     let (store, name) = unsafe { (store.as_ref(), text(name)) };
     let (Some(store), Some(name), Some(&tier)) = (store, name, MemoryTier::ALL.get(tier as usize)) else {
-        error.argument("store, name or tier cannot be what it is");
+        error.argument("store, name or tier is invalid");
         return core::ptr::null_mut();
     };
     let timeout = Duration::from_millis(timeout_ms.into());
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn gshare_store_get(
 /// Gives a model's reference back.
 ///
 /// # Safety
-/// `model` is null or came from `gshare_store_get`; neither it nor what it pointed to is used again.
+/// `model` is null or came from `gshare_store_get`; neither the model nor its data is used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_model_release(model: *mut gshare_model) {
     if !model.is_null() {
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn gshare_model_release(model: *mut gshare_model) {
     }
 }
 
-/// Loads the safetensors file that is open at `descriptor`, which stays the caller's. 0, or a code.
+/// Loads a safetensors file from `descriptor`, which stays open for the caller. 0, or a code.
 ///
 /// # Safety
 /// As `gshare_store_get`; `descriptor` is open.
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn gshare_store_put_file(
     let (store, name) = unsafe { (store.as_ref(), text(name)) };
     let (Some(store), Some(name), Some(access), 0..) = (store, name, access(access_number), descriptor)
     else {
-        return error.argument("store, name, descriptor or access cannot be what it is");
+        return error.argument("store, name, descriptor or access is invalid");
     };
     // SAFETY: as the caller promises, and only until it is duplicated.
     match unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned() {
@@ -245,10 +245,10 @@ pub unsafe extern "C" fn gshare_store_put_file(
     }
 }
 
-/// Stores tensors from memory: name, shape, data, bytes and dtype of each are read. 0, or a code.
+/// Stores tensors from memory, by name, shape, data, bytes and dtype of each. 0, or a code.
 ///
 /// # Safety
-/// As `gshare_store_get`; `tensors` are `count`, each with a name, a shape and data of the lengths it says.
+/// As `gshare_store_get`; `tensors` has `count` elements, each with a name, a shape and data of the stated lengths.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_store_put(
     store: *mut gshare_store,
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn gshare_store_put(
     let (Some(store), Some(name), Some(access), false) =
         (store, name, access(access_number), tensors.is_null())
     else {
-        return error.argument("store, name, access or tensors cannot be what it is");
+        return error.argument("store, name, access or tensors is invalid");
     };
     // SAFETY: as the caller promises.
     let tensors = unsafe { core::slice::from_raw_parts(tensors, count) };
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn gshare_store_put(
     done(stored, &error)
 }
 
-/// Takes a model out of memory; with `forget`, its name is free after that. 0, or a code.
+/// Evicts a model from memory; with `forget`, its name becomes free. 0, or a code.
 ///
 /// # Safety
 /// As `gshare_store_get`.
@@ -321,15 +321,15 @@ pub unsafe extern "C" fn gshare_store_evict(
     let error = ErrorText(error, error_bytes);
     // SAFETY: as the caller promises.
     let (Some(store), Some(name)) = (unsafe { (store.as_ref(), text(name)) }) else {
-        return error.argument("store or name cannot be what it is");
+        return error.argument("store or name is invalid");
     };
     done(store.0.evict(name, forget != 0), &error)
 }
 
-/// The bytes of all arenas that the store has in a tier, to the byte, for comparing its books with others. 0, or a code.
+/// The bytes of all arenas in a tier, exact to the byte, for comparison with other books. 0, or a code.
 ///
 /// # Safety
-/// `store` came from `gshare_store_connect`; `bytes` has room for one; `error` is null or has `error_bytes` bytes.
+/// `store` came from `gshare_store_connect`; `bytes` has room for one number; `error` is null or has `error_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_store_arena_bytes(
     store: *mut gshare_store,
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn gshare_store_arena_bytes(
     let store = unsafe { store.as_ref() };
     let (Some(store), Some(&tier), false) = (store, MemoryTier::ALL.get(tier as usize), bytes.is_null())
     else {
-        return error.argument("store, tier or bytes cannot be what it is");
+        return error.argument("store, tier or bytes is invalid");
     };
     match store.0.status() {
         Ok(status) => {
@@ -356,8 +356,8 @@ pub unsafe extern "C" fn gshare_store_arena_bytes(
     }
 }
 
-/// Maps a model, which the first look at a tensor does, too, after a check that no process can write to it or cut it. 0, or a code,
-/// with the reason in `error`, where the store handed out something else, or the system refuses the map.
+/// Maps a model, as the first access to a tensor does, after a check that no process can write to it or truncate it. 0, or
+/// a code, with the reason in `error`, if the store's files are invalid or the system refuses the map.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn gshare_model_open(
     done(model.shapes(), &error)
 }
 
-/// Number of tensors; 0 where the model cannot be mapped, of which `gshare_model_open` says the reason.
+/// Number of tensors; 0 if the model cannot be mapped, for the reason that `gshare_model_open` gives.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`.
@@ -383,11 +383,11 @@ pub unsafe extern "C" fn gshare_model_tensors(model: *const gshare_model) -> u64
     unsafe { model.as_ref() }.and_then(|model| model.shapes().ok()).map_or(0, |shapes| shapes.len() as u64)
 }
 
-/// The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last, or
-/// `GSHARE_ERROR_SYSTEM` where the model cannot be mapped.
+/// The tensor at a position, in the order of the names. 0, or `GSHARE_ERROR_ARGUMENT` beyond the last tensor, or
+/// `GSHARE_ERROR_SYSTEM` if the model cannot be mapped.
 ///
 /// # Safety
-/// `model` is null or came from `gshare_store_get`; `tensor` has room for one.
+/// `model` is null or came from `gshare_store_get`; `tensor` has room for one tensor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshare_model_tensor(
     model: *const gshare_model,
@@ -445,7 +445,7 @@ pub unsafe extern "C" fn gshare_model_content(model: *const gshare_model, conten
     }
 }
 
-/// The descriptor of the arena, or -1; it stays the model's.
+/// The descriptor of the arena, or -1; it belongs to the model.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`.
@@ -456,9 +456,9 @@ pub unsafe extern "C" fn gshare_model_descriptor(model: *const gshare_model) -> 
     descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd())
 }
 
-/// Maps a model of the GPU tier for reading, into the primary context of a device of this process: the address of its arena there,
-/// to which a tensor's offset is added. It stays until the model is released; asked again, the address is the same. 0, with the
-/// reason in `error`, where the model is in no such memory, or the driver refuses.
+/// Maps a model of the GPU tier for reading, into the primary context of a device of this process, and gives the address of
+/// its arena there. A tensor is at this address plus its offset. The map stays until the model is released, and further
+/// calls give the same address. 0, with the reason in `error`, if the model is not in GPU memory or the driver refuses.
 ///
 /// # Safety
 /// `model` is null or came from `gshare_store_get`; `error` is null or has `error_bytes` bytes.

@@ -1,17 +1,17 @@
-//! GPU memory, by virtual memory management: the store has handles, clients have maps, and only who fills it copies.
+//! GPU memory by virtual memory management: the store has handles, clients have maps, and only loader processes copy.
 //!
-//! The store makes physical memory (`cuMemCreate`) and exports descriptors of it. It maps nothing and has no context, so it takes no
-//! memory of the GPU but the models (FaST-GShare's server takes 300 MB for each, section 5.5). A loader process, which lives as
-//! long as one load, has a context, fills the memory and ends. The driver keeps memory until the last handle and map of any
-//! process is gone, so readers live on when the store dies.
+//! The store makes physical memory (`cuMemCreate`) and exports it as descriptors. It maps nothing and has no CUDA context,
+//! so it takes no GPU memory beside the models (FaST-GShare's server takes 300 MB per model, section 5.5). A loader process
+//! has a context, fills the memory, and exits after one load. The driver keeps memory until the last handle and the last
+//! map of any process are gone, so readers survive the store.
 //!
-//! # What read-only means here
-//! [`CudaMap`] maps for reading, and a kernel of its process that writes there faults. But it is the importer who chooses: a
-//! client that calls the driver itself may map the same descriptor for writing. So this protects against mistakes, not against
-//! a hostile client, and models should be shared on a GPU only among clients that trust one another. Under MPS the fault of
-//! one client may end others of the same server.
+//! # Protection
+//! [`CudaMap`] maps for reading, so a kernel of that process that writes there faults. But the importer chooses the access:
+//! a client that calls the driver itself can map the same descriptor for writing. So this protects against mistakes, not
+//! against hostile clients, and only clients that trust each other should share models on a GPU. Under MPS the fault of one
+//! client may end other clients of the same server.
 //!
-//! `verify` cannot look into GPU memory without a context; it says so.
+//! `verify` needs a context to read GPU memory, so it refuses here.
 #![allow(unsafe_code, reason = "calls to the CUDA driver")]
 
 use super::{ArenaMemory, ModelBackend};
@@ -53,7 +53,7 @@ use pinned::Copied;
 pub use pinned::PinnedBackend;
 
 fn start() -> io::Result<()> {
-    // SAFETY: loads the driver, whose initialisers every CUDA program runs.
+    // SAFETY: loads the driver, with the same initialisers as in every CUDA program.
     if !unsafe { sys::is_culib_present() } {
         return Err(io::Error::new(io::ErrorKind::NotFound, "there is no CUDA driver (libcuda.so)"));
     }
@@ -64,7 +64,7 @@ fn ordinal(device: u32) -> io::Result<i32> {
     i32::try_from(device).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such device"))
 }
 
-/// A device's primary context, as long as this lives.
+/// A device's primary context, held while this value lives.
 #[derive(Debug)]
 struct Context {
     device: i32,
@@ -80,7 +80,7 @@ impl Context {
         Ok(Self { device, context: context as usize })
     }
 
-    /// Makes it the calling thread's.
+    /// Makes the context current in the calling thread.
     fn enter(&self) -> io::Result<()> {
         cuda!(cuCtxSetCurrent(self.context as sys::CUcontext))
     }
@@ -93,7 +93,7 @@ impl Context {
     }
 }
 
-/// The address of `bytes` at `offset` of an arena, given by its own address and length.
+/// The address of `bytes` at `offset` of an arena, which is given by its address and length.
 fn place(
     (address, length): (sys::CUdeviceptr, u64),
     offset: u64,
@@ -118,8 +118,8 @@ struct Physical(sys::CUmemGenericAllocationHandle);
 impl Physical {
     fn new(device: u32, bytes: usize) -> io::Result<Self> {
         let mut prop = std::mem::MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
-        // The head of the structure: pinned, exported as descriptors, on the device. By integers, since the bindings name
-        // the fields differently from release to release.
+        // The head of the structure: pinned, exported as descriptors, on the device. Written as integers, since the field
+        // names of the bindings differ from release to release.
         let head = [1, POSIX_DESCRIPTOR, DEVICE, device];
         // SAFETY: the structure begins with these four 32-bit fields in all releases.
         unsafe { prop.as_mut_ptr().cast::<[u32; 4]>().write_unaligned(head) };
@@ -140,7 +140,7 @@ impl Physical {
         let mut descriptor: core::ffi::c_int = -1;
         let kind = sys::CUmemAllocationHandleType_enum(POSIX_DESCRIPTOR);
         cuda!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.0, kind, 0))?;
-        // SAFETY: the driver made it for us.
+        // SAFETY: the driver made this descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
@@ -200,10 +200,10 @@ pub struct VmmBackend {
 }
 
 impl VmmBackend {
-    /// On a device; `loader` is a program with its arguments that calls [`run_loader`].
+    /// Arenas on a device. `loader` is a program with arguments that calls [`run_loader`].
     ///
     /// # Errors
-    /// When there is no driver.
+    /// If there is no driver.
     pub fn new(device: u32, loader: Vec<OsString>) -> io::Result<Self> {
         start()?;
         Ok(Self { device, loader })
@@ -238,8 +238,8 @@ impl ArenaMemory for VmmArena {
         Ok(self.descriptor.clone())
     }
 
-    /// The driver knows no seals: a process that was given the descriptor may map it for writing. A loader is trusted, a client
-    /// that wrote is not, and its put fails when its content is to be hashed.
+    /// The driver has no seals, so a process with the descriptor can map it for writing. A loader is trusted. A writing
+    /// client is not, and its put fails when its content should be hashed.
     fn seal(&self) -> io::Result<()> {
         self.sealed.store(true, Ordering::Release);
         Ok(())
@@ -250,16 +250,16 @@ impl ArenaMemory for VmmArena {
     }
 }
 
-/// The order that a loader gets, in one packet; the list of tensors is in a memory file that comes with it.
+/// A loader's order, in one packet. The list of tensors comes with it in a memory file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Job {
     device: u32,
     bytes: u64,
     threads: usize,
     list_bytes: usize,
-    /// From the GPU to the file.
+    /// Copy from the GPU to the file.
     out: bool,
-    /// The file is an arena, where the tensors lie as on the GPU.
+    /// The file is an arena with the same places as on the GPU.
     arena: bool,
 }
 
@@ -299,7 +299,7 @@ impl ModelBackend for VmmBackend {
 }
 
 impl VmmBackend {
-    /// Has a loader copy between GPU memory and a file, in which the tensors begin at `begins`.
+    /// Has a loader copy between GPU memory and a file with tensors at `begins`.
     fn work(
         &self,
         memory: &dyn ArenaMemory,
@@ -309,7 +309,7 @@ impl VmmBackend {
         threads: usize,
         (out, arena): (bool, bool),
     ) -> io::Result<Vec<[u8; 32]>> {
-        // Where in the file, where on the GPU, how much, by name.
+        // Begin in the file, begin on the GPU, and length, by name.
         let places = layout.places.iter().zip(begins);
         let list: Vec<[u64; 3]> = places.map(|(place, &at)| [at, place.offset, place.bytes]).collect();
         let list = serde_json::to_vec(&list)?;
@@ -347,10 +347,10 @@ impl VmmBackend {
     }
 }
 
-/// The loader: called by a program that [`VmmBackend`] starts, with a socket as its standard input. Fills one arena.
+/// Runs as a loader that [`VmmBackend`] started, with a socket as its standard input. Fills one arena.
 ///
 /// # Errors
-/// When it was not started by a store. What goes wrong with the load is told to the store.
+/// If no store started the process. Errors of the load itself go to the store.
 pub fn run_loader() -> io::Result<()> {
     let socket = io::stdin();
     let mut bytes = [0; MAX_FRAME + 1];
@@ -426,10 +426,10 @@ pub struct CudaMap {
 }
 
 impl CudaMap {
-    /// Maps a model that was got from the GPU tier.
+    /// Maps a model of the GPU tier.
     ///
     /// # Errors
-    /// When it is in no GPU memory of this kind, or the driver refuses.
+    /// If the model is not in such GPU memory, or the driver refuses.
     pub fn new(model: &Model, device: u32) -> io::Result<Self> {
         let (Handle::CudaVmm, Some(descriptor)) = model.handle() else {
             return Err(io::Error::new(
@@ -443,7 +443,7 @@ impl CudaMap {
         Ok(Self { mapped, _physical: physical })
     }
 
-    /// Address of the arena on the device; a tensor is at this plus its offset.
+    /// Address of the arena on the device; a tensor is at this address plus its offset.
     pub const fn address(&self) -> u64 {
         self.mapped.address
     }
@@ -451,7 +451,7 @@ impl CudaMap {
     /// Copies bytes of the arena to the host.
     ///
     /// # Errors
-    /// Beyond its end, or when the driver refuses.
+    /// Beyond the end of the arena, or if the driver refuses.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let Mapped { address, bytes, context } = &self.mapped;
         context.read((*address, *bytes as u64), offset, out)

@@ -1,8 +1,8 @@
-//! Host memory: memory files that are sealed before anybody reads them.
+//! Host memory: memory files that are sealed before they are read.
 //!
-//! A sealed file cannot be written, grown, shrunk or mapped for writing by any process, the store included
-//! (`F_SEAL_WRITE`, which the kernel refuses while a writable map exists anywhere, and `F_SEAL_FUTURE_WRITE`). Readers are
-//! given a descriptor that was opened for reading only, so that older kernels let them map it shared, too.
+//! No process can write, grow, shrink or map a sealed file for writing, not even the store (`F_SEAL_WRITE`, which the
+//! kernel refuses while a writable map exists, and `F_SEAL_FUTURE_WRITE`). Readers get a descriptor that is open only for
+//! reading, because older kernels allow shared maps only then.
 
 use super::{ArenaMemory, ModelBackend};
 use crate::frame::Handle;
@@ -24,18 +24,18 @@ pub struct HostBackend;
 struct HostArena {
     file: File,
     bytes: u64,
-    /// The descriptor that was given to a client which fills the arena.
+    /// The descriptor for the client that fills the arena.
     shared: OnceLock<Arc<OwnedFd>>,
-    /// The manifest is behind the arena.
+    /// Whether the manifest follows the arena in the file.
     whole: AtomicBool,
     readers: OnceLock<Arc<OwnedFd>>,
-    /// Of writing to the file.
+    /// The turn to write to the file.
     turn: Mutex<()>,
-    /// Of those whose turn it is not.
+    /// The map for threads without the turn.
     map: RwLock<Option<FillMap>>,
 }
 
-/// Less than this is not worth a map.
+/// A smaller write is not worth a map.
 const LARGE: usize = 64 << 10;
 
 impl ModelBackend for HostBackend {
@@ -55,9 +55,8 @@ impl ModelBackend for HostBackend {
 }
 
 impl ArenaMemory for HostArena {
-    /// The kernel lets one thread at a time write to a file, and the others burn their time waiting for it. So the one whose turn
-    /// it is writes, which costs a page once, and the others go through a map, which costs a page twice: cleared by the
-    /// kernel, then written.
+    /// The kernel lets one thread at a time write to a file, while the others spin. So the thread with the turn writes, at
+    /// the cost of one pass per page, and the others use a map at two passes: the kernel clears each page first.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(bytes.len() as u64);
         if end.is_none_or(|end| end > self.bytes) {
@@ -90,7 +89,7 @@ impl ArenaMemory for HostArena {
         if let Some(shared) = self.shared.get() {
             return Ok(shared.clone());
         }
-        // A writer that could shrink the file would kill a process that reads it then.
+        // A writer that shrinks the file would kill processes that read it.
         fcntl_add_seals(&self.file, SealFlags::SHRINK | SealFlags::GROW)?;
         let shared = Arc::new(self.file.as_fd().try_clone_to_owned()?);
         Ok(self.shared.get_or_init(|| shared).clone())
@@ -109,7 +108,7 @@ impl ArenaMemory for HostArena {
         if self.readers.get().is_some() {
             return Ok(());
         }
-        // A map for writing keeps the seal away.
+        // The kernel refuses the seal while a writable map exists.
         let mut map = self.map.write();
         *map = None;
         let readers = seal(&self.file)?;
@@ -126,13 +125,13 @@ impl ArenaMemory for HostArena {
 
 fn memory_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL)
-        // Before Linux 6.3 there is no such flag.
+        // Linux before 6.3 does not have this flag.
         .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
     ftruncate(&file, bytes)?;
     Ok(file)
 }
 
-/// Ends all writing; a descriptor of the file for readers.
+/// Ends all writing, and returns a descriptor for readers.
 fn seal(file: &File) -> io::Result<OwnedFd> {
     let all =
         SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
@@ -141,7 +140,7 @@ fn seal(file: &File) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// A sealed memory file of these bytes, for readers.
+/// A sealed memory file with these bytes, for readers.
 pub(crate) fn sealed(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = File::from(memory_file(name, bytes.len() as u64)?);
     file.write_all_at(bytes, 0)?;
@@ -182,7 +181,7 @@ mod tests {
                 let arena = &arena;
                 scope.spawn(move || {
                     for n in (thread..pieces).step_by(4) {
-                        // Odd ends as well: not whole words, not at a page.
+                        // Odd ends as well: parts of words, unaligned to pages.
                         let bytes = pattern(n);
                         let (first, rest) = bytes.split_at(piece - 128 * 1_024 - 5);
                         arena.write_at(n << 20, first).unwrap();

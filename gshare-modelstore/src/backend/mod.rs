@@ -1,16 +1,16 @@
-//! Memory that models live in: the seam between the store and its tiers.
+//! Memory backends: the interface between the store and its tiers.
 //!
-//! | backend | memory | clients get | read-only is |
+//! | backend | memory | clients get | read-only |
 //! |---|---|---|---|
-//! | [`HostBackend`] | memory files | a descriptor to map | kept by the kernel, against everybody |
-//! | `cuda::PinnedBackend` | the same, page-locked, beside a GPU | the same | the same |
-//! | `cuda::VmmBackend` | of a GPU, no context in the store | a descriptor to import | kept against mistakes, not malice |
+//! | [`HostBackend`] | memory files | a descriptor to map | enforced by the kernel |
+//! | `cuda::PinnedBackend` | as above, page-locked, beside a GPU | as above | as above |
+//! | `cuda::VmmBackend` | of a GPU, without a context in the store | a descriptor to import | against mistakes, not malice |
 //!
 //! The last two need the feature `cuda`.
 //!
-//! An arena has one life: made, filled (by the store, or by one client), sealed, handed out. Its memory is free when the last
-//! process has closed and unmapped it, which a store cannot force: what a client keeps mapped after it gave its reference
-//! back is that client's memory.
+//! An arena is made, filled by the store or by one client, sealed, and handed out. Its memory is free once the last process
+//! has closed and unmapped it. A store cannot force that: a client that keeps a map after it gave its reference back keeps
+//! the memory.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -27,16 +27,16 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
-/// Makes memory for arenas of one tier.
+/// A source of memory for the arenas of one tier.
 pub trait ModelBackend: Debug + Send + Sync {
-    /// New memory of `bytes`, all zero, a multiple of 2 MiB.
+    /// Allocates `bytes` of zeros, a multiple of 2 MiB.
     ///
     /// # Errors
-    /// When the system has no more, or no such memory.
+    /// If the system has no such memory left.
     fn create(&self, bytes: u64) -> io::Result<Arc<dyn ArenaMemory>>;
 
-    /// Fills memory that it made; the hashes of the tensors in the order of their names. `progress` is told how many bytes
-    /// are there.
+    /// Fills memory of this backend, and returns the hashes of the tensors in the order of their names. Reports the number
+    /// of written bytes to `progress`.
     ///
     /// # Errors
     /// The first error of reading or writing.
@@ -50,7 +50,7 @@ pub trait ModelBackend: Debug + Send + Sync {
         arena_fill::fill(origin, memory, threads, progress)
     }
 
-    /// Copies memory that it made to memory of the host, and hashes on the way as [`Self::fill`] does.
+    /// Copies memory of this backend to host memory, and returns hashes as [`Self::fill`] does.
     ///
     /// # Errors
     /// The first error of reading or writing.
@@ -68,10 +68,10 @@ pub trait ModelBackend: Debug + Send + Sync {
 
 /// Memory of one arena.
 pub trait ArenaMemory: Debug + Send + Sync {
-    /// Writes before it is sealed, from several threads at once.
+    /// Writes before the seal, from several threads at once.
     ///
     /// # Errors
-    /// When it is sealed, or the system has no more memory.
+    /// After the seal, or if the system has no more memory.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Reads all of `out`.
@@ -80,31 +80,31 @@ pub trait ArenaMemory: Debug + Send + Sync {
     /// Beyond the end.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// The descriptor that a client or a loader is given to fill it.
+    /// The descriptor with which a client or a loader fills the arena.
     ///
     /// # Errors
-    /// When the system has no more descriptors.
+    /// If the system has no more descriptors.
     fn writable(&self) -> io::Result<Arc<OwnedFd>>;
 
-    /// Puts a manifest behind the arena, in the same file, so that a reader needs one descriptor and one map. `false`, and
-    /// nothing is done, where that cannot be: on a GPU, or when a client was given the file.
+    /// Puts a manifest behind the arena in the same file, so that a reader needs only one descriptor and one map. Returns
+    /// `false` without any effect if that is impossible: on a GPU, or if a client has the file.
     ///
     /// # Errors
-    /// When it is sealed, or the system has no more memory.
+    /// After the seal, or if the system has no more memory.
     fn append(&self, _manifest: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Ends all writing, by any process, for ever. Once is enough.
+    /// Ends all writing by any process, for ever. Further calls have no effect.
     ///
     /// # Errors
-    /// `ResourceBusy` when a process can still write to it.
+    /// `ResourceBusy` while a process can still write to it.
     fn seal(&self) -> io::Result<()>;
 
-    /// The handle that readers are given; `None` before it is sealed. The descriptor is absent where the handle says all.
+    /// The handle for readers; `None` before the seal. The descriptor is absent if the handle suffices.
     fn export(&self) -> Option<(Handle, Option<Arc<OwnedFd>>)>;
 
-    /// The arena, where it is page-locked in host memory; `None` before it is sealed.
+    /// The bytes of an arena that is page-locked in host memory; `None` before the seal.
     fn pinned(&self) -> Option<&[u8]> {
         None
     }

@@ -7,9 +7,9 @@ use gshare_core::slots::Slots;
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// One request counts as this much, so that several halvings of it are exact.
+/// Weight of one request, so that several halvings of it are exact.
 const ONE_USE: u64 = 1 << 16;
-/// More requests than this do not count.
+/// Upper bound of the rate; further requests do not count.
 const MAX_RATE: u64 = 1 << 40;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Tenant {
     pub(super) limits: StoreLimits,
     pub(super) bytes: u64,
     pub(super) arenas: u32,
-    /// When the next load would come if all came at the limit's pace.
+    /// Time of the next load if all loads came at the limit's pace.
     pub(super) next_load: Timestamp,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Model {
     pub(super) group: GroupId,
     pub(super) access: Access,
     pub(super) bytes: Bytes,
-    /// Time to load it from disk, if it is there.
+    /// Time to load the model from its source on disk, if it has one.
     pub(super) source: Option<Duration>,
     pub(super) content: Option<ContentHash>,
     pub(super) pinned: bool,
@@ -73,7 +73,7 @@ impl Model {
     }
 }
 
-/// How an arena gets its content.
+/// The origin of an arena's content.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Origin {
     Loaded {
@@ -96,7 +96,7 @@ pub(super) struct Arena {
     pub(super) names: BTreeSet<ModelId>,
     pub(super) charged: TenantId,
     pub(super) references: u64,
-    /// Loads to the GPU that copy from it.
+    /// Loads to the GPU that copy from this arena.
     pub(super) copies: u32,
     pub(super) waiting: VecDeque<TicketId>,
 }
@@ -106,7 +106,7 @@ impl Arena {
         self.references > 0 || self.copies > 0
     }
 
-    /// By a client that is not done.
+    /// Whether a client is still writing it.
     pub(super) const fn is_being_written(&self) -> bool {
         matches!(self.origin, Origin::Written { due: Some(_), .. })
     }
@@ -144,7 +144,7 @@ pub(super) enum Due {
 pub(super) struct TierUse {
     pub(super) promised: u64,
     pub(super) physical: u64,
-    /// Arenas without memory, in the order in which they were promised it.
+    /// Arenas without memory, in the order of their promises.
     pub(super) empty: VecDeque<ArenaId>,
 }
 
@@ -186,7 +186,7 @@ impl State {
         (self.arenas.get(arena)?.state == ArenaState::Committed).then_some(arena)
     }
 
-    /// A new arena, empty, at the end of the line for memory.
+    /// Adds an empty arena at the end of the queue for memory.
     pub(super) fn promise(
         &mut self,
         models: &[ModelId],
@@ -221,7 +221,7 @@ impl State {
         arena
     }
 
-    /// Makes the arena the model's in its tier.
+    /// Makes the arena hold the model in its tier.
     pub(super) fn link(&mut self, model: ModelId, arena: ArenaId) {
         let (Some(found), Some(to)) = (self.models.get_mut(&model), self.arenas.get_mut(arena)) else {
             return;
@@ -236,7 +236,7 @@ impl State {
         }
     }
 
-    /// Takes the arena away from the model, which may be nowhere after that.
+    /// Unlinks the arena from the model, and forgets the model if nothing else is left of it.
     pub(super) fn unlink(&mut self, model: ModelId, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         let (Some(found), Some(from)) = (self.models.get_mut(&model), self.arenas.get_mut(arena)) else {
             return;
@@ -246,7 +246,7 @@ impl State {
         self.forget(model, actions);
     }
 
-    /// Forgets a model that is nowhere any more.
+    /// Forgets a model without any arena or source.
     pub(super) fn forget(&mut self, model: ModelId, actions: &mut Vec<StoreAction>) {
         if self.models.get(&model).is_some_and(|found| found.source.is_none() && found.arenas == [None; 2]) {
             self.models.remove(&model);
@@ -254,18 +254,18 @@ impl State {
         }
     }
 
-    /// Sends an arena of the GPU on its way out, by a copy in host memory, for whose room the caller has looked.
+    /// Evicts an arena from the GPU by a copy to host memory. The caller has made sure of room there.
     pub(super) fn demote(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         let Some(found) = self.arenas.get(arena) else { return };
         let (bytes, charged) = (Bytes(found.bytes), found.charged);
         let names: Vec<ModelId> = found.names.iter().copied().collect();
         let origin = Origin::Loaded { from: LoadFrom::Gpu(arena) };
-        // First the copy, so that no model is nowhere in between.
+        // The copy comes first, so that the model always has an arena.
         self.promise(&names, MemoryTier::Host, bytes, charged, origin);
         self.depart(arena, false, actions);
     }
 
-    /// Sends an arena on its way out. One without memory is gone at once.
+    /// Evicts an arena. An arena without memory is gone at once.
     pub(super) fn retire(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         self.depart(arena, true, actions);
     }
@@ -296,7 +296,7 @@ impl State {
         }
     }
 
-    /// The memory of an arena is free.
+    /// Removes an arena after its memory was freed.
     pub(super) fn freed(&mut self, arena: ArenaId) -> Option<MemoryTier> {
         let Arena { tier, bytes, .. } = self.arenas.remove(arena)?;
         self.tiers[tier as usize].physical -= bytes;
@@ -316,7 +316,7 @@ impl State {
         }
     }
 
-    /// The arena needs the one that it is copied from no longer.
+    /// Ends an arena's need for the arena that it is copied from.
     pub(super) fn release_source(&mut self, arena: ArenaId, actions: &mut Vec<StoreAction>) {
         let Some(Arena { origin: Origin::Loaded { from }, .. }) = self.arenas.get_mut(arena) else { return };
         match std::mem::replace(from, LoadFrom::Disk) {
@@ -344,7 +344,7 @@ impl State {
         self.tickets.insert(name, ticket);
     }
 
-    /// Forgets a ticket, which the caller answers.
+    /// Forgets a ticket; the caller answers it.
     pub(super) fn close(&mut self, name: TicketId) -> Option<Ticket> {
         let ticket = self.tickets.remove(&name)?;
         if let Some(due) = ticket.due {
@@ -372,7 +372,7 @@ impl State {
         actions.push(StoreAction::Serve { ticket, client, arena, model });
     }
 
-    /// One reference less; the tier, if it was the last.
+    /// Takes one reference away. Returns the tier if it was the last.
     pub(super) fn release(&mut self, client: ClientId, arena: ArenaId) -> Option<MemoryTier> {
         let holder = self.clients.get_mut(&client)?;
         let count = holder.refs.get_mut(&arena)?;

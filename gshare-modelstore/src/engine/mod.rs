@@ -1,55 +1,55 @@
-//! The store's decisions: what stands in memory, who may map it, what goes when room is needed.
+//! The store's decisions: the models in memory, the clients that may map them, and the victims of eviction.
 //!
 //! # Problem
-//! Clients of several tenants ask for models by name. Each must be loaded once however many ask, stay while anybody holds
-//! it, never pass its owner's limits, and go when something of more value needs its place. Sizes are bytes, times
-//! nanoseconds, shares basis points.
+//! Clients of several tenants ask for models by name. Each must be loaded once for any number of clients, stay while a
+//! client holds it, keep within its owner's limits, and leave when a model of more value needs its place. Sizes are bytes,
+//! times nanoseconds, shares basis points.
 //!
 //! # Terms
-//! Those of [`crate::store`]; further:
-//! - **promised**: bytes of all arenas that are not on their way out; what decisions are made on;
-//! - **physical**: bytes of all arenas that have memory; what is never more than the tier;
+//! The terms of [`crate::store`], and:
+//! - **promised**: bytes of all arenas except evicting ones; decisions use this sum;
+//! - **physical**: bytes of all arenas with memory; never more than the tier;
 //! - **value** of an arena: `sum over its models (rate x reload time) / bytes`, where the rate of a model is the number of
 //!   requests for it, halved at every multiple of the half-life;
 //! - **replaceable**: each model of the arena can be loaded again, from its source or (on a GPU) from host memory.
 //!
 //! # Algorithm
-//! *Asked.* Is the model in the tier, it is served; is it on its way, the request waits. Is its content there under another
-//! name, that arena gets one name more. Else it is loaded: from host memory if the tier is the GPU and it is there,
-//! else from disk. A client that asks meanwhile waits for the same load.
+//! *Asked.* If the model is in the tier, it is served; if it is being loaded, the request waits. If the tier has its
+//! content under another name, that arena gets the new name as well. Otherwise the model is loaded: from host memory if the
+//! tier is the GPU and host memory has it, else from disk. Later requests wait for the same load.
 //!
-//! *Room.* For `b` more bytes: first unreferenced arenas of the owner go until its limits hold; then, if promised + b would
-//! be more than the high watermark, arenas of the least value go until it is at most the low one, or nothing more can
-//! go. Only if it then still is more than the tier the request is refused, and then nothing went. An arena can go
-//! when it is committed, unreferenced, not pinned, not being copied from, and replaceable. Arenas start in the order in
-//! which they were promised room, each as soon as its bytes are physically free.
+//! *Room.* For `b` more bytes: first, unreferenced arenas of the owner are evicted until its limits hold. Then, if the
+//! promised bytes with `b` exceed the high watermark, arenas of least value are evicted until it is at most the low
+//! watermark, or none is left to evict. If it still exceeds the tier, the request is refused and nothing is evicted. An
+//! arena can be evicted if it is committed, unreferenced, not pinned, not the source of a copy, and replaceable. Arenas
+//! start in the order of their promises, each as soon as its bytes are physically free.
 //!
-//! *Demotion.* An arena that has to leave the GPU for room, none of whose models is in host memory in any state, is copied there
-//! first, if the host tier stays within its high watermark without anything leaving it, and its owner within its limits.
-//! It is on its way out from then on, and its memory is free when the copy is done or has failed. Its charge moves with it.
+//! *Demotion.* If host memory has none of the models of an arena that must leave the GPU, the arena is first copied there.
+//! The copy needs room below the host tier's high watermark, without an eviction, and within the owner's limits. The arena
+//! counts as evicting from then on, and its memory is free after the copy, even a failed one. Its charge moves with it.
 //!
-//! *Loaded.* If an arena with the same content is in the tier, the new one goes and its models get the old one; so the
-//! same content under two names is stored once. It stays charged to the tenant that was charged first.
+//! *Loaded.* If the tier already has an arena with the same content, the new arena is evicted and its models move to the
+//! old arena. So the same content under two names is stored once, charged to the first tenant.
 //!
 //! Example: a tier of 16 GiB, watermarks 95 % and 85 %. A (6 GiB, 10 requests, 2 s) is worth 3.3 per GiB, B (6 GiB, 4
-//! requests, 6 s) 4.0. C of 6 GiB is asked for: 18 GiB would be more than 15.2. A goes (12 GiB <= 13.6), C waits until
-//! A's memory is free and is loaded. Had clients held A and B, C would be refused.
+//! requests, 6 s) 4.0. C of 6 GiB is asked for: 18 GiB would be more than 15.2. A is evicted (12 GiB <= 13.6), and C is
+//! loaded once A's memory is free. Had clients held A and B, C would be refused.
 //!
 //! # Invariants
-//! - physical <= tier, promised <= tier, and both are the sums of what they are about;
-//! - a tenant's bytes and models are the sums over the arenas that are charged to it;
-//! - references by client and by arena agree; an arena that is not committed has none;
+//! - physical <= tier, promised <= tier, and both equal the sums over their arenas;
+//! - a tenant's bytes and models are the sums over the arenas charged to it;
+//! - references by client and by arena agree; an uncommitted arena has none;
 //! - a name has at most one arena per tier, a content at most one committed arena per tier;
-//! - a writer belongs to an arena that is not committed.
+//! - a writer belongs to an uncommitted arena.
 //!
 //! # Cost
-//! A request that is served: O(log n). One that needs room: O(a log a) in the arenas of the store. Memory: O(models +
-//! arenas + references).
+//! A served request: O(log n). A request that needs room: O(a log a) in the arenas of the store. Memory: O(models,
+//! arenas and references).
 //!
 //! # Differences
-//! FaST-GShare (section 3.5) stores single tensors, without eviction, limits or access; here the unit is a model, and a tensor
-//! by itself is a model of one tensor. The module is in this crate because the server is its user and gshare-modelstore
-//! depends on gshare-core alone; it is as pure as the engines of gshare-sched.
+//! FaST-GShare (section 3.5) stores single tensors, without eviction, limits or access; here the unit is a model, and a
+//! tensor by itself is a model of one tensor. The module is in this crate because the server is its user and
+//! gshare-modelstore depends on gshare-core alone; it is as pure as the engines of gshare-sched.
 
 #![forbid(unsafe_code)]
 
@@ -67,7 +67,7 @@ use gshare_core::{
 };
 
 gshare_core::config! {
-    /// Bounds on the memory of a store, and when it makes room.
+    /// Bounds on the memory of a store, and thresholds for eviction.
     #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
     #[serde(default, deny_unknown_fields)]
     pub struct StoreConfig {
@@ -77,23 +77,22 @@ gshare_core::config! {
         /// Memory for models in host memory. Default 4 GiB.
         #[serde(rename = "host_bytes")]
         pub host: Bytes = Bytes::from_gib(4), with_host;
-        /// Make room when more than this share of a tier would be promised. Default 95 %: room for one more small model
-        /// without waiting for an eviction.
+        /// Share of a tier above which room is made. Default 95 %: one more small model fits without an eviction.
         #[serde(rename = "high_bp")]
         pub high: BasisPoints = BasisPoints::percent(95), with_high;
-        /// Make room until at most this share is. Default 85 %: one eviction serves several loads.
+        /// Share of a tier down to which room is made. Default 85 %: one eviction serves several loads.
         #[serde(rename = "low_bp")]
         pub low: BasisPoints = BasisPoints::percent(85), with_low;
-        /// A request counts half after this. Default 10 min, in the order of a platform's keep-alive times.
+        /// Time after which a request counts half. Default 10 min, in the order of a platform's keep-alive times.
         #[serde(rename = "half_life_ns")]
         pub half_life: Duration = Duration::from_secs(600), with_half_life;
         /// Bytes per second from host memory to the GPU, to compare reload times. Default 10 GB: half of PCIe 4.0 x16.
         #[serde(rename = "host_to_gpu_bytes_per_s")]
         pub host_to_gpu: Bytes = Bytes(10_000_000_000), with_host_to_gpu;
-        /// Copy to host memory what has to leave the GPU and is not there, if there is room without anything else leaving. Default
-        /// yes: it comes back faster than from disk.
+        /// Whether models that leave the GPU are copied to host memory, if there is room without another eviction. Default
+        /// yes: a reload from there is faster than from disk.
         pub demote: bool = true, with_demote;
-        /// A writer has this long, waiting for room included. Default 10 min.
+        /// Time limit of a writer, including its wait for room. Default 10 min.
         #[serde(rename = "write_timeout_ns")]
         pub write_timeout: Duration = Duration::from_secs(600), with_write_timeout;
         /// Most clients at once. Default 4,096.
@@ -139,22 +138,22 @@ impl Store {
         self.state.models.contains_key(&model)
     }
 
-    /// Hash of the model's content when it was last loaded or written.
+    /// Hash of the model's content at its last load or write.
     pub fn content_of(&self, model: ModelId) -> Option<ContentHash> {
         self.state.models.get(&model)?.content
     }
 
-    /// Bytes promised to arenas of a tier, those on their way out aside.
+    /// Bytes promised to arenas of a tier, except evicting ones.
     pub fn promised(&self, tier: MemoryTier) -> Bytes {
         Bytes(self.state.tiers[tier as usize].promised)
     }
 
-    /// Bytes of arenas of a tier that have memory, those on their way out included.
+    /// Bytes of arenas with memory in a tier, evicting ones included.
     pub fn physical(&self, tier: MemoryTier) -> Bytes {
         Bytes(self.state.tiers[tier as usize].physical)
     }
 
-    /// Everything that does not depend on what deadlines before `now` will have done.
+    /// The checks that do not depend on the effects of deadlines before `now`.
     fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
         TimeWentBack::check(now, self.state.now)?;
         let state = &self.state;
@@ -354,7 +353,7 @@ impl Store {
         }
         let place = match self.state.by_content.get(&(content, tier)) {
             Some(&same) => {
-                // Moved before it goes, so that no name is without an arena in between.
+                // The names move first, so that each always has an arena.
                 names.iter().for_each(|&model| self.state.link(model, same));
                 self.state.retire(arena, actions);
                 same
@@ -381,14 +380,14 @@ impl Store {
         self.start(tier, actions);
     }
 
-    /// Gives up an arena that is not committed, and answers all who wait for it.
+    /// Gives up an uncommitted arena, and refuses all tickets that wait for it.
     fn give_up(&mut self, arena: ArenaId, reason: RefuseReason, actions: &mut Vec<StoreAction>) {
         if let Some(tier) = self.abandon(arena, reason, actions) {
             self.start(tier, actions);
         }
     }
 
-    /// As [`Self::give_up`], without a look at who can start now. The arena's tier.
+    /// As [`Self::give_up`], but starts no other arena. Returns the arena's tier.
     fn abandon(
         &mut self,
         arena: ArenaId,
@@ -465,7 +464,8 @@ impl Store {
             }
         }
         for arena in found.writes {
-            // Readers may be waiting for what will not be written. None of its writes may start meanwhile.
+            // Readers may wait for a model that will not be written, so refuse them. None of its writes may start
+            // meanwhile.
             self.abandon(arena, RefuseReason::LoadFailed, actions);
         }
         for tier in MemoryTier::ALL {
@@ -474,7 +474,7 @@ impl Store {
         }
     }
 
-    /// Does the work that was due by now.
+    /// Handles the deadlines up to `now`.
     fn run_deadlines(&mut self, now: Timestamp, actions: &mut Vec<StoreAction>) {
         while let Some(&(at, due)) = self.state.deadlines.first()
             && at <= now
@@ -627,7 +627,7 @@ impl ModelStore for Store {
 }
 
 impl Store {
-    /// The limits of an owner; for reports.
+    /// The limits of an owner, for reports.
     pub fn limits_of(&self, tenant: TenantId) -> StoreLimits {
         self.state.tenants.get(&tenant).map(|found| found.limits).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Room: whose memory goes, who gets it, and what always holds.
+//! Room: the arenas to evict, the arenas that get memory, and the invariants.
 
 use super::Store;
 use super::books::{Arena, Model, Origin, Wants};
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 /// Bounds the sum over an arena's models, so that its product with a size fits.
 const MAX_WORTH: u128 = 1 << 79;
 
-/// The worth of keeping an arena. Compared as a fraction, exactly.
+/// The worth of keeping an arena, compared exactly as a fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Value {
     worth: u128,
@@ -38,7 +38,7 @@ impl Store {
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
-    /// Milliseconds to have the model in the tier again; `None` when that cannot be.
+    /// Milliseconds to have the model in the tier again; `None` if that is impossible.
     fn reload_ms(&self, model: &Model, tier: MemoryTier) -> Option<u64> {
         let in_host = |arena: ArenaId| {
             self.state.arenas.get(arena).is_some_and(|arena| arena.state == ArenaState::Committed)
@@ -51,7 +51,7 @@ impl Store {
         Some(from_disk.clamp(1, u64::from(u32::MAX)))
     }
 
-    /// The value of an arena that may go.
+    /// The value of an evictable arena.
     fn value(&self, now: Timestamp, name: ArenaId, arena: &Arena) -> Option<Value> {
         if arena.state != ArenaState::Committed || arena.is_held() {
             return None;
@@ -69,7 +69,7 @@ impl Store {
         Some(Value { worth: worth.min(MAX_WORTH), bytes: arena.bytes, last_used, arena: name })
     }
 
-    /// Arenas that may go, the least valuable first.
+    /// Evictable arenas, the least valuable first.
     fn victims(&self, now: Timestamp, keep: Option<ArenaId>) -> Vec<(ArenaId, &Arena)> {
         let mut values: Vec<(Value, &Arena)> = (self.state.arenas.iter())
             .filter(|&(name, _)| Some(name) != keep)
@@ -79,7 +79,7 @@ impl Store {
         values.into_iter().map(|(value, arena)| (value.arena, arena)).collect()
     }
 
-    /// Which arenas must go so that `bytes` more can be promised, charged to `owner`, for a load caused by `tenant`.
+    /// The arenas to evict so that `bytes` more can be promised. `owner` is charged for them, and `tenant` causes the load.
     pub(super) fn room(
         &self,
         now: Timestamp,
@@ -141,7 +141,7 @@ impl Store {
         if promised > capacity { Err(RefuseReason::StoreFull) } else { Ok(going) }
     }
 
-    /// Tells if an arena that leaves the GPU can be copied to host memory, when `coming` more bytes of the GPU are to be charged.
+    /// Whether an arena that leaves the GPU can be copied to host memory, while `coming` is to be charged for the GPU.
     fn can_demote(&self, name: ArenaId, coming: Option<(TenantId, Bytes)>) -> bool {
         let Some(arena) = self.state.arenas.get(name) else { return false };
         let host = MemoryTier::Host as usize;
@@ -160,7 +160,7 @@ impl Store {
             && within_limits
     }
 
-    /// Sends an arena away for room in `tier`, in which an arena will be charged as `coming` says.
+    /// Evicts an arena for room in `tier`, where an arena will be charged as `coming` says.
     pub(super) fn make_go(
         &mut self,
         arena: ArenaId,
@@ -176,7 +176,7 @@ impl Store {
         }
     }
 
-    /// Down to the low watermark, if the tier is above the high one.
+    /// Evicts down to the low watermark if the tier is above the high watermark.
     pub(super) fn trim(&mut self, tier: MemoryTier, actions: &mut Vec<StoreAction>) {
         let mut promised = self.state.tiers[tier as usize].promised;
         if promised <= self.share(tier, self.config.high) {
@@ -196,7 +196,7 @@ impl Store {
         going.into_iter().for_each(|victim| self.make_go(victim, tier, None, actions));
     }
 
-    /// Gives memory to those first in line, as far as it is free.
+    /// Gives free memory to the first arenas in the queue.
     pub(super) fn start(&mut self, tier: MemoryTier, actions: &mut Vec<StoreAction>) {
         let capacity = self.capacity(tier).0;
         while let Some(&arena) = self.state.tiers[tier as usize].empty.front() {

@@ -1,4 +1,4 @@
-//! Connections: who a client is, what it asks, and what it is answered.
+//! Connections: the identity of clients, their requests, and the answers.
 
 use super::locked_state::{Kind, Open, Served, Shared, refusal};
 use crate::arena_fill::{LoadError, Source, layout_of_header};
@@ -19,11 +19,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// The longest answer to a get in bytes.
+/// Longest answer to a get, in bytes.
 const SERVED: usize = 160;
 
-/// Asked of the kernel for unread answers of one connection, which takes twice that: room for as many small answers as a
-/// client may have requests open.
+/// Requested buffer for unread answers of one connection, which the kernel doubles: room for small answers to all open
+/// requests.
 const SEND_BUFFER: usize = 32 << 10;
 
 /// A client's connection.
@@ -31,16 +31,16 @@ const SEND_BUFFER: usize = 32 << 10;
 pub(super) struct Conn {
     pub(super) client: ClientId,
     socket: OwnedFd,
-    /// Requests that were not answered.
+    /// Number of unanswered requests.
     pub(super) waiting: AtomicU32,
     pub(super) uid: u32,
     gid: u32,
-    /// Answers with descriptors that may not have been read, the oldest first.
+    /// Answers with descriptors that the client may not have read, the oldest first.
     sent: Mutex<VecDeque<Sent>>,
     _booked: Admitted,
 }
 
-/// The part of its uid's bounds that a connection takes.
+/// The resources that a connection takes from its uid's bounds.
 #[derive(Debug)]
 struct Admitted {
     _connection: Booked,
@@ -55,7 +55,7 @@ impl Admitted {
     }
 }
 
-/// The part of its uid's bounds that an answer takes until it is read.
+/// The resources that an answer takes from its uid's bounds until it is read.
 #[derive(Debug)]
 struct Sent {
     _descriptors: Booked,
@@ -63,19 +63,19 @@ struct Sent {
 }
 
 impl Conn {
-    /// Answers without ever waiting: a client that does not read what it asked for loses its connection.
+    /// Sends an answer without waiting: a client that does not read its answers loses its connection.
     pub(super) fn answer(&self, request: u32, answer: &Answer) {
         if packet::send(&self.socket, &encoded(request, answer), &[], false).is_err() {
             self.hang_up();
         }
     }
 
-    /// Says how far a load is; to a client that does not read, nothing.
+    /// Sends the progress of a load, unless the client does not read.
     pub(super) fn progress(&self, request: u32, answer: &Answer) {
         let _ = packet::send(&self.socket, &encoded(request, answer), &[], false);
     }
 
-    /// Answers a get with what was prepared when the model was complete.
+    /// Answers a get with the answer that was prepared when the model was complete.
     pub(super) fn serve(&self, ledger: &Ledger, request: u32, served: &Served) -> Result<(), Exceeded> {
         let mut bytes = [0; SERVED];
         let Some(frame) = bytes.get_mut(..served.frame.len()) else {
@@ -87,7 +87,7 @@ impl Conn {
         self.send(ledger, frame, &served.files, 0)
     }
 
-    /// Answers with descriptors, which stand for so much memory.
+    /// Sends an answer with descriptors, which account for `memory` until it is read.
     pub(super) fn deliver(
         &self,
         ledger: &Ledger,
@@ -120,7 +120,7 @@ impl Conn {
         };
         match packet::send(&self.socket, bytes, borrowed, false) {
             Ok(()) => sent.push_back(booked),
-            // The kernel's own bound, which counts other processes of the store's user as well.
+            // The kernel's own bound, which also counts other processes of the store's user.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                 let (uid, resource, whose) = (self.uid, Resource::Unread, Whose::All);
                 let held = ledger.read(|bounds| bounds.total(resource));
@@ -131,7 +131,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Gives back what answers took that were read. No packet is read before an older one, so the unread ones are the last.
+    /// Releases the resources of answers that were read. Packets are read in order, so the unread answers are the last.
     fn forget_read(&self, sent: &mut VecDeque<Sent>) {
         if !sent.is_empty()
             && let Ok(unread) = packet::unread(&self.socket)
@@ -140,7 +140,7 @@ impl Conn {
         }
     }
 
-    /// Gives back what answers took that were read; whether all were.
+    /// Releases the resources of answers that were read. Returns whether all were.
     pub(super) fn settle(&self) -> bool {
         let mut sent = self.sent.lock();
         self.forget_read(&mut sent);
@@ -162,20 +162,20 @@ fn encoded(request: u32, answer: &Answer) -> Vec<u8> {
     bytes
 }
 
-/// Lets clients in until the store stops.
+/// Accepts clients until the store stops.
 pub(super) fn accept(listener: &OwnedFd, shared: &Arc<Shared>) {
     while !shared.stopping() {
         match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => admit(socket, shared),
             Err(Errno::INVAL) => return,
-            // Out of descriptors, or a client that went again: later is better than a busy loop.
+            // Out of descriptors, or the client left already: a pause is better than a busy loop.
             Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
         }
     }
 }
 
-/// Gives a client a thread, if its uid may have one more connection; else tells it the bound. A refusal of a connection is the
-/// answer to no request: its number is 0.
+/// Gives a client a thread if its uid may have another connection; otherwise tells it the bound. A refused connection gets
+/// number 0, since there is no request.
 fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
     let Ok(credentials) = socket_peercred(&socket) else { return };
     let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
@@ -189,14 +189,14 @@ fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
             return;
         }
     };
-    // A larger buffer is no harm where the kernel refuses: what is in it is the client's own.
+    // If the kernel refuses, its default buffer stays: enough for fewer unread answers.
     let _ = set_socket_send_buffer_size(&socket, SEND_BUFFER);
     let make = move |client| {
         let (waiting, sent) = (AtomicU32::new(0), Mutex::default());
         Arc::new(Conn { client, socket, waiting, uid, gid, sent, _booked: booked })
     };
     let shared = shared.clone();
-    // A thread that cannot be started is a client that is not let in: its socket closes.
+    // If no thread can be started, the client's socket closes.
     let _ = std::thread::Builder::new().name("store-client".into()).stack_size(256 << 10).spawn(move || {
         if let Ok(conn) = shared.with(|core| core.join(make, uid, gid)) {
             serve(&conn, &shared);
@@ -204,7 +204,7 @@ fn admit(socket: OwnedFd, shared: &Arc<Shared>) {
     });
 }
 
-/// Serves a client, from its first packet to the end of its socket.
+/// Serves a client from its first packet until its socket closes.
 fn serve(conn: &Arc<Conn>, shared: &Arc<Shared>) {
     if !shared.stopping() {
         let mut bytes = [0; MAX_FRAME + 1];
@@ -231,8 +231,7 @@ fn handle(
     match message {
         Request::Get { tier, timeout_ms, wanted } => get(conn, shared, request, tier, timeout_ms, &wanted),
         Request::Release { arena } => {
-            // A release of an arena that the client does not hold changes nothing, and there is no answer
-            // that could say so.
+            // The release of an arena that the client does not hold has no effect, and no answer could report it.
             let event = StoreEvent::Released { client, arena: ArenaId::from(arena) };
             let _ = shared.with(|core| core.tell(event, None));
         }
@@ -286,7 +285,7 @@ fn handle(
             }
             Some(Ok(true)) => conn.answer(request, &Answer::Done),
             Some(Ok(false)) => {
-                let text = format!("`{name}` is not what it was when it was loaded");
+                let text = format!("`{name}` has changed since it was loaded");
                 conn.refuse(request, Code::Corrupt, text);
             }
             Some(Err(error)) => conn.refuse(request, Code::Io, error.to_string()),
@@ -302,7 +301,7 @@ fn document(conn: &Conn, shared: &Arc<Shared>, request: u32, value: &serde_json:
     let bytes = text.len() as u64;
     match crate::backend::sealed("gshare-document", text.as_bytes()) {
         Ok(file) => {
-            // The client was told if it could not be sent.
+            // `deliver` reports a failure to the client itself.
             let _ = shared.deliver(conn, request, &Answer::Document { bytes }, &[Arc::new(file)], bytes);
         }
         Err(error) => conn.refuse(request, Code::Io, error.to_string()),
@@ -357,18 +356,18 @@ fn get(
     }
 }
 
-/// Bytes of memory that a byte of a header may take while it is parsed: the worst are tensors with short names, of 54 bytes, which
-/// take 10 times that, and an allocator wastes some.
+/// Bytes of memory per byte of a header during its parse. The worst are tensors of 54 bytes with short names: they take 10
+/// times that, and the allocator adds some.
 const HEADER_FACTOR: u64 = 12;
 
-/// Lets a header of `bytes` be parsed for a uid now, and takes the memory that this needs meanwhile.
+/// Checks a uid's rate of header work for `bytes`, and takes the memory for the parse.
 fn admit_header(conn: &Conn, shared: &Shared, bytes: u64) -> Result<Booked, LoadError> {
     let booked = shared.book(conn.uid, Resource::Memory, bytes.saturating_mul(HEADER_FACTOR))?;
     shared.ledger.work(shared.now(), conn.uid, bytes)?;
     Ok(booked)
 }
 
-/// Exchanges what the parse took for what the model takes as long as it is known, with the `descriptors` of its source.
+/// Exchanges the memory of the parse for the model's own memory, and takes the `descriptors` of its source.
 fn book_model<T: AsRef<Layout>>(
     conn: &Conn,
     shared: &Shared,
@@ -393,7 +392,7 @@ fn refuse_load(conn: &Conn, request: u32, error: &LoadError) {
     conn.refuse(request, code, error.to_string());
 }
 
-/// A put by file waits this long; a load that takes longer goes on without it.
+/// Longest wait of a put by file; a longer load goes on without its client.
 const PUT_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 fn put_file(

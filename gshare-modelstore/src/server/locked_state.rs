@@ -1,4 +1,4 @@
-//! The state behind the lock: the engine, the names it does not know, and the memory it decides about.
+//! The state behind the lock: the engine, the names of its models, and the memory of its arenas.
 
 use super::ServerConfig;
 use super::conn::Conn;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A model that the engine knows by number.
+/// A model behind a number of the engine.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) name: String,
@@ -37,21 +37,21 @@ pub(super) struct Known {
     _booked: Vec<Booked>,
 }
 
-/// Descriptors of an arena at most: its file, the writer's, the readers', and its manifest's where that is a file of its own; while
-/// it is loaded, two more of its source instead of the writer's and the manifest's.
+/// Most descriptors of an arena: its file, the writer's, the readers', and the manifest's if that is a separate file.
+/// During a load, two descriptors of its source replace the writer's and the manifest's.
 const ARENA_DESCRIPTORS: u64 = 4;
 
-/// Memory that an arena has.
+/// Memory of an arena.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) memory: Arc<dyn ArenaMemory>,
     pub(super) layout: Arc<Layout>,
-    /// Once it is loaded.
+    /// The prepared answer, once the arena is loaded.
     pub(super) complete: Option<Arc<Served>>,
     _booked: Arc<Booked>,
 }
 
-/// The answer to a get of an arena: the same for all, but for the number of the request.
+/// The answer to a get of an arena, the same for all requests except for their number.
 #[derive(Debug)]
 pub(super) struct Served {
     arena: ArenaId,
@@ -61,7 +61,7 @@ pub(super) struct Served {
     content: ContentHash,
 }
 
-/// A request that the engine was told.
+/// A request that the engine knows.
 #[derive(Debug, Clone)]
 pub(super) struct Open {
     pub(super) conn: Arc<Conn>,
@@ -72,17 +72,17 @@ pub(super) struct Open {
 #[derive(Debug, Clone)]
 pub(super) enum Kind {
     Get,
-    /// Told of progress; gives the reference back that loading took.
+    /// Gets progress, and gives the load's reference back at the end.
     PutFile(ModelId),
-    /// The layout that the arena will have.
+    /// The layout of the arena.
     PutBegin(Arc<Layout>),
     Commit,
     Plain,
-    /// No client waits for it.
+    /// No client waits for this request.
     Silent,
 }
 
-/// Something to do once the lock is free.
+/// Work for after the release of the lock.
 #[derive(Debug)]
 pub(super) enum After {
     Send {
@@ -101,23 +101,23 @@ pub(super) enum After {
         arena: ArenaId,
         held: Held,
     },
-    /// Takes as long as the kernel needs to free its pages.
+    /// Takes time, since the kernel frees the pages.
     Free {
         arena: ArenaId,
         held: Held,
     },
 }
 
-/// A load to be carried out.
+/// A load to carry out.
 #[derive(Debug)]
 pub(super) struct Load {
     arena: ArenaId,
     backend: Arc<dyn ModelBackend>,
     memory: Arc<dyn ArenaMemory>,
     origin: Origin,
-    /// The tier that it comes from does the work: only a GPU's can read its memory.
+    /// The backend of the source tier, if it must do the copy: only a GPU's backend can read GPU memory.
     out: Option<Arc<dyn ModelBackend>>,
-    /// The requests that are told of the progress.
+    /// The requests that get progress.
     told: Vec<(Arc<Conn>, u32)>,
 }
 
@@ -141,7 +141,7 @@ pub(super) struct Core {
     next_model: u32,
     pub(super) arenas: BTreeMap<ArenaId, Held>,
     pub(super) conns: Slots<ClientId, Arc<Conn>>,
-    /// Connections that ended with answers that the client can still read.
+    /// Ended connections with answers that the client can still read.
     gone: Vec<Arc<Conn>>,
     tickets: BTreeMap<TicketId, Open>,
     next_ticket: u64,
@@ -153,17 +153,17 @@ pub(super) struct Core {
     pub(super) ledger: Ledger,
 }
 
-/// A client that has more requests open than this loses its connection.
+/// Most open requests of a client; one more ends its connection.
 const MAX_WAITING: u32 = 64;
 
-/// Events for the engine, each with the explanation of a `LoadFailed`.
+/// Events for the engine, with an explanation for each `LoadFailed`.
 type Events = VecDeque<(StoreEvent, Option<(Code, String)>)>;
 
 fn since(started: Instant) -> Timestamp {
     Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// A bound as a refusal.
+/// The refusal for an exceeded bound.
 pub(super) fn refusal(exceeded: Exceeded) -> (Code, String) {
     (Code::from(&exceeded), exceeded.to_string())
 }
@@ -231,7 +231,8 @@ impl Core {
         }
     }
 
-    /// The limits of a uid. Where no bytes were said, a tenant may have half of all memory, so that another can have as much.
+    /// The limits of a uid. Without a limit of bytes, a tenant may have half of all memory, so that another can have as
+    /// much.
     fn limits_of(&self, uid: u32) -> StoreLimits {
         let mut limits = self.config.limits.get(&uid).copied().unwrap_or(self.config.default_limits);
         let operator = self.ledger.read(|bounds| bounds.is_operator(uid));
@@ -242,7 +243,7 @@ impl Core {
         limits
     }
 
-    /// A client that has just connected.
+    /// Registers a client that has just connected.
     pub(super) fn join(
         &mut self,
         conn: impl FnOnce(ClientId) -> Arc<Conn>,
@@ -265,7 +266,7 @@ impl Core {
 
     pub(super) fn leave(&mut self, client: ClientId) {
         let Some(conn) = self.conns.remove(client) else { return };
-        // First, so that nothing more is sent which would have to be counted.
+        // Hang up first, so that no further answer is sent that would need counting.
         conn.hang_up();
         if !conn.settle() {
             self.gone.push(conn);
@@ -274,19 +275,19 @@ impl Core {
         let _ = self.tell(StoreEvent::ClientLeft { client }, None);
     }
 
-    /// Forgets connections that ended and whose client has read or thrown away all answers.
+    /// Forgets ended connections after their clients have read or dropped all answers.
     pub(super) fn sweep(&mut self) {
         self.gone.retain(|conn| !conn.settle());
     }
 
-    /// The engine did not take a request: an arena that is gone, or a name that cannot be.
+    /// Answers a request that the engine refused because the arena is gone or the name is invalid.
     fn misused(&mut self, ticket: TicketId, error: &StoreError) {
         if let Some(open) = self.close(ticket) {
             self.refuse(&open, Code::BadRequest, error.to_string());
         }
     }
 
-    /// Tells the engine a request under a new ticket, and refuses it where the engine does.
+    /// Passes a request on to the engine under a new ticket, and refuses it if the engine does.
     pub(super) fn ask(&mut self, open: Open, event: impl FnOnce(TicketId) -> StoreEvent) {
         let ticket = self.ticket(open);
         if let Err(error) = self.tell(event(ticket), None) {
@@ -294,13 +295,13 @@ impl Core {
         }
     }
 
-    /// How long a load is expected to take.
+    /// Expected time of a load.
     pub(super) fn reload_time(&self, bytes: Bytes) -> Duration {
         Duration::to_move(bytes, self.config.disk_rate.0)
     }
 
-    /// Asks the engine for a model. What is in memory is served at once, by the caller, once the lock is free; all else is a ticket
-    /// like others.
+    /// Asks the engine for a model. The caller serves a model in memory at once, after the release of the lock; any other
+    /// request gets a ticket.
     pub(super) fn get(
         &mut self,
         conn: &Arc<Conn>,
@@ -362,7 +363,7 @@ impl Core {
         Some(open)
     }
 
-    /// Tells the engine, and carries out what it orders as far as that needs no time. `why` explains a `LoadFailed`.
+    /// Passes an event on to the engine, and carries out the quick part of its orders. `why` explains a `LoadFailed`.
     pub(super) fn tell(&mut self, event: StoreEvent, why: Option<&(Code, String)>) -> Result<(), StoreError> {
         let now = self.now();
         let mut events = Events::new();
@@ -373,7 +374,7 @@ impl Core {
 
     fn follow(&mut self, now: Timestamp, mut events: Events) {
         while let Some((event, why)) = events.pop_front() {
-            // Of what the engine ordered: it takes it, or the arena is gone by now.
+            // The engine caused this event, so it accepts it, unless the arena is gone by now.
             let _ = self.tell_one(now, event, why.as_ref(), &mut events);
         }
     }
@@ -462,7 +463,7 @@ impl Core {
                         let (conn, request) = (open.conn, open.request);
                         self.after.push(After::Serve { conn, request, served });
                     }
-                    // The engine serves what was loaded, so this does not happen; if it did, no client would hold it.
+                    // The engine serves only loaded arenas, so this never happens; no client would hold the arena then.
                     None => {
                         events.push_back((StoreEvent::Released { client, arena }, None));
                         self.refuse(&open, Code::LoadFailed, format!("{model} has no memory"));
@@ -495,7 +496,7 @@ impl Core {
                 };
                 self.refuse(&open, code, text);
                 if let Kind::PutFile(model) = open.kind {
-                    // The model was named for this put alone.
+                    // The put gave the model its name, so the name goes with it.
                     let client = open.conn.client;
                     let ticket = self.ticket(Open { kind: Kind::Silent, ..open });
                     events.push_back((StoreEvent::EvictAsked { client, ticket, model, forget: true }, None));
@@ -566,7 +567,7 @@ impl Core {
     }
 }
 
-/// Ends all writing to memory that is full, and puts its manifest to it.
+/// Ends all writing to full memory, and adds its manifest.
 fn sealed(
     arena: ArenaId,
     memory: &dyn ArenaMemory,
@@ -586,20 +587,20 @@ fn sealed(
     Ok(Served { arena, frame, files, manifest_bytes, content })
 }
 
-/// Connections that ended are looked at so often, beside whenever a bound refuses something.
+/// Pause between looks at ended connections; an exceeded bound causes an additional look.
 const SWEEP_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// The core, and what works on it.
+/// The core, and the threads that work on it.
 #[derive(Debug)]
 pub(super) struct Shared {
     core: Mutex<Core>,
     pub(super) ledger: Ledger,
     started: Instant,
-    /// The engine's next deadline may have moved.
+    /// Signals that the engine's next deadline may have moved.
     deadline: Condvar,
     stopping: AtomicBool,
     pub(super) threads: usize,
-    /// Progress is told at most this often.
+    /// Shortest time between two reports of progress.
     progress_every: std::time::Duration,
 }
 
@@ -632,7 +633,7 @@ impl Shared {
         self.core.lock()
     }
 
-    /// Works on the core, then does what follows from it without the lock.
+    /// Works on the core under the lock, then does the resulting work without it.
     pub(super) fn with<T>(self: &Arc<Self>, work: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = self.lock();
         let before = core.engine.next_deadline();
@@ -665,23 +666,23 @@ impl Shared {
         result
     }
 
-    /// Takes back what the engine gave to a client that could not be told.
+    /// Reverts an action for a client that could not be told.
     fn undo(self: &Arc<Self>, event: StoreEvent) {
         self.with(|core| {
-            // Refused only when the client or the arena is gone.
+            // The engine refuses this only if the client or the arena is gone.
             let _ = core.tell(event, None);
         });
     }
 
-    /// Answers a get with what was prepared when the model was complete. The reference goes again if it cannot be sent.
+    /// Answers a get with the prepared answer. Gives the reference back if it cannot be sent.
     pub(super) fn serve(self: &Arc<Self>, conn: &Conn, request: u32, served: &Served) {
         if !self.retried(conn, request, || conn.serve(&self.ledger, request, served)) {
             self.undo(StoreEvent::Released { client: conn.client, arena: served.arena });
         }
     }
 
-    /// Sends an answer with descriptors, which stands for so much memory as long as it is not read. `false` if a bound refused it,
-    /// which the client was told then.
+    /// Sends an answer with descriptors, which account for memory until it is read. `false` if a bound refused it; the
+    /// client then gets the refusal.
     pub(super) fn deliver(
         self: &Arc<Self>,
         conn: &Conn,
@@ -693,7 +694,7 @@ impl Shared {
         self.retried(conn, request, || conn.deliver(&self.ledger, request, answer, descriptors, memory))
     }
 
-    /// Sends; if a bound refuses that, once more after a look at what was read meanwhile.
+    /// Sends an answer. If a bound refuses it, tries again after a look at the answers read meanwhile.
     fn retried(&self, conn: &Conn, request: u32, send: impl Fn() -> Result<(), Exceeded>) -> bool {
         let Err(first) = send() else { return true };
         self.settle(conn.uid, &first);
@@ -704,7 +705,7 @@ impl Shared {
         false
     }
 
-    /// Takes so much of a resource for a uid, also if that needs a look at what was read meanwhile.
+    /// Takes resources for a uid, if necessary after a look at the answers read meanwhile.
     pub(super) fn book(&self, uid: u32, resource: Resource, amount: u64) -> Result<Booked, Exceeded> {
         self.ledger.take(uid, resource, amount).or_else(|exceeded| {
             self.settle(uid, &exceeded);
@@ -712,7 +713,7 @@ impl Shared {
         })
     }
 
-    /// Looks at what was read by the uid whose bound refused something, or by all, if the bound is that of all.
+    /// Looks for answers that were read: by the uid at its bound, or by all uids if their common bound is exceeded.
     fn settle(&self, uid: u32, exceeded: &Exceeded) {
         let all = !matches!(exceeded, Exceeded::Held { whose: Whose::Uid, .. });
         let mut core = self.lock();
@@ -727,7 +728,7 @@ impl Shared {
 
     fn freed(self: &Arc<Self>, arena: ArenaId) {
         self.with(|core| {
-            // It waits for nothing else.
+            // The engine expects only this event for the arena.
             let _ = core.tell(StoreEvent::Evicted { arena }, None);
         });
     }
@@ -743,7 +744,7 @@ impl Shared {
     fn failed(self: &Arc<Self>, arena: ArenaId, code: Code, text: String) {
         self.with(|core| {
             core.counts.load_failures += 1;
-            // Refused only when it is gone: then no request waits for it either.
+            // The engine refuses this only if the arena is gone, and then no request waits for it.
             let _ = core.tell(StoreEvent::LoadFailed { arena }, Some(&(code, text)));
         });
     }
@@ -773,7 +774,7 @@ impl Shared {
         self.filled(arena, memory, &layout, filled);
     }
 
-    /// Completes an arena or gives it up. The engine may have the memory freed at once, so that this lets go of it before it tells.
+    /// Completes an arena or gives it up. Drops its own hold first, since the engine may free the memory at once.
     fn filled(
         self: &Arc<Self>,
         arena: ArenaId,
@@ -795,7 +796,7 @@ impl Shared {
         }
     }
 
-    /// Seals an arena that a client wrote: first no process may write it any more, then it is hashed.
+    /// Seals an arena that a client wrote: first it ends all writing, then it hashes the content.
     fn seal(self: &Arc<Self>, arena: ArenaId, held: Held) {
         let Held { memory, layout, .. } = held;
         if let Err(error) = memory.seal() {
@@ -812,7 +813,7 @@ impl Shared {
         self.filled(arena, memory, &layout, hashes);
     }
 
-    /// Hashes a model again: whether it is what it was. `None` when it is not in memory, or not for this client.
+    /// Hashes a model again and compares. `None` if the model is not in memory, or the client may not read it.
     pub(super) fn verify(self: &Arc<Self>, conn: &Conn, name: &str) -> Option<io::Result<bool>> {
         let held = {
             let core = self.lock();
@@ -826,7 +827,7 @@ impl Shared {
         Some(hashes.map(|hashes| held.layout.manifest(&hashes).1 == content))
     }
 
-    /// Calls the engine at its deadlines, until the store stops.
+    /// Calls the engine at its deadlines until the store stops.
     pub(super) fn run_timer(self: &Arc<Self>) {
         let mut swept = Instant::now();
         while !self.stopping() {
@@ -857,7 +858,7 @@ impl Shared {
         self.deadline.notify_one();
     }
 
-    /// The figures of the whole store.
+    /// Figures of the whole store.
     pub(super) fn stat(&self) -> serde_json::Value {
         let core = self.lock();
         let arenas = core.engine.arenas();
@@ -889,7 +890,7 @@ impl Shared {
         })
     }
 
-    /// Arenas, models and clients, as far as a client may see them.
+    /// Arenas, models and clients, as far as the client may see them.
     pub(super) fn status(&self, conn: &Conn) -> Status {
         let core = self.lock();
         let arenas = core.engine.arenas();

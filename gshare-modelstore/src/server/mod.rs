@@ -7,25 +7,25 @@
 //!                               loader threads ───────────┤        over a read, a write or a wait)
 //!                               the timer ────────────────┘
 //! ```
-//! A connection is a client: the kernel says which process it is (`SO_PEERCRED`). When its socket closes, by any death, its
-//! references, its requests and what it was writing are gone with it.
+//! Each connection is a client, and the kernel identifies its process (`SO_PEERCRED`). When the socket closes, even by a
+//! crash, the client's references, requests and unfinished writes are released.
 //!
-//! Readers hold descriptors of their own, so they outlive the store; after a restart nothing of the old store is left
-//! (its memory went with the last process that mapped it), and files in the store's directory are known again.
+//! Readers hold their own descriptors, so they outlive the store. A restarted store knows only the files in its directory;
+//! the old arenas' memory is freed with the last process that maps it.
 //!
 //! # Names
-//! A name belongs to the uid that put it: another uid can neither replace nor evict it, and can get it only where it was put as
-//! shared (`Group`, `Public`). The same name of two uids is two models. Root and the uid that the store runs as may read, pin and
-//! evict all models. A name means the client's own model, then the operator's, then the first that another uid shares;
-//! `UID:NAME` means that uid's and no other. Memory of a model without references may be needed for another uid's; its name and its
-//! source stay.
+//! A name belongs to the uid that put it: another uid can neither replace nor evict it, and can get it only if it is shared
+//! (`Group`, `Public`). The same name of two uids means two models. Root and the store's own uid may read, pin and evict
+//! all models. A name means the client's own model, then the operator's, then the first model that another uid shares;
+//! `UID:NAME` means only that uid's model. An unreferenced model may lose its memory to another uid's model, but keeps its
+//! name and its source.
 //!
 //! # Limits
-//! A client can do no more to another through the store than take room, within its owner's limits and [`bounds`](crate::bounds): a
-//! request that would pass one of them is refused with its name. An answer with descriptors counts until its client has read it
-//! or closed its socket, also when the store has ended the connection. The time of loads and of `Verify` is not bounded. A client
-//! that keeps a document open, or an arena mapped after it gave the reference back, keeps that memory to itself; a memory cgroup
-//! sees it, the store does not.
+//! Through the store, one client can affect another only by its use of memory, within its owner's limits and
+//! [`bounds`](crate::bounds). A request beyond a bound is refused with the name of the bound. An answer with descriptors
+//! counts until its client has read it or closed its socket, also when the store has ended the connection. The time of
+//! loads and of `Verify` is not bounded. A client may keep a document open, or an arena mapped after it gave the reference
+//! back. Only a memory cgroup sees that memory, not the store.
 
 mod conn;
 mod locked_state;
@@ -54,27 +54,27 @@ use std::thread::JoinHandle;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// Where clients connect.
+    /// Path of the socket.
     pub socket: PathBuf,
-    /// Permissions of the socket. Default 0o666: who may do what is decided per client.
+    /// Permissions of the socket. Default 0o666, since access is decided per client.
     pub socket_mode: u32,
     /// Memory and watermarks.
     pub store: StoreConfig,
-    /// A directory whose `*.safetensors` files are models from the start, by their names without the ending, for
-    /// everybody. Default none.
+    /// A directory of `*.safetensors` files. They are models from the start, with the file's stem as name, readable by all
+    /// users. Default none.
     pub models: Option<PathBuf>,
-    /// The limits of each user who is not in `limits`. Where no bytes are said, a user other than root and the store's own may have
-    /// half of all memory: what is in use, pinned or without a source goes for no other.
+    /// Limits of each user without an entry in `limits`. Without a limit of bytes, a user other than root and the store's
+    /// own may have half of all memory: used, pinned and sourceless models are not evicted for others.
     pub default_limits: StoreLimits,
-    /// The limits of each user, by uid.
+    /// Limits of individual users, by uid.
     pub limits: BTreeMap<u32, StoreLimits>,
-    /// Bounds other than those of [`Limits::of_process`].
+    /// Bounds that replace those of [`Limits::of_process`].
     pub bounds: BTreeMap<Resource, Bound>,
-    /// How fast headers of one user are parsed.
+    /// Rate at which headers of one user are parsed.
     pub header_work: Work,
-    /// Threads of one load. Default: as many as there are CPUs, at most 8, where memory is the limit.
+    /// Threads of one load. Default: one per CPU, at most 8, the number at which memory becomes the limit.
     pub threads: usize,
-    /// Bytes per second that a load from disk is expected to take, to compare what eviction costs. Default 1 GB.
+    /// Expected rate of a load from disk in bytes per second, to compare the costs of evictions. Default 1 GB.
     pub disk_rate: Bytes,
 }
 
@@ -92,7 +92,7 @@ gshare_core::with_fields!(ServerConfig {
 });
 
 impl ServerConfig {
-    /// The defaults, at this socket.
+    /// The default settings for this socket.
     pub fn at(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -108,25 +108,25 @@ impl ServerConfig {
         }
     }
 
-    /// Another bound on a resource than the default, which [`Limits::of_process`] says.
+    /// Replaces the bound of a resource, which by default follows from [`Limits::of_process`].
     #[must_use]
     pub fn with_bound(mut self, resource: Resource, bound: Bound) -> Self {
         self.bounds.insert(resource, bound);
         self
     }
 
-    /// The bounds of a process that may have this number of descriptors open.
+    /// The bounds for a process with this limit of open descriptors.
     fn bounds(&self, descriptors: u64) -> Limits {
         let limits = Limits::of_process(descriptors, &self.store).with_work(self.header_work);
         self.bounds.iter().fold(limits, |limits, (&resource, &bound)| limits.with_bound(resource, bound))
     }
 }
 
-/// Why a server does not start.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Its configuration cannot be.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A store listens there already.
@@ -135,28 +135,28 @@ pub enum ServerError {
         /// The socket.
         path: PathBuf,
     },
-    /// A model of the directory is refused.
+    /// A model of the directory is invalid.
     #[error("{path}: {error}")]
     Model {
         /// The file.
         path: PathBuf,
-        /// The fault that was found in it.
+        /// The fault of the file.
         error: LoadError,
     },
-    /// The models of the directory are more than the bounds allow.
+    /// The models of the directory exceed a bound.
     #[error(transparent)]
     Bound(#[from] Exceeded),
-    /// The system refuses something.
+    /// The system refused an operation.
     #[error("{what}: {error}")]
     Io {
-        /// The action that was tried.
+        /// The attempted operation.
         what: String,
         /// The system's error.
         error: io::Error,
     },
 }
 
-/// A server that is ready to run.
+/// A server, ready to run.
 #[derive(Debug)]
 pub struct Server {
     listener: OwnedFd,
@@ -164,7 +164,7 @@ pub struct Server {
     path: PathBuf,
 }
 
-/// A server that runs. Stops when dropped.
+/// A running server. Stops on drop.
 #[derive(Debug)]
 pub struct Running {
     listener: OwnedFd,
@@ -174,7 +174,7 @@ pub struct Running {
 }
 
 impl Server {
-    /// Binds the socket and reads the directory. Host memory is in memory files; there is no other tier.
+    /// Binds the socket and reads the directory. The only tier is host memory, in memory files.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -182,7 +182,7 @@ impl Server {
         Self::with_backends(config, Box::new(HostBackend), None)
     }
 
-    /// The same with memory of the host's choice.
+    /// As [`Self::new`], with the caller's memory backends.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -209,10 +209,10 @@ impl Server {
         Ok(Self { listener, shared, path })
     }
 
-    /// Serves in threads of its own.
+    /// Serves in background threads.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// If a thread cannot be started.
     pub fn spawn(self) -> io::Result<Running> {
         let Self { listener, shared, path } = self;
         let accepting = listener.try_clone()?;
@@ -233,12 +233,12 @@ impl Running {
         self.shared.stat()
     }
 
-    /// Stops serving; clients keep what they have mapped.
+    /// Stops serving; clients keep their maps.
     pub fn stop(self) {
         drop(self);
     }
 
-    /// Waits until it is stopped by another thread; for a server that has nothing else to do.
+    /// Waits until another thread stops the server.
     pub fn join(mut self) {
         for thread in std::mem::take(&mut self.threads) {
             let _ = thread.join();
@@ -261,7 +261,7 @@ fn failed<'a>(what: impl Into<String> + 'a) -> impl FnOnce(io::Error) -> ServerE
     |error| ServerError::Io { what: what.into(), error }
 }
 
-/// Binds the socket; one that no process listens at is replaced.
+/// Binds the socket. Replaces a stale socket without a listener.
 fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     let name = path.display().to_string();
     let address = SocketAddrUnix::new(path).map_err(|error| failed(&name)(error.into()))?;

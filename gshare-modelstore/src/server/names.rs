@@ -1,14 +1,14 @@
 //! The model that a name means, and its owner.
 //!
-//! Each uid has names of its own: the same name of two uids is two models, so that no uid can take a name away from another, nor
-//! put something else behind one. What a client asks for by name is looked for in this order:
+//! Each uid has its own names: the same name of two uids means two models. So no uid can take a name from another, or
+//! replace the model behind it. A name in a request is resolved in this order:
 //! 1. the client's own model of that name;
-//! 2. for `UID:NAME`, the model of that name of that uid, and nothing else;
+//! 2. for `UID:NAME`, only the model of that name of that uid;
 //! 3. the operator's model of that name, if the client may read it;
-//! 4. of the models of that name which other uids share with the client, the one that was named first;
-//! 5. any model of that name, which the client may not read and is refused.
+//! 4. the first of the models of that name that other uids share with the client;
+//! 5. any model of that name; the client may not read it, so the request is refused.
 //!
-//! A client that does not trust every other uid asks for `UID:NAME`, or by content.
+//! A client that does not trust all other uids should ask for `UID:NAME`, or by content.
 
 use gshare_core::ModelId;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub(super) struct Names(BTreeMap<String, BTreeMap<u32, ModelId>>);
 
 impl Names {
-    /// True if the uid has a model of that name.
+    /// Whether the uid has a model of that name.
     pub(super) fn has(&self, uid: u32, name: &str) -> bool {
         self.of(uid, name).is_some()
     }
@@ -40,7 +40,7 @@ impl Names {
         }
     }
 
-    /// The model that a client of a uid means: see the [module](self). `may_read` is the client's.
+    /// The model that a client of a uid means: see the [module](self). `may_read` tells the client's access.
     pub(super) fn resolve(
         &self,
         uid: u32,

@@ -1,25 +1,25 @@
 //! MIG as data: which slices a GPU can be cut into, and where each may lie.
 //!
 //! # Problem
-//! Multi-Instance GPU cuts one GPU into **slices** (GPU instances) that share neither SMs nor memory. A slice has one
-//! of a few **profiles** (`2g.20gb`), each of which may lie only at some places, so not everything that adds up fits:
-//! a GPU with `1g` at place 1 and nothing else has room for `4g` nowhere. This module knows the rules, so that a
-//! packer, a partitioner or a test need neither a GPU nor the driver.
+//! Multi-Instance GPU cuts one GPU into **slices** (GPU instances) that share neither SMs nor memory. A slice has one of a
+//! few **profiles** (`2g.20gb`), each of which may lie only at some places, so not everything that adds up fits: a GPU with
+//! `1g` at place 1 and nothing else has room for `4g` nowhere. This module knows the rules, so packers, partitioners and
+//! tests need neither a GPU nor the driver.
 //!
 //! # Terms
 //! - **memory slice**: the unit of place. A GPU of the [seven-slice family](Family::Seven) has 8 of them and 7 compute
 //!   slices, one of the [four-slice family](Family::Four) has 4 and 4;
-//! - **profile** ([`MigProfile`]): a name, a number of compute slices, a number of memory slices and the places
-//!   (`starts`) at which it may begin. SMs are **not** in proportion to compute slices (an H100's `1g.10gb` has 16 SMs,
-//!   its `7g.80gb` 132), so a profile is known by its name, never by its `g`;
+//! - **profile** ([`MigProfile`]): a name, a number of compute slices, a number of memory slices and the places (`starts`)
+//!   at which it may begin. SMs are **not** in proportion to compute slices (an H100's `1g.10gb` has 16 SMs, its `7g.80gb`
+//!   132), so a profile is known by its name, never by its `g`;
 //! - **layout**: slices with their places, none of which share a memory slice; **maximal** when no further slice fits;
 //! - **multiset**: a layout without its places.
 //!
 //! # Rules
-//! A slice at `start` occupies the memory slices `start .. start + memory_slices`. The driver refuses a slice exactly
-//! when one of these is taken, its start is not in the profile's list, or the profile's greatest count is reached. That
-//! compute slices never run out first follows from the starts (tested over all layouts). At most one slice of a GPU has
-//! the media engines (`+me`).
+//! A slice at `start` occupies the memory slices `start .. start + memory_slices`. The driver refuses a slice exactly when
+//! one of these is taken, its start is not in the profile's list, or the profile's greatest count is reached. That compute
+//! slices never run out first follows from the starts (tested over all layouts). At most one slice of a GPU has the media
+//! engines (`+me`).
 //!
 //! Seven-slice family, memory slices across:
 //! ```text
@@ -33,22 +33,22 @@
 //! ```
 //!
 //! ## Example
-//! Which slices can join `2g` at 2 on an A100? Memory slices 2 and 3 are taken: `7g`, `4g` and `3g` at 0 are out; `3g`
-//! at 4 fits, and `1g` at 0 and 1 beside it; that layout (`1g 1g 2g 3g`) is maximal.
+//! Which slices can join `2g` at 2 on an A100? Memory slices 2 and 3 are taken: `7g`, `4g` and `3g` at 0 are out; `3g` at 4
+//! fits, and `1g` at 0 and 1 beside it; that layout (`1g 1g 2g 3g`) is maximal.
 //!
 //! # Counts
-//! The five base profiles of the seven-slice family have 298 legal layouts (the empty one and partial ones included),
-//! 19 maximal ones, which are 14 different multisets; the four-slice family has 26 and 5. FluidFaaS (section 2) and
-//! NVIDIA's figure say "18 configurations"; there are 19 by the driver's own list of places.
+//! The five base profiles of the seven-slice family have 298 legal layouts, with the empty layout and partial layouts. 19
+//! layouts are maximal, with 14 different multisets. The four-slice family has 26 layouts, 5 of them maximal. FluidFaaS
+//! (section 2) and NVIDIA's figure say "18 configurations"; there are 19 by the driver's own list of places.
 //!
 //! # Cost
-//! [`GpuModel::layouts`] visits every layout once, by recursion over the places: microseconds. [`GpuModel::arrange`] is
-//! a search over at most 8 places with the larger slices first.
+//! [`GpuModel::layouts`] visits every layout once, by recursion over the places: microseconds. [`GpuModel::arrange`] is a
+//! search over at most 8 places with the larger slices first.
 //!
 //! # Differences
 //! Tables are what `nvidia-smi mig -lgip` and `-lgipp` print for the GPU. Where no such list was at hand the geometry is
-//! the family's, and the memory is an estimate that says so ([`MigProfile::memory_is_estimate`]). What NVML reports on
-//! the node goes before the table: [`GpuModel::with_reported`].
+//! the family's, and the memory is an estimate that says so ([`MigProfile::memory_is_estimate`]). What NVML reports on the
+//! node goes before the table: [`GpuModel::with_reported`].
 
 mod models;
 
@@ -231,7 +231,7 @@ pub struct GpuModel {
     pub name: Cow<'static, str>,
     /// Its geometry.
     pub family: Family,
-    /// Its profiles, small to large; the `+me` and double-memory ones follow the one they vary.
+    /// MIG profiles, small to large; each `+me` or double-memory variant follows its base profile.
     pub profiles: Vec<MigProfile>,
 }
 
@@ -369,18 +369,19 @@ impl GpuModel {
     }
 
     /// Places for slices of these profiles on one empty GPU, in the order of `profiles`; `None` when they do not fit
-    /// together. Give the driver these places: left to itself it may put the small ones where the large ones must go.
+    /// together. Pass these places to the driver: by its own choice it may put small slices where the large slices must go.
     pub fn arrange(&self, profiles: &[ProfileId]) -> Option<Vec<SliceAt>> {
         self.arrange_beside(profiles, 0)
     }
 
-    /// The same on a GPU some of whose memory slices are `taken` (a bit mask, as from [`GpuModel::validate`]). Counts
-    /// and media engines of what is there already are not known here: validate the whole where these matter.
+    /// As [`GpuModel::arrange`], on a GPU with `taken` memory slices (a bit mask, as from [`GpuModel::validate`]). Counts
+    /// and media engines of the present slices are unknown here: validate the whole layout if these matter.
     pub fn arrange_beside(&self, profiles: &[ProfileId], taken: u8) -> Option<Vec<SliceAt>> {
         if profiles.len() > usize::from(self.family.memory_slices()) {
             return None;
         }
-        // Larger slices have fewer places; equal ones take theirs in ascending order, which also breaks the symmetry.
+        // Larger slices have fewer places, so they come first. Equal slices take ascending places, which breaks the
+        // symmetry.
         let mut order: Vec<usize> = (0..profiles.len()).collect();
         order.sort_by_key(|&index| {
             (core::cmp::Reverse(self.get(profiles[index]).map(|p| p.memory_slices)), profiles[index], index)
@@ -427,7 +428,7 @@ impl GpuModel {
         self.maximal_layouts_beside(profiles, 0)
     }
 
-    /// The same on a GPU some of whose memory slices are `taken` (a bit mask).
+    /// As [`GpuModel::maximal_layouts`], on a GPU with `taken` memory slices (a bit mask).
     pub fn maximal_layouts_beside(&self, profiles: &[ProfileId], taken: u8) -> Vec<Vec<SliceAt>> {
         let mut all = Vec::new();
         self.extend_layouts(profiles, 0, taken, &mut Vec::new(), &mut |layout, _| {

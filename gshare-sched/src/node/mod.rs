@@ -100,11 +100,11 @@
 //! ```
 
 mod co_scaling;
-mod config;
 mod debts;
 mod event;
 mod inquiry;
 mod memory_account;
+mod node_config;
 mod printable;
 mod refusal;
 mod reservations;
@@ -117,10 +117,10 @@ mod usage;
 mod views;
 
 pub use co_scaling::vertical_scaler;
-pub use config::{ClientConfig, DeviceConfig, NodeConfig, max_gpus};
 pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;
+pub use node_config::{ClientConfig, DeviceConfig, NodeConfig, max_gpus};
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
 pub use usage::Usage;

@@ -1,12 +1,12 @@
 //! The use of the devices by each client, for people and for bills. No decision of the node depends on it.
 //!
-//! A process states totals, so a lost frame loses nothing. **Busy** is the time with its kernels on the device. Clients whose
-//! launches never wait may be on the device at the same time, and the driver then gives them turns that nobody sees. **Occupied** is
-//! therefore the client's own part of the device: its busy time, weighed by its share of the SMs. Where the clients of a device
-//! together were busy for longer than the device has time, each of them counts in proportion.
+//! A process states totals, so a lost frame loses nothing. **Busy** is the time with its kernels on the device. Clients
+//! with launches that never wait may use the device at the same time, and the driver then gives them invisible turns.
+//! **Occupied** is therefore the client's own part of the device: its busy time, weighed by its share of the SMs. Where the
+//! clients of a device together were busy for longer than the device has time, each of them counts in proportion.
 //!
-//! Example: two observed clients launch without a pause for 10 s. Each is busy for 10 s, and occupies the device for 5 s. Clients
-//! with tokens take turns, so their occupied time is their busy time.
+//! Example: two observed clients launch without a pause for 10 s. Each is busy for 10 s, and occupies the device for 5 s.
+//! Clients with tokens take turns, so their occupied time is their busy time.
 
 use super::{Client, Node};
 use gshare_core::{ClientId, Duration, GpuId, SmShare, Timestamp};

@@ -114,7 +114,7 @@ impl FreeAreas {
         self.filled = self.filled & !(1 << step) | u64::from(any) << step;
     }
 
-    /// GPUs whose step is that of `area` or above, the highest first; in a step, the largest id first.
+    /// GPUs in the step of `area` or above, highest step first; in a step, the largest id first.
     pub(crate) fn freest(&self, area: u32) -> impl Iterator<Item = u32> + '_ {
         let mut steps = self.filled >> step_of(area) << step_of(area);
         let (mut step, mut block, mut members) = (0, 0, 0u64);

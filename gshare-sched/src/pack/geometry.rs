@@ -1,27 +1,27 @@
 //! Rectangles in basis points, and the set of maximal free rectangles of one GPU.
 //!
-//! A free rectangle is *maximal* when no other free rectangle contains it. The set of all of them describes the free
-//! space completely: a demand fits the GPU exactly when it fits one of them.
+//! A free rectangle is *maximal* when no other free rectangle contains it. The set of all maximal rectangles describes the
+//! free space completely: a demand fits the GPU exactly when it fits one of them.
 //!
 //! # Algorithm
-//! [`FreeSet::occupy`] (after FaST-GShare, Algorithm 2): each free rectangle that meets the new one is replaced by up
-//! to four pieces beside it. A piece ends at the new one, so it is redundant (contained) only against what touches that
-//! one: a rectangle that was kept, or another piece on the same side. It is when the rectangle that it is cut from lies in
-//! the other but for the one edge at which it is cut: one comparison of four edges answers for all four pieces.
+//! [`FreeSet::occupy`] (after FaST-GShare, Algorithm 2): each free rectangle that meets the new placement is replaced by up
+//! to four pieces beside it. A piece ends at the placement, so only a rectangle that also touches the placement can contain
+//! it: a kept rectangle, or another piece on the same side. It is contained if the other rectangle covers the piece's
+//! source except beyond the cut edge. One comparison of four edges decides this for all four pieces.
 //!
-//! [`FreeSet::vacate`]: every rectangle that becomes maximal meets the area that is freed. So start from the whole
-//! GPU, cut out each remaining placement, and *drop every piece that does not meet the freed area at once*; what is
-//! left is exactly the new ones. Old rectangles inside a new one go, the rest stays. Nothing else is touched. A
-//! placement that stands along a whole side of the freed area is a wall to all of them, so the start is not the whole GPU
-//! but what lies between such walls, and most placements are outside it.
+//! [`FreeSet::vacate`]: every rectangle that becomes maximal meets the freed area. So start from the whole GPU, cut out
+//! each remaining placement, and *drop every piece that does not meet the freed area at once*; the result is exactly the
+//! set of new rectangles. Old rectangles inside a new rectangle go, and the rest stays. A placement along a whole side of
+//! the freed area is a wall to all new rectangles. So the start is only the space between such walls, and most placements
+//! lie outside.
 //!
-//! Worked example: a 10 x 10 GPU with a placement at x 0..4, y 0..10 and another at x 4..7, y 0..5. Free: 4..10 x
-//! 5..10 and 7..10 x 0..10. When the second leaves: start from 0..10 x 0..10, cut out the first, get 4..10 x 0..10,
-//! which meets the freed area; both old rectangles lie inside it, so it alone remains.
+//! Worked example: a 10 x 10 GPU with a placement at x 0..4, y 0..10 and another at x 4..7, y 0..5. Free: 4..10 x 5..10 and
+//! 7..10 x 0..10. When the second leaves: start from 0..10 x 0..10, cut out the first, get 4..10 x 0..10, which meets the
+//! freed area; both old rectangles lie inside it, so it alone remains.
 //!
 //! # Cost
-//! `n` placements have at most `O(n^2)` maximal rectangles; with eight placements of GPU-like sizes there are one to
-//! eight. Both operations are quadratic in that small number and allocate nothing.
+//! `n` placements have at most `O(n^2)` maximal rectangles; with eight placements of GPU-like sizes there are one to eight.
+//! Both operations are quadratic in that small number and allocate nothing.
 
 use crate::pack::Rectangle;
 use gshare_core::{Quota, SmShare};
@@ -105,13 +105,13 @@ impl Rect {
         self.w().min(self.h())
     }
 
-    /// Area and, among those of an area, the shorter side: the order of best area fit, in one number.
+    /// Area first, shorter side second: the order of best area fit, in one number.
     #[inline]
     pub(crate) fn extent(self) -> u64 {
         u64::from(self.area()) << SIDE_BITS | u64::from(self.short_side())
     }
 
-    /// w x h in the corner of the lowest, then leftmost, of those of `holes` that hold it and have this extent.
+    /// A w x h rectangle in the corner of a hole: the lowest, then leftmost, of the `holes` with this extent that hold it.
     #[inline]
     pub(crate) fn in_the_lowest(holes: &[Self], extent: u64, w: u16, h: u16) -> Option<Self> {
         let size = Self::new(0, 0, w, h).size();
@@ -120,7 +120,7 @@ impl Rect {
         // A rectangle of this extent has one of two sizes.
         let sizes = [Self::new(0, 0, long, short), Self::new(0, 0, short, long)];
         let [lying, standing] = sizes.map(|rect| if rect.holds(size) { rect.size() } else { u32::MAX });
-        // Without a branch: which of them it is is as good as random.
+        // No branch here: its outcome would be as good as random.
         let least = holes.iter().fold(u32::MAX, |least, hole| {
             let other = u32::from((hole.size() != lying) & (hole.size() != standing));
             least.min(hole.0 as u32 | other.wrapping_neg())
@@ -128,7 +128,7 @@ impl Rect {
         (least != u32::MAX).then(|| Self::new(least as u16, (least >> 16) as u16, w, h))
     }
 
-    /// Right, top and the distances of left and bottom: what [`Rect::meets`] compares with.
+    /// Right, top and the distances of left and bottom, for the comparison in [`Rect::meets`].
     const fn opposite(self) -> u64 {
         const SIDES: u64 = WHOLE as u64 * ONES;
         SIDES - self.0.rotate_left(32)
@@ -148,8 +148,8 @@ impl Rect {
         (other.0 | GUARD).wrapping_sub(self.0) & GUARD == GUARD
     }
 
-    /// `self` up to `wall`, when `wall` stands on one side of `freed` along the whole of that side: then no free rectangle
-    /// that meets `freed` reaches past it.
+    /// `self` up to `wall`, if `wall` covers one whole side of `freed`: then no free rectangle that meets `freed` reaches
+    /// past it.
     #[inline]
     fn beside(self, wall: Self, freed: Self) -> Self {
         const LEFT: u64 = 0x8000;
@@ -157,7 +157,7 @@ impl Rect {
         const RIGHT: u64 = BELOW << 16;
         const ABOVE: u64 = RIGHT << 16;
         let (mut x, mut y, mut right, mut top) = (self.x(), self.y(), self.right(), self.top());
-        // Which sides of `wall` lie as far out as those of `freed`, or farther. The two share no area.
+        // The sides of `wall` that lie at least as far out as the sides of `freed`. The two share no area.
         match (freed.0 | GUARD).wrapping_sub(wall.0) & GUARD {
             sides if sides == GUARD - RIGHT => x = x.max(wall.right()),
             sides if sides == GUARD - LEFT => right = right.min(wall.x()),
@@ -168,18 +168,19 @@ impl Rect {
         Self::of_edges(x, y, right, top)
     }
 
-    /// The guard of the one edge of `self` that lies beyond that edge of `other`; 0 when there is none, or more than one.
+    /// The guard of the only edge of `self` beyond the same edge of `other`; 0 with no such edge, or with several.
     #[inline]
     const fn only_beyond(self, other: Self) -> u64 {
         let beyond = !(self.0 | GUARD).wrapping_sub(other.0) & GUARD;
         if beyond & beyond.wrapping_sub(1) == 0 { beyond } else { 0 }
     }
 
-    /// The largest rectangles of `self` left of, right of, below and above `hole`, which meets it, each with whether
-    /// there is such a one and its cut edge is none of those with a guard in `but`.
+    /// The largest rectangles of `self` left of, right of, below and above `hole`, which must meet `self`. The flag of each
+    /// is false if there is no such rectangle, or `but` has the guard of its cut edge.
     #[inline]
     const fn cut(self, hole: Self, but: u64) -> [(Self, bool); 4] {
-        // Which edges of `hole` lie farther in than those of `self`: what is beside one of them is cut at the opposite edge.
+        // The edges of `hole` that lie farther in than the edges of `self`: the piece beside such an edge is cut at the
+        // opposite edge.
         let within = (hole.0 | GUARD).wrapping_sub(ONES).wrapping_sub(self.0) & GUARD & !but.rotate_left(32);
         let beyond = hole.opposite();
         [
@@ -221,9 +222,8 @@ impl Rect {
 /// The corner of `hole` in which a w x h rectangle touches most of the outlines of `bin` and of `used`; ties go to the
 /// lowest, then leftmost. Answers with the length touched.
 ///
-/// What is in the hole can only be touched across the hole's own sides, so the lengths are summed side by side: for the
-/// left and right side along the lower and along the upper h of it, for the lower and upper side along the left and along
-/// the right w of it.
+/// A rectangle in the hole can only touch others across the hole's own sides, so lengths are summed per side: for the left
+/// and right sides along the lower and the upper h, for the lower and upper sides along the left and the right w.
 pub(crate) fn best_corner(
     bin: Rect,
     used: impl Iterator<Item = Rect>,
@@ -240,7 +240,7 @@ pub(crate) fn best_corner(
         [yes(y == bin.y(), w); 2],
         [yes(top == bin.top(), w); 2],
     ];
-    // Only what touches the hole can touch a rectangle in it.
+    // Only a placement that touches the hole can touch a rectangle in it.
     for other in used.filter(|other| other.touches(hole)) {
         let overlap = |low: u16, high: u16, from: u16, to: u16| high.min(to).saturating_sub(low.max(from));
         let (low, high) = (other.y(), other.top());
@@ -275,14 +275,14 @@ pub(crate) fn best_corner(
     (touched[best], Rect::new(corner_x, corner_y, w, h))
 }
 
-/// The work space in which the free set of one GPU is recomputed, and what the last change did to it.
+/// The work space for changes of one GPU's free set, with the result of the last change.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FreeSet {
-    /// Free rectangles after the change: those that stay, then those that come.
+    /// Free rectangles after the change: kept rectangles first, then new ones.
     pub(crate) after: List,
-    /// How many stay.
+    /// Number of kept rectangles.
     pub(crate) stay: usize,
-    /// Free rectangles that go.
+    /// Free rectangles that the change removed.
     pub(crate) gone: List,
     near: List,
     grown: List,
@@ -290,17 +290,17 @@ pub(crate) struct FreeSet {
 }
 
 impl FreeSet {
-    /// Free rectangles that come.
+    /// Free rectangles that the change added.
     pub(crate) fn new_ones(&self) -> &[Rect] {
         &self.after[self.stay..]
     }
 
-    /// `free` loses `taken`.
+    /// Takes `taken` out of `free`.
     pub(crate) fn occupy(&mut self, free: &[Rect], taken: Rect) {
         self.stay = cut_away(free, taken, &mut self.after, &mut self.gone, &mut self.near, |_| true);
     }
 
-    /// `free` wins `freed` of a GPU `bin` in which `used` remains.
+    /// Gives `freed` back to `free`, on a GPU `bin` with the remaining placements `used`.
     pub(crate) fn vacate(
         &mut self,
         bin: Rect,
@@ -334,9 +334,9 @@ fn part(rects: &[Rect], stay: &mut List, gone: &mut List, goes: impl Fn(Rect) ->
     }
 }
 
-/// Fills `out` with what is left of `rects`, none of which lies in another, beside `hole`: those that do not meet it, whose
-/// number is the answer, then the pieces of the others, which are `gone`, as far as a piece is wanted and lies in no other
-/// rectangle of `out`.
+/// Cuts `hole` out of `rects`, none of which contains another. Fills `out` with the rectangles that do not meet `hole`, and
+/// returns their number. Moves the others to `gone`, and appends each piece of them that is wanted and that no other
+/// rectangle of `out` contains.
 #[inline]
 fn cut_away(
     rects: &[Rect],
@@ -366,8 +366,8 @@ fn cut_away(
     stay
 }
 
-/// The maximal free rectangles of `bin` beside `used`, by definition: every rectangle whose sides lie on edges of the
-/// bin or of a placement, that is free, and that no other free one contains. Slow; the oracle of the tests.
+/// The maximal free rectangles of `bin` beside `used`, by definition: every free rectangle with sides on edges of the bin
+/// or of placements that no other free rectangle contains. Slow; the oracle of the tests.
 #[cfg(test)]
 pub(crate) fn maximal_by_definition(bin: Rect, used: &[Rect]) -> Vec<Rect> {
     let edges = |of: fn(Rect) -> [u16; 2]| {
@@ -440,8 +440,8 @@ mod tests {
             prop_assert_eq!(a.size() == b.size(), (a.w(), a.h()) == (b.w(), b.h()));
         }
 
-        /// The free set equals the definition after any sequence of places and releases, and what stays and what goes
-        /// account for every rectangle.
+        /// The free set equals the definition after any sequence of places and releases, and kept and removed rectangles
+        /// account for every old rectangle.
         #[test]
         fn free_set_is_the_set_of_maximal_rectangles(
             steps in prop::collection::vec((any::<bool>(), any::<u16>(), 1u16..9, 1u16..9, any::<u16>()), 1..40),

@@ -1,32 +1,32 @@
 //! The class index: the best free rectangle over all GPUs, at a cost that does not depend on their number.
 //!
 //! # Problem
-//! Best area fit (FaST-GShare, Algorithm 2, line 1) looks at every free rectangle of every GPU: 0.1 ms and more per
-//! demand at 10 000 GPUs. The answer is the smallest rectangle in a fixed order, so an index finds it directly.
+//! Best area fit (FaST-GShare, Algorithm 2, line 1) looks at every free rectangle of every GPU: 0.1 ms and more per demand
+//! at 10 000 GPUs. The answer is the smallest rectangle in a fixed order, so an index finds it directly.
 //!
 //! # Algorithm
-//! A free rectangle w x h belongs to the class (w / 100, h / 100): column and row in whole per cents, 0 to 100 each.
-//! Per class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty, and
-//! for every eighth row one of the columns that reach it.
-//! For a demand w x h, walk the columns from its own rightwards that reach its row, and in each the set bits from that
-//! row upwards; stop a column, and then the walk, as soon as the smallest area that a class could hold exceeds the best
-//! found. In a class above the demand in both axes every entry fits, so its first one is its best; in a class of the
-//! demand's own column or row an entry is tested, and a size that does not fit is skipped whole.
+//! A free rectangle w x h belongs to the class (w / 100, h / 100): column and row in whole per cents, 0 to 100 each. Per
+//! class there is an ordered set of (area, short side, GPU); per column a bit mask of its rows that are not empty, and for
+//! every eighth row one of the columns that reach it. For a demand w x h, walk the columns from its own rightwards that
+//! reach its row, and in each the set bits from that row upwards; stop a column, and then the walk, as soon as the smallest
+//! area that a class could hold exceeds the best found. In a class above the demand in both axes every entry fits, so its
+//! first one is its best; in a class of the demand's own column or row an entry is tested, and a size that does not fit is
+//! skipped whole.
 //!
-//! Worked example, in per cent: a demand of 24 x 60, free rectangles of 40 x 76 and 60 x 60. Columns 24 to 39 are
-//! empty. In column 40 the first bit from row 60 upwards is row 76: area 3040. Columns 41 to 50 are empty. In column
-//! 51 even 51 x 60 = 3060 is more, so the walk ends and 60 x 60 is never looked at.
+//! Worked example, in per cent: a demand of 24 x 60, free rectangles of 40 x 76 and 60 x 60. Columns 24 to 39 are empty. In
+//! column 40 the first bit from row 60 upwards is row 76: area 3040. Columns 41 to 50 are empty. In column 51 even 51 x 60
+//! = 3060 is more, so the walk ends and 60 x 60 is never looked at.
 //!
 //! GPUs without placements are kept apart, by size, and asked last: an open GPU with a hole is always preferred to another
 //! GPU.
 //!
-//! A key is a number of 63 bits: area (27), short side (14), GPU (21), orientation (1, tells a x b from b x a), in the order
-//! in which they decide.
+//! A key is a number of 63 bits: area (27), short side (14), GPU (21), orientation (1, tells a x b from b x a), in the
+//! order in which they decide.
 //!
 //! # Cost
-//! A few classes are visited per demand; each costs one to three node visits of [`Sets`]. 80 KiB for the
-//! class roots, and 8 bytes a free rectangle. A filter (memory, predicate) walks on to the next entry, so a demand
-//! whose memory fits almost nowhere can visit every open GPU.
+//! A few classes are visited per demand; each costs one to three node visits of [`Sets`]. 80 KiB for the class roots, and 8
+//! bytes a free rectangle. A filter (memory, predicate) walks on to the next entry, so a demand for scarce memory can visit
+//! every open GPU.
 #![expect(
     clippy::cast_possible_truncation,
     reason = "a class number is at most 100, and the fields of a key are as wide as they were packed"
@@ -180,7 +180,7 @@ impl ClassIndex {
             + size_of_val(&self.reach)
     }
 
-    /// The least rank of `best` and those of the class that fit and that `accept` takes.
+    /// The least rank among `best` and the entries of the class that fit and pass `accept`.
     #[inline]
     fn walk_class(
         &self,

@@ -1,8 +1,8 @@
 //! A list for work space that is filled without branches.
 //!
-//! Which rectangles of a GPU a placement meets is as good as random, and so is every `if` about it: a processor that
-//! guesses wrong waits longer than the test and the write take. So each rectangle is written, and counted when it
-//! belongs; the next one is written over one that does not.
+//! Whether a placement meets a rectangle is as good as random, and so is a branch on it: a misprediction costs more than
+//! the test and the write. So each rectangle is written, and counted only if it belongs; the next write replaces a
+//! rectangle that does not.
 
 use core::ops::Deref;
 
@@ -11,7 +11,7 @@ use super::geometry::Rect;
 /// A list of rectangles.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct List {
-    /// The list, then at least one that is not in it.
+    /// The list, followed by at least one spare element.
     items: Vec<Rect>,
     len: usize,
 }

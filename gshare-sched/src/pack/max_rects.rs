@@ -46,8 +46,8 @@ gshare_core::config! {
     }
 }
 
-/// Everything a [`MaxRects`] holds, in a form to keep and to bring back. Later answers are the same as those of the
-/// packer it was taken from.
+/// Everything a [`MaxRects`] holds, in a form to keep and to bring back. A restored packer gives the same answers as the
+/// original.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -80,9 +80,9 @@ pub struct SnapshotGpu {
     pub cordoned: bool,
 }
 
-/// All that a call reads of a GPU lies side by side, for at 100 000 GPUs it is the misses that take the time: what is
-/// spread over four places comes in four times the time, and this in little more than one. In this order a GPU with few
-/// placements takes its first three cache lines.
+/// All data that a call reads of a GPU lies side by side, since cache misses dominate at 100 000 GPUs: data in four places
+/// takes four times as long, and this little more than one miss. In this order a GPU with few placements takes its first
+/// three cache lines.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(512))]
 struct Gpu {
@@ -122,7 +122,7 @@ struct Pod {
     /// Zero stands for none: a limit is at least the request, which is not zero.
     sm_limit: SmShare,
     workload: Workload,
-    /// Which of what is asked for by few demands is in [`Extra`].
+    /// Flags of the rare data that [`Extra`] holds for this placement.
     has: u8,
 }
 
@@ -582,7 +582,7 @@ impl MaxRects {
         self.store_free(gpu, was_whole);
     }
 
-    /// Where the placement of `slot` is among those of its GPU.
+    /// Index of the placement of `slot` among its GPU's placements.
     fn index_of(&self, gpu: u32, slot: u32) -> Option<usize> {
         self.pods.get_few(&self.gpus[gpu as usize].pods).iter().position(|pod| pod.slot == slot)
     }

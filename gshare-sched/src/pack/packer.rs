@@ -72,7 +72,7 @@ gshare_core::with_fields!(Demand {
     with_workload(workload: Workload),
 });
 
-/// What the share guarantees, with its SM limit. A share that guarantees no time asks for one basis point of it.
+/// The guaranteed part of the share, with its SM limit. Without guaranteed time the demand is one basis point of time.
 impl From<&GpuShare> for Demand {
     fn from(share: &GpuShare) -> Self {
         let least = Quota::new(1).unwrap_or(Quota::WHOLE);
@@ -101,7 +101,7 @@ impl Demand {
         self.sm_limit.unwrap_or(self.sm)
     }
 
-    /// Refuses a demand that asks for nothing or whose limit is below its request.
+    /// Refuses a demand with a zero size, or with a limit below its request.
     ///
     /// # Errors
     /// [`PackError::ZeroSize`], [`PackError::LimitBelowRequest`].
@@ -125,10 +125,10 @@ impl Demand {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct GpuSpec {
-    /// Width: how much GPU time a window has.
+    /// Width: GPU time per window.
     #[cfg_attr(feature = "serde", serde(rename = "quota_bp", default = "whole_quota"))]
     pub quota: Quota,
-    /// Height: how many SMs there are.
+    /// Height: share of the SMs.
     #[cfg_attr(feature = "serde", serde(rename = "sm_bp", default = "whole_sm"))]
     pub sm: SmShare,
     /// Memory that placements may hold together, in bytes.
@@ -164,10 +164,10 @@ impl GpuSpec {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rectangle {
-    /// Where the placement's time begins in the window (x), in basis points.
+    /// Begin of the placement's time in the window (x), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "time_offset_bp"))]
     pub time_offset: Quota,
-    /// Where the placement's SMs begin (y), in basis points.
+    /// Begin of the placement's SMs (y), in basis points.
     #[cfg_attr(feature = "serde", serde(rename = "sm_offset_bp"))]
     pub sm_offset: SmShare,
     /// Share of the window (width), in basis points.
@@ -221,20 +221,20 @@ impl Placed {
     }
 }
 
-/// How a placement changes under a plan.
+/// The change of a placement by a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct RepackChange {
     pub id: PlacementId,
-    /// GPU it leaves.
+    /// GPU before the change.
     pub from_gpu: GpuId,
-    /// Rectangle it leaves.
+    /// Rectangle before the change.
     pub from: Rectangle,
-    /// GPU it goes to; the same one for a change in place, which moves no process.
+    /// GPU after the change. The same GPU means a change in place, which moves no process.
     pub to_gpu: GpuId,
-    /// Rectangle it goes to.
+    /// Rectangle after the change.
     pub to: Rectangle,
 }
 
@@ -257,12 +257,12 @@ pub struct RepackPlan {
     pub changes: Vec<RepackChange>,
     /// GPUs that become empty.
     pub emptied: Vec<GpuId>,
-    /// Placements that should have moved but found no room (of a drain).
+    /// Placements that a drain should have moved but found no room for.
     pub stuck: Vec<PlacementId>,
 }
 
 impl RepackPlan {
-    /// How many placements change their GPU.
+    /// Number of placements that change their GPU.
     pub fn moves(&self) -> usize {
         self.changes.iter().filter(|change| !change.in_place()).count()
     }
@@ -295,7 +295,7 @@ impl GpuStatus {
         Self { gpu, spec, cordoned: false, placements: 0, memory_used: Bytes::ZERO, area_used: 0 }
     }
 
-    /// The same with the sums over what it holds.
+    /// Adds the placements that the GPU holds to the sums.
     #[must_use]
     pub fn with_placements(self, held: &[Placement]) -> Self {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
@@ -374,18 +374,18 @@ pub enum PackError {
 /// A policy that places demands on GPUs.
 ///
 /// # Contract
-/// - The sums of a GPU's placements stay within its memory, and those of the policy's own model (rectangles, or sums of
-///   SM shares) within its size; members of one group ([`Demand::apart`]) never share a GPU.
+/// - The placements of a GPU stay within its memory, and within its size by the policy's own model (rectangles, or sums of
+///   SM shares). Members of one group ([`Demand::apart`]) never share a GPU.
 /// - `Err` means that nothing changed.
 /// - Equal calls give equal answers on every machine.
 /// - A [`PlacementId`] is answered once: after [`Packer::release`] it is stale, and a stale id is an error.
-/// - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no
-///   process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
-///   the window); [`Placed::rearranged`] says so.
+/// - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no process (a
+///   rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in the window);
+///   [`Placed::rearranged`] says so.
 /// - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
 ///
-/// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
-/// faster. `gshare_sim::conformance::packer` checks a policy against the contract.
+/// Six methods are the policy's own; the others follow from them, and a policy overrides any that it can answer faster.
+/// `gshare_sim::conformance::packer` checks a policy against the contract.
 pub trait Packer: Send {
     /// Adds an empty GPU.
     ///
@@ -407,7 +407,7 @@ pub trait Packer: Send {
     /// [`PackError::Memory`].
     fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError>;
 
-    /// Frees a placement and returns what it was.
+    /// Frees a placement and returns it.
     ///
     /// # Errors
     /// [`PackError::UnknownPlacement`].
@@ -427,8 +427,8 @@ pub trait Packer: Send {
         self.place_where(demand, &|_| true)
     }
 
-    /// How hard a demand is to place: members of a batch are placed in falling order of this number, since large ones
-    /// that come last find no room. The default is quota times SM share, in basis points squared.
+    /// Difficulty of a demand: a batch is placed by falling weight, since large demands find no room at the end. The
+    /// default is quota times SM share, in basis points squared.
     fn weight(&self, demand: &Demand) -> u64 {
         u64::from(demand.quota.get()) * u64::from(demand.sm.get())
     }
@@ -436,8 +436,8 @@ pub trait Packer: Send {
     /// Places every demand or none, and appends the answers to `out` in the order of `demands`. `allowed` is given the
     /// answers of this call so far, in the order in which they were found, and the GPU asked about.
     ///
-    /// The default undoes a failed batch by releasing what it placed. A packer that changes rectangles of other
-    /// placements to make room overrides it, since a release does not bring those back.
+    /// The default undoes a failed batch by releasing its placements. A packer that changes rectangles of other placements
+    /// to make room must override it, since a release does not restore these rectangles.
     ///
     /// # Errors
     /// [`PackError::Batch`], which names the demand that found no room.
@@ -458,7 +458,7 @@ pub trait Packer: Send {
         self.place_set(demands, &|_, _| true, out)
     }
 
-    /// Places every demand on a GPU of its own, all different, or none.
+    /// Places every demand on a different GPU, or none.
     ///
     /// # Errors
     /// [`PackError::Batch`].
@@ -467,8 +467,8 @@ pub trait Packer: Send {
         self.place_set(demands, &fresh, out)
     }
 
-    /// Places a large model on GPUs that `allowed` accepts, and appends the answers to `out`. A packer that knows how spreads its
-    /// memory over several GPUs where none holds all of it, each part a placement of its own. The default has one placement.
+    /// Places a large model on GPUs that `allowed` accepts, and appends the answers to `out`. If no GPU can hold all of its
+    /// memory, a packer may spread it over several GPUs, with a placement for each part. The default makes one placement.
     ///
     /// # Errors
     /// As [`Packer::place_where`].
@@ -565,15 +565,15 @@ pub trait PackerExt: Packer {
     /// [`PackError::UnknownGpu`].
     fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError>;
 
-    /// Places a demand exactly here: to restore what runs already.
+    /// Places a demand exactly here, to restore a running instance.
     ///
     /// # Errors
-    /// [`PackError::UnknownGpu`], [`PackError::BadRectangle`], [`PackError::Occupied`], [`PackError::Memory`], and
-    /// those of an invalid demand.
+    /// [`PackError::UnknownGpu`], [`PackError::BadRectangle`], [`PackError::Occupied`], [`PackError::Memory`], and the
+    /// errors of an invalid demand.
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError>;
 
-    /// Makes each GPU named hold exactly the placements listed, in this order. Together the lists name what these GPUs
-    /// hold now, each placement once with its id and demand; only GPUs and rectangles differ.
+    /// Makes each GPU hold exactly the listed placements, in this order. Together the lists contain every placement that
+    /// these GPUs hold now, once, with its id and demand; only GPUs and rectangles differ.
     ///
     /// # Errors
     /// When a list does not fit its GPU: nothing changed.
@@ -590,8 +590,8 @@ pub trait PackerExt: Packer {
         self.trial().place(demand).map(|placed| placed.placement.gpu)
     }
 
-    /// How to use fewer GPUs, in at most `max_moves` moves between GPUs: the emptiest GPUs are emptied into other open
-    /// ones, each wholly or not at all. Changes nothing; the plan is empty when there is nothing to gain.
+    /// A plan to use fewer GPUs, with at most `max_moves` moves between GPUs. It empties the emptiest GPUs into other open
+    /// GPUs, each wholly or not at all. Changes nothing; the plan is empty if there is nothing to gain.
     fn plan_repack(&self, max_moves: usize) -> RepackPlan {
         let mut trial = self.trial();
         let mut open = Vec::new();
@@ -637,7 +637,7 @@ pub trait PackerExt: Packer {
         RepackPlan { version: self.version(), changes, emptied, stuck: Vec::new() }
     }
 
-    /// How to empty `gpu`. Placements that find no room elsewhere are listed as stuck.
+    /// A plan to empty `gpu`. Placements that find no room elsewhere are listed as stuck.
     ///
     /// # Errors
     /// [`PackError::UnknownGpu`].

@@ -1,6 +1,6 @@
 //! How full a GPU is, in figures and as a picture.
 //!
-//! For any packer whose rectangles have a place (Dilu's have none: its placements share all offsets).
+//! For any packer with rectangles at fixed places (in Dilu's packer all placements share offset 0).
 //!
 //! - *occupancy*: the area that placements hold, of the GPU's;
 //! - *largest hole*: the largest free rectangle by area, ties by short side, then the lowest, then the leftmost;

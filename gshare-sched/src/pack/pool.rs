@@ -1,8 +1,8 @@
-//! The ledger that all packers of this crate keep: which GPUs there are, and which placement an id names.
+//! The ledger of all packers in this crate: the GPUs of the pool, and the placements by id.
 //!
 //! # Invariants
-//! A slot is either free and listed once among the free ones, or held by one placement and knows its GPU; a slot's
-//! generation grows with each release, so a stale id finds nothing. The sizes are those of the GPUs that are present.
+//! A slot is either free and listed once as free, or held by one placement and knows its GPU; a slot's generation grows
+//! with each release, so a stale id finds nothing. The sizes describe exactly the present GPUs.
 //!
 //! # Cost
 //! O(1) per call, but for the sizes: a pool has few, and they are looked through.
@@ -16,7 +16,7 @@ use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 /// The GPU of a slot that is free.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Where the placement is that an id names. Kept small: it is what a release misses first, and all else waits for it.
+/// The GPU of a placement, by id. Kept small: a release first misses the cache here, and everything else waits for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     pub(crate) generation: u32,
@@ -51,7 +51,7 @@ impl Slots {
         free.clone_into(&mut self.free);
     }
 
-    /// A slot for a placement on `gpu`. Where it is as large as the table was, a table beside this one needs an entry more.
+    /// A slot for a placement on `gpu`. If the slot equals the table's old length, parallel tables need another entry.
     #[inline]
     pub(crate) fn take(&mut self, gpu: u32) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -150,7 +150,7 @@ pub(crate) trait PoolGpu: Clone + Default {
         self.placements() > 0
     }
 
-    /// The GPU's state, whose placements have `area` together.
+    /// The status of the GPU; `area` is the sum over its placements.
     fn status(&self, id: GpuId, area: u64) -> GpuStatus {
         let mut status = GpuStatus::new(id, self.facts().spec());
         status.cordoned = self.facts().cordoned;
@@ -248,7 +248,7 @@ impl<G: PoolGpu> Gpus<G> {
     }
 }
 
-/// Refuses lists that are not what the GPUs named hold now: each placement once.
+/// Refuses lists unless together they contain each placement of the named GPUs exactly once.
 pub(crate) fn check_held<G: PoolGpu>(
     gpus: &Gpus<G>,
     slots: &Slots,

@@ -1,12 +1,12 @@
 //! Re-arranging the placements of one GPU.
 //!
-//! A rectangle's offsets are virtual, so moving rectangles inside their GPU moves no process. When no open GPU has a
-//! hole for a demand, its placements may still fit together with it in another arrangement: pack all of them again,
-//! in four orders by three rules, and keep the first arrangement that holds them all. (FaST-GShare, section 5.4: its
-//! eight pods fit one GPU in only 138 of their 420 arrival orders one by one, and in all 420 with this.)
+//! A rectangle's offsets are virtual, so moving rectangles inside their GPU moves no process. When no open GPU has a hole
+//! for a demand, its placements may still fit together with it in another arrangement: pack all of them again, in four
+//! orders by three rules, and keep the first arrangement that holds them all. (FaST-GShare, section 5.4: its eight pods fit
+//! one GPU in only 138 of their 420 arrival orders one by one, and in all 420 with this.)
 //!
-//! Some that fit in no arrangement are told by a sum: what is wider than half the GPU can only stand above one another, and
-//! what is higher than half of it side by side.
+//! A sum rules some sets out: rectangles wider than half of the GPU can only be stacked, and rectangles higher than half of
+//! it can only stand side by side.
 //!
 //! Cost: twelve attempts at `n` placements with `O(free rectangles)` each, fewer where two orders are the same; nothing is
 //! allocated in steady state.

@@ -25,11 +25,11 @@ impl Run {
     }
 }
 
-/// A list whose entries lie here while there are at most `N`, else in a run. `Default` is the empty one.
+/// A list with up to `N` entries in place, and more entries in a run. `Default` is empty.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Few<T, const N: usize> {
-    /// While it has no memory, its length is that of `here`.
+    /// Without memory of its own, its length is the length of `here`.
     run: Run,
     here: [T; N],
 }
@@ -163,7 +163,7 @@ impl<T: Copy + Default> Runs<T> {
     pub(crate) fn remove_few<const N: usize>(&mut self, few: &mut Few<T, N>, index: usize) {
         self.get_few_mut(few).copy_within(index + 1.., index);
         few.run.len -= 1;
-        // Not as soon as it fits, so that one that comes and goes does not move the others each time.
+        // Not as soon as the list fits, or one changing entry would move the others each time.
         if few.run.log2 != 0 && few.run.len() <= N / 2 {
             let run = few.run;
             few.here[..run.len()].copy_from_slice(self.get(run));

@@ -1,18 +1,18 @@
 //! Many ordered sets of integers in one arena.
 //!
 //! # Problem
-//! The index of the packer keeps thousands of small ordered sets (one per class of free rectangles) that change on
-//! every call. A `BTreeSet` for each would allocate and free nodes all the time. Here all sets share two vectors of
-//! nodes with free lists, so a packer whose pool has stopped growing allocates nothing.
+//! The index of the packer keeps thousands of small ordered sets (one per class of free rectangles) that change on every
+//! call. A `BTreeSet` for each would allocate and free nodes all the time. Here all sets share two vectors of nodes with
+//! free lists, so a packer allocates nothing once its pool has stopped growing.
 //!
 //! # Algorithm
-//! A B+ tree per set: keys in leaves of 30, leaves linked both ways, inner nodes of 20. A node that falls under a
-//! third is merged with a neighbour when both fit in three quarters of a node, so inserts and removals at a border do
-//! not thrash. `keys[0]` of an inner node is never read: its first child takes everything below `keys[1]`.
+//! A B+ tree per set: keys in leaves of 30, leaves linked both ways, inner nodes of 20. A node that falls under a third is
+//! merged with a neighbour when both fit in three quarters of a node, so inserts and removals at a border do not thrash.
+//! `keys[0]` of an inner node is never read: its first child takes everything below `keys[1]`.
 //!
 //! # Invariants
-//! Leaves are sorted and never empty; all leaves of a set lie at the same depth; a separator is at most the first key
-//! to its right and above the last key to its left.
+//! Leaves are sorted and never empty; all leaves of a set lie at the same depth; a separator is at most the first key to
+//! its right and above the last key to its left.
 //!
 //! # Cost
 //! `O(log n)` node visits per call, one to four in practice; 8 bytes a key and at most 256 bytes a set on top.
@@ -215,7 +215,7 @@ impl Sets {
         true
     }
 
-    /// Takes a leaf away that is empty, which held the key or would, and joins one that is short with its neighbour.
+    /// Mends the leaf for the key: removes it if it is empty, or joins it with a neighbour if it is short.
     #[inline(never)]
     fn mend(&mut self, set: usize, node: u32, key: u64) {
         let root = self.roots[set];
@@ -315,7 +315,7 @@ impl Sets {
         self.free_inner = node;
     }
 
-    /// Moves the upper half of a full leaf into a new one behind it.
+    /// Moves the upper half of a full leaf into a new leaf behind it.
     fn split_leaf(&mut self, node: u32) -> u32 {
         let right = self.new_leaf();
         let old = &mut self.leaves[node as usize];
@@ -332,7 +332,7 @@ impl Sets {
         right
     }
 
-    /// Hangs `node`, whose keys are at least `separator`, behind the children that `path` names.
+    /// Adds `node` to its parent, behind the children that `path` names. Its keys are at least `separator`.
     fn insert_child(&mut self, set: usize, path: &Path, mut separator: u64, mut node: u32) {
         let root = self.roots[set];
         for level in (0..root.height as usize).rev() {
@@ -429,8 +429,8 @@ impl Sets {
     }
 }
 
-/// Where the key is or would be. One by one: what is looked for is often the first, and a processor that guesses where the
-/// search ends need not wait for it, as it must for each half of a binary search.
+/// The position of the key, or the position for its insertion. A linear search: the key is often the first, and the
+/// processor predicts the end of the loop, unlike the halves of a binary search.
 fn position_in(keys: &[u64], key: u64) -> usize {
     keys.iter().take_while(|other| **other < key).count()
 }

@@ -1,30 +1,30 @@
 //! The placement of a GPU as a cyclic schedule.
 //!
 //! # Problem
-//! A packing proves that *some* schedule gives every placement its quota: give it the slot `[x, x + q)` of every
-//! window, where x is the time offset of its rectangle. Rectangles that are alive at one instant have disjoint SM
-//! intervals, so the SMs suffice. A dispatcher that ignores the offsets and hands out tokens by missing quota alone
-//! (FaST-GShare, section 3.3.3) does not find that schedule: packed to the brim, it misses quotas on most GPUs.
-//! [`SlotTable`] is it, and [`MultiToken`](crate::token::MultiToken) keeps it.
+//! A packing proves that *some* schedule gives every placement its quota: give it the slot `[x, x + q)` of every window,
+//! where x is the time offset of its rectangle. Rectangles that are active at the same instant have disjoint SM intervals,
+//! so the SMs suffice. A dispatcher by missing quota alone (FaST-GShare, section 3.3.3) ignores the offsets and does not
+//! find this schedule: on full GPUs it mostly misses quotas. [`SlotTable`] is the schedule, and
+//! [`MultiToken`](crate::token::MultiToken) follows it.
 //!
 //! # Algorithm
-//! At a position of the window, the owners whose slots cover it run ([`SlotTable::running`]). What the slots leave free goes
-//! to others that wait, those with the most missing quota first, skipping any that does not fit
-//! ([`SlotTable::dispatch`]), until the next change ([`SlotTable::next_change`]).
+//! At each position of the window, the owners of the slots that cover it run ([`SlotTable::running`]). Free SMs go to other
+//! waiting owners by missing quota, largest first, and an owner that does not fit is skipped ([`SlotTable::dispatch`]).
+//! This holds until the next change ([`SlotTable::next_change`]).
 //!
-//! Without a packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at
-//! most the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots
-//! whose SMs need not be contiguous, largest first.
+//! Without a packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at most
+//! the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots with
+//! scattered SMs, largest first.
 //!
-//! Worked example, in per cent (quota x SMs): a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100. d fills the SMs, so a,
-//! b and c share the other 40 % of the window: d in [0, 60), a in [60, 80), b in [80, 100), c in [60, 100). By missing
-//! quota with a stop at the first misfit, c (40 missing) runs ahead of a and b, and d, the widest, waits behind them.
+//! Worked example, in per cent (quota x SMs): a = 20 x 24, b = 20 x 80, c = 40 x 6, d = 60 x 100. d fills the SMs, so a, b
+//! and c share the other 40 % of the window: d in [0, 60), a in [60, 80), b in [80, 100), c in [60, 100). By missing quota
+//! with a stop at the first misfit, c (40 missing) runs ahead of a and b, and d, the widest, waits behind them.
 //!
 //! # Invariants
 //! At no position do the SM shares of the slots add up to more than the whole; an owner has one slot.
 //!
 //! # Cost
-//! `O(n)` to ask who runs, `O(n^2)` to add a slot or to look for its place.
+//! `O(n)` to find the running owners, `O(n^2)` to add a slot or to find its place.
 
 use crate::pack::{PackError, Placement};
 use gshare_core::{BasisPoints, PlacementId, Quota, SmShare};
@@ -39,13 +39,13 @@ use super::rearrange::Arranger;
 pub struct Slot<K = PlacementId> {
     /// The owner of the slot.
     pub owner: K,
-    /// Where it begins, in the window.
+    /// Begin of the slot in the window.
     #[cfg_attr(feature = "serde", serde(rename = "offset_bp"))]
     pub offset: Quota,
-    /// How long it is; it may wrap round the end of the window.
+    /// Length of the slot, which may wrap round the end of the window.
     #[cfg_attr(feature = "serde", serde(rename = "length_bp"))]
     pub length: Quota,
-    /// The SMs it takes.
+    /// SMs that the owner takes meanwhile.
     #[cfg_attr(feature = "serde", serde(rename = "sm_bp"))]
     pub sm: SmShare,
 }
@@ -59,7 +59,7 @@ impl<K> Slot<K> {
 }
 
 const WINDOW: u16 = 10_000;
-/// Beyond this many owners a table is looked for only where it is easy: the search is cubic.
+/// With more owners only the easy arrangements are tried: the search is cubic.
 const MOST_ARRANGED: usize = 64;
 
 /// An owner that wants to run, as [`SlotTable::dispatch`] sees it.
@@ -69,7 +69,7 @@ pub struct Waiting<K = PlacementId> {
     pub owner: K,
     /// Share of the SMs that it takes while it runs.
     pub sm: SmShare,
-    /// Quota still missing in this window; what is at or below zero runs only in its slot.
+    /// Quota still missing in this window. An owner at or below zero runs only in its slot.
     pub missing_bp: i32,
 }
 
@@ -207,9 +207,8 @@ impl<K: Copy + Ord> SlotTable<K> {
         self.changes.get(next).copied().unwrap_or(WINDOW)
     }
 
-    /// The owners that run from `at` until [`SlotTable::next_change`]: every waiting owner whose slot covers
-    /// `at`, then, on the SMs that are left, the others by missing quota (ties: by id), skipping those that
-    /// do not fit. Sorts `waiting` and appends to `out`.
+    /// The owners that run from `at` until [`SlotTable::next_change`]: first every waiting owner with a slot at `at`, then
+    /// the others that fit into the remaining SMs, by missing quota and then by id. Sorts `waiting` and appends to `out`.
     pub fn dispatch(&self, at: BasisPoints, waiting: &mut [Waiting<K>], out: &mut Vec<K>) {
         waiting.sort_unstable_by_key(|client| (core::cmp::Reverse(client.missing_bp), client.owner));
         let mut free = u32::from(SmShare::WHOLE.get());

@@ -1,29 +1,31 @@
 //! Pipelines by coefficient of variation, listed lazily.
 //!
 //! # Algorithm
-//! On one reference slice the stages' times add up to the same total for every cut. For a given number `k` of stages the CV therefore
-//! grows with the sum of squares alone, which is the length of a path in the graph of ideals. For every `k` the recursive enumeration
-//! of k-best paths (Jiménez and Marzal, 1999) lists the paths of exactly `k` steps, shortest first: a node knows its shortest ways to
-//! the end so far and one candidate per step. The next best way is the smallest candidate, and the next best way of the node it leads
-//! to replaces that candidate. A heap over `k` on `k * squares` merges the lists.
+//! On one reference slice the stages' times add up to the same total for every cut. For a given number `k` of stages the CV
+//! therefore grows with the sum of squares alone, which is the length of a path in the graph of ideals. For every `k` the
+//! recursive enumeration of k-best paths (Jiménez and Marzal, 1999) lists the paths of exactly `k` steps, shortest first: a
+//! node knows its shortest ways to the end so far and one candidate per step. The next best way is the smallest candidate,
+//! and the next best way of the node it leads to replaces that candidate. A heap over `k` on `k * squares` merges the
+//! lists.
 //!
-//! Paths are compared by (sum of squares, hand-offs, first step, rank of the rest). At every node this is exactly the order by cost and
-//! then by cuts, so ties cost nothing. Spreading a set of forks changes the total and fixes those stages: each set has a graph of its
-//! own, and the lists are merged by the exact fraction.
+//! Paths are compared by (sum of squares, hand-offs, first step, rank of the rest). At every node this is exactly the order
+//! by cost and then by cuts, so ties cost nothing. Spreading a set of forks changes the total and fixes those stages: each
+//! set has a graph of its own, and the lists are merged by the exact fraction.
 //!
-//! Among chains that differ only in the order of independent stages [`Mode::AcyclicQuotient`](super::Mode::AcyclicQuotient) keeps the
-//! first, the lexicographic normal form: no stage comes after a larger one that it could precede. Every tail of a normal form is a
-//! normal form, so the enumeration drops the other chains as soon as two parts join.
+//! Among chains that differ only in the order of independent stages [`Mode::AcyclicQuotient`](super::Mode::AcyclicQuotient)
+//! keeps the first, the lexicographic normal form: no stage follows a larger stage that it could precede. Every tail of a
+//! normal form is a normal form, so the enumeration drops the other chains as soon as two parts join.
 //!
 //! # Example
-//! A chain of 2, 3, 4 and 1 ms: `T` = 10. One stage has CV 0 and comes first. Two stages: 5|5 has squares 50 and `k*S` = 100 = `T²`,
-//! again CV 0, and comes second with its additional stage; 2|8 has 68, 9|1 has 82. Three: 2|3|5 has 38, `k*S` = 114, CV sqrt(0.14) =
-//! 0.37; 5|4|1 42; 2|7|1 54. Four stages: 30, 120, CV 0.45. Order: whole, 5|5, 2|3|5, 2|3|4|1, 5|4|1, 2|8, 2|7|1, 9|1.
+//! A chain of 2, 3, 4 and 1 ms: `T` = 10. One stage has CV 0 and comes first. Two stages: 5|5 has squares 50 and `k*S` =
+//! 100 = `T²`, again CV 0, and comes second with its additional stage; 2|8 has 68, 9|1 has 82. Three: 2|3|5 has 38, `k*S` =
+//! 114, CV sqrt(0.14) = 0.37; 5|4|1 42; 2|7|1 54. Four stages: 30, 120, CV 0.45. Order: whole, 5|5, 2|3|5, 2|3|4|1, 5|4|1,
+//! 2|8, 2|7|1, 9|1.
 //!
 //! # Differences from the paper
-//! - The paper gives neither the reference slice, nor the kind of standard deviation, nor the ties. Here the slice is any slice for
-//!   which all components have a profile, the deviation is the population's, and ties go as above. The sample deviation would change
-//!   the order between numbers of stages, but not the order within one.
+//! - The paper gives neither the reference slice, nor the kind of standard deviation, nor the ties. Here the slice is any
+//!   slice for which all components have a profile, the deviation is the population's, and ties go as above. The sample
+//!   deviation would change the order between numbers of stages, but not the order within one.
 //! - A component is comparable with every other exactly when it lies on every path of the DAG without its transitive edges.
 //! - Branches inside a fork stay whole under series cuts; the other modes cut them.
 
@@ -89,8 +91,9 @@ impl PartialOrd for Entry {
 }
 
 impl Balanced {
-    /// A list over `times`, the expected time in ns of each component on the reference slice. With `normal` it has only normal
-    /// forms, whose stages may run side by side; with `spread` it tries forks both ways (for the graph of series cuts).
+    /// A list over `times`, the expected time in ns of each component on the reference slice. With `normal` it has only
+    /// normal forms, in which stages may run side by side; with `spread` it tries forks both ways (for the graph of series
+    /// cuts).
     pub(super) fn new(
         dag: &Dag,
         lattice: Lattice,

@@ -67,7 +67,7 @@ pub enum RouteEvent {
     },
     /// The instance gets no more requests; [`RouteAction::Drained`] follows when it has none left.
     InstanceDraining { instance: InstanceId },
-    /// The instance is gone. Its requests are routed again; the host cancels a request whose instances end too often.
+    /// The instance is gone. Its requests are routed again; the host cancels a request after too many lost instances.
     InstanceDown { instance: InstanceId },
     /// A new request.
     Arrived {

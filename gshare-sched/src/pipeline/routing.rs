@@ -1,41 +1,47 @@
 //! Routing by slack: the instance that serves each request, and the time at which it begins.
 //!
 //! # Problem
-//! The instances of a function differ: some own their slices, as a whole or as pipelines, others share a slice and may have to be loaded
-//! first. From deadlines and latencies the router decides where each request runs (FluidFaaS, section 5.3, "Request Routing").
+//! The instances of a function differ: some own their slices, as a whole or as pipelines, others share a slice and may have
+//! to be loaded first. From deadlines and latencies the router decides where each request runs (FluidFaaS, section 5.3,
+//! "Request Routing").
 //!
 //! # Terms
-//! - an **exclusive** instance owns its slices and holds up to `capacity` requests; a **shared** instance is one of several on a
-//!   [`SharedSlice`], which runs one request at a time;
+//! - an **exclusive** instance owns its slices and holds up to `capacity` requests; a **shared** instance is one of several
+//!   on a [`SharedSlice`], which runs one request at a time;
 //! - **load**: time until a shared instance could begin, 0 while it is resident;
 //! - **slack** of a request on an instance: deadline - latency - load, the latest time to begin;
 //! - **late**: the current time is past the slack on the function's fastest instance.
 //!
 //! # Algorithm
-//! 1. A function's requests wait in one queue by (deadline, arrival). No request is bound to an instance before it starts, so none waits
-//!    behind a slow instance while a fast one is free.
+//! 1. A function's requests wait in one queue by (deadline, arrival). No request is bound to an instance before it starts,
+//!    so none waits behind a slow instance while a fast one is free.
 //! 2. A request starts at once on an exclusive instance with room, the least latency first (section 5.3).
-//! 3. The remaining requests wait for shared instances. An idle shared slice takes the instance whose function's first request has the
-//!    least **slack** (see `Entry`). Instances to be loaded that would be late anyway wait a while ([`RouterConfig::stay_loads`]).
-//! 4. An instance takes the first request of its function that *it* answers in time: a slow instance, or one to be loaded, passes over
-//!    requests that only a faster one can still save. Without such a request it serves a late one, else the first.
-//! 5. **Late** requests ([`Late`]): under overload an order by deadline serves exactly the lost requests, so by default a late request
-//!    waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and goes before all others.
-//! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns it
-//!    ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
+//! 3. The remaining requests wait for shared instances. An idle shared slice takes the instance of the function with the
+//!    least **slack** of its first request (see `Entry`). Instances to be loaded that would be late anyway wait a while
+//!    ([`RouterConfig::stay_loads`]).
+//! 4. An instance takes the first request of its function that *it* answers in time: a slow instance, or one to be loaded,
+//!    passes over requests that only a faster one can still save. Without such a request it serves a late one, else the
+//!    first.
+//! 5. **Late** requests ([`Late`]): under overload an order by deadline serves exactly the lost requests, so by default a
+//!    late request waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and
+//!    goes before all others.
+//! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns
+//!    it ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
 //!
 //! # Invariants
 //! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
 //! - no request waits while an exclusive instance of its function has room, or an idle slice has an instance of it;
-//! - the set of free instances follows from the rest of the state; no entry of a slice's order is above its exact place, and each
-//!   function with waiting requests has entries; a shared instance outside its function's `open` is on a slice that runs a request.
+//! - the set of free instances follows from the rest of the state; no entry of a slice's order is above its exact place,
+//!   and each function with waiting requests has entries; a shared instance outside its function's `open` is on a slice
+//!   that runs a request.
 //!
 //! # Cost
-//! O(log n) per event in instances and waiting requests, and per corrected entry (see `Entry`); `InstanceDown` adds the instance's requests. Memory: waiting and running requests.
+//! O(log n) per event in instances and waiting requests, and per corrected entry (see `Entry`); `InstanceDown` adds the
+//! instance's requests. Memory: waiting and running requests.
 //!
 //! # Differences from the paper
-//! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the function's, slack
-//! follows residency, and a load has to pay. [`Late`] requests and admission control are additions.
+//! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the
+//! function's, slack follows residency, and a load has to pay. [`Late`] requests and admission control are additions.
 
 use super::router_config::{Late, RouterConfig};
 use super::service::{check_event, latency, rate, slice, time_for};

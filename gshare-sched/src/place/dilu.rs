@@ -587,7 +587,7 @@ impl PackerExt for DiluPacker {
         self.choose(demand, &|_| true).map(GpuId::new)
     }
 
-    /// Sums have no offsets: those of `at` must be zero.
+    /// Sums have no offsets, so `at` must have offsets of zero.
     fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         demand.validate()?;
         self.gpus.known(gpu)?;

@@ -1,39 +1,39 @@
 //! Dilu's complementary placement: jobs by `<request, limit>` of SMs and memory, as sums per GPU.
 //!
 //! # Problem
-//! Dilu (section 3.3) does not divide a GPU by rectangles: its token scheduler moves SM share between the instances of
-//! a GPU at run time, so a placement need only keep three sums: requests at most Omega of the SMs, limits at most
-//! gamma of them (gamma > 1 is the planned oversubscription), memory at most the GPU's. The fewest GPUs win.
+//! Dilu (section 3.3) does not divide a GPU by rectangles: its token scheduler moves SM share between the instances of a
+//! GPU at run time, so a placement need only keep three sums: requests at most Omega of the SMs, limits at most gamma of
+//! them (gamma > 1 is the planned oversubscription), memory at most the GPU's. The fewest GPUs win.
 //!
 //! # Terms
-//! [`Demand::sm`] is the request, [`Demand::limit`] the limit. A *gang* is a training job's workers, each on a GPU of
-//! its own. The share of time in a demand is not looked at.
+//! [`Demand::sm`] is the request, [`Demand::limit`] the limit. A *gang* is a training job's workers, each on a GPU of its
+//! own. The share of time in a demand is not looked at.
 //!
 //! # Algorithm
 //! (Dilu, Algorithm 1, with the gaps closed as listed under Differences.)
-//! 1. *Affinity*: an inference instance of function `f` first tries GPUs that host another worker of a training job
-//!    one of whose workers already shares a GPU with an instance of `f`: workers of one job then see equal neighbours.
-//! 2. *Best fit*: else the open GPU with the least `alpha * free SM share + beta * free memory share` that fits.
-//!    A large model takes the *worst* fit in memory instead, to leave room for its growth.
+//! 1. *Affinity*: take the training jobs with a worker that already shares a GPU with an instance of `f`. A new inference
+//!    instance of `f` first tries GPUs with other workers of these jobs, so that all workers of a job see equal neighbours.
+//! 2. *Best fit*: else the open GPU with the least `alpha * free SM share + beta * free memory share` that fits. A large
+//!    model takes the *worst* fit in memory instead, to leave room for its growth.
 //! 3. *New GPU*: else the smallest empty GPU that fits.
-//! 4. [`place_split`](crate::pack::Packer::place_split): a large model that fits no single open GPU may be spread: open GPUs with SM room,
-//!    those with the most free memory first, until its memory is covered; the request is charged on each.
+//! 4. [`place_split`](crate::pack::Packer::place_split): a large model that fits no single open GPU may be spread: open
+//!    GPUs with SM room, those with the most free memory first, until its memory is covered; the request is charged on
+//!    each.
 //!
-//! The score before placing orders GPUs of one size as the score after does (they differ by a constant of the demand),
-//! so the order depends on the GPUs alone and an index answers: a grid of free request (per cent) by free memory
-//! (1/127 of the largest GPU), with a bit per cell that is not empty, and per cell an ordered set of (score, GPU, free limit
-//! in 256 steps), its least key and its largest step. A query walks rows from the request upwards, and in each the set
-//! bits from the memory upwards, while the least score a cell can hold is below the best found; a cell whose largest free
-//! limit is too small, or whose least key is worse than the best, is passed by without a look into its set; the bits are kept
-//! once for each of 16 classes of free limit. The order by free memory, for worst fit, is kept from the first large model on.
+//! The score before placing orders GPUs of one size as the score after does (they differ by a constant of the demand), so
+//! the order depends on the GPUs alone and an index answers: a grid of free request (per cent) by free memory (1/127 of the
+//! largest GPU), with a bit per cell that is not empty, and per cell an ordered set of (score, GPU, free limit in 256
+//! steps), its least key and its largest step. A query walks rows from the request upwards, and in each the set bits from
+//! the memory upwards, while the least score a cell can hold is below the best found; a cell with too small a largest free
+//! limit, or with a least key worse than the best, is skipped without a look into its set; the bits are kept once for each
+//! of 16 classes of free limit. The order by free memory, for worst fit, is kept from the first large model on.
 //!
-//! Worked example (40 GB GPUs, alpha 0.6, beta 0.4): A has 0.5 of its SMs and 10 GB free: 0.6 x 0.5 + 0.4 x 0.25 =
-//! 0.40. B has 0.3 and 30 GB free: 0.18 + 0.30 = 0.48. A demand of (0.2, 5 GB) fits both and goes to A; one of (0.2, 20
-//! GB) to B.
+//! Worked example (40 GB GPUs, alpha 0.6, beta 0.4): A has 0.5 of its SMs and 10 GB free: 0.6 x 0.5 + 0.4 x 0.25 = 0.40. B
+//! has 0.3 and 30 GB free: 0.18 + 0.30 = 0.48. A demand of (0.2, 5 GB) fits both and goes to A; one of (0.2, 20 GB) to B.
 //!
 //! # Invariants
-//! The three sums are the sums over the placements and within their bounds; each open, uncordoned GPU is in the index
-//! once, in the cell of its free request and memory.
+//! The three sums are the sums over the placements and within their bounds; each open, uncordoned GPU is in the index once,
+//! in the cell of its free request and memory.
 //!
 //! # Cost
 //! A place looks at the cells between the demand's corner and the best score: half of the 0.5 us (median) that it takes at
@@ -41,12 +41,12 @@
 //! Memory: about 60 bytes a placement and 150 a GPU.
 //!
 //! # Differences from the paper
-//! - The printed loop may choose the same GPU for two workers and end with fewer than `n_j`; here a gang has distinct
-//!   GPUs or fails whole. Any node will do (the published simulation wants one node).
+//! - The printed loop may choose the same GPU for two workers and end with fewer than `n_j`; here a gang has distinct GPUs
+//!   or fails whole. Any node will do (the published simulation wants one node).
 //! - "Start a new GPU" does not check that the job fits an empty one, or that one exists; here both are errors.
-//! - Sums are integers (basis points, bytes): `0.1 + 0.2` is `0.3`, and a GPU whose last job left is empty.
-//! - Limits of split models are charged and freed alike. The published simulation adds a request and subtracts a
-//!   limit, which quietly loosens gamma.
+//! - Sums are integers (basis points, bytes): `0.1 + 0.2` is `0.3`, and a GPU is empty after its last job.
+//! - Limits of split models are charged and freed alike. The published simulation adds a request and subtracts a limit,
+//!   which quietly loosens gamma.
 //! - On GPUs of unequal size the score is taken before placing, with 20 fractional bits, rounded down.
 //! - Ties: lowest GPU id.
 

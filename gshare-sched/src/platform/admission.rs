@@ -1,5 +1,5 @@
-//! Events that are refused before any change: what cannot be, in any regime or in the named one. A pool refuses only what its policies
-//! cannot do.
+//! Refusal of events before any change, if they are impossible in every regime or in the named regime. A pool refuses only
+//! events that its own policies cannot serve.
 
 use super::functions::FunctionState;
 use super::{

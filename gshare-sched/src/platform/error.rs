@@ -55,7 +55,7 @@ pub enum PlatformError {
         field: &'static str,
     },
     /// The function is deployed, or instances of an earlier function with its name are not gone.
-    #[error("{function} exists, or instances of the one before it are not gone")]
+    #[error("{function} exists, or instances of its predecessor are not gone")]
     FunctionExists {
         /// The name given.
         function: FunctionId,

@@ -182,11 +182,11 @@ pub enum StopCause {
 
 // Each text completes a sentence about the instance after "stopped: ".
 gshare_core::display_as!(StopCause {
-    Drained => "the load does not need it, and it has answered what it had",
+    Drained => "the load does not need it, and its requests are answered",
     TimedOut => "it was not ready, or not parked, by its deadline",
     DrainTimedOut => "it did not finish its requests by its deadline",
     NotNeeded => "it was not ready yet, and the load does not need it",
-    Evicted => "its model makes room for another one",
+    Evicted => "its model makes room for another",
     Replaced => "another instance of its function has taken its place on better slices",
     Removed => "its function was removed, or has another version",
 });

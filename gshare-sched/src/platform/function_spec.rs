@@ -42,7 +42,7 @@ pub enum Work {
 pub struct FunctionSpec {
     /// The way in which it uses devices.
     pub work: Work,
-    /// The tenant on whose account the function runs.
+    /// The tenant that is charged for the function.
     #[cfg_attr(feature = "serde", serde(default = "nobody"))]
     pub tenant: TenantId,
     /// The time within which a request should be answered, waiting included. None: no latency to keep.

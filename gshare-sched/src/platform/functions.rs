@@ -217,7 +217,7 @@ impl Platform {
         Ok(())
     }
 
-    /// Tells a lack of room now, in which requests wait, from a function that no device so far could hold, whose requests end.
+    /// Rejects the requests of a function that fits no device so far. If there is only no room now, requests wait.
     pub(super) fn look_whether_it_fits(&mut self, function: FunctionId) {
         let Some(of) = self.cluster.functions.get_mut(&function) else { return };
         if of.state != FunctionState::Deployed || self.cluster.devices.of_pool(of.pool) == 0 {

@@ -50,7 +50,7 @@ impl Instance {
     }
 }
 
-/// What an instance has to do in time.
+/// A step that an instance must finish in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     Start,
@@ -106,7 +106,7 @@ impl Instances {
         self.due.next()
     }
 
-    /// Ends what the instance has to do in time.
+    /// Ends the time limit of the instance's step.
     fn answered(&mut self, instance: InstanceId) {
         for due in [Due::Start, Due::Move, Due::Drain] {
             self.due.clear((instance, due));
@@ -243,7 +243,7 @@ impl Cluster {
         self.instances.due.set((instance, due), self.now.saturating_add(time));
     }
 
-    /// Stops the instances that have not done in time what they had to do.
+    /// Stops the instances that have missed their time limit.
     pub(super) fn stop_overdue(&mut self) {
         while let Some((instance, due)) = self.instances.due.pop(self.now) {
             self.ends(instance, Life::Stopped);

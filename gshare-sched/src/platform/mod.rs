@@ -105,7 +105,7 @@ crate::settings_table::settings! {
         /// several times the cold start of a large model.
         #[cfg_attr(feature = "serde", serde(rename = "start_timeout_ns"))]
         pub start_timeout: Duration = Duration::from_secs(120), with_start_timeout;
-        /// The same for an instance to be parked, or to come back. 60 s: several times what the largest model takes.
+        /// Time limit for an instance to be parked, or to come back. 60 s: several times the largest model's time.
         #[cfg_attr(feature = "serde", serde(rename = "park_timeout_ns"))]
         pub park_timeout: Duration = Duration::from_secs(60), with_park_timeout;
         /// Time in which a draining instance, or an instance of a removed function, must finish its requests. 60 s: far beyond any

@@ -1,10 +1,10 @@
-//! The cache manager: what is in a GPU's memory, and what has to go (GPU-enabled FaaS, section III-D).
+//! The cache manager: the models in a GPU's memory, and the victims of a load (GPU-enabled FaaS, section III-D).
 //!
 //! # Algorithm
 //! To make room for a model, copies that no request uses and that are not pinned are taken in the order of the policy, the
-//! least worth keeping first, until they suffice. Then every victim that is superfluous is put back, the most worth
-//! keeping first: an early small victim is not lost when a later large one makes the room alone. If all of them together
-//! do not suffice, nothing is evicted.
+//! least worth keeping first, until they suffice. Then every victim that is superfluous is put back, the most worth keeping
+//! first: an early small victim is not lost when a later large one makes the room alone. If all of them together do not
+//! suffice, nothing is evicted.
 //!
 //! ## Example
 //! 1 GB is free, 4 GB are needed. Least recently used first: A 1 GB, B 3 GB, C 2 GB. A and B suffice. Without B 1 GB is
@@ -18,11 +18,11 @@ use gshare_core::ModelId;
 /// The state of a copy. A model without a copy is in the fourth state, Empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyState {
-    /// Room is made for it, or it is being loaded.
+    /// Room is being made, or the load runs.
     Loading,
     /// The copy can serve.
     Resident,
-    /// Its end was ordered and has not been reported.
+    /// The eviction was ordered but not yet reported.
     Evicting,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct ModelCopy {
     pub(super) model: u32,
     pub(super) bytes: u64,
     pub(super) state: CopyState,
-    /// Requests that run on it or wait for it here. Not evicted while above 0.
+    /// Requests that run on the copy or wait for it here. It is not evicted while this is above 0.
     pub(super) users: u32,
     /// Serial number of its last use.
     pub(super) used: u64,

@@ -27,7 +27,7 @@ impl Estimate {
         self.mean
     }
 
-    /// The mean and a mean deviation in ns: what is waited for is rather thought late than early.
+    /// Mean plus mean deviation in ns: an estimate of the end of a wait should rather be late than early.
     pub(super) const fn cautious(self) -> u64 {
         self.mean.saturating_add(self.deviation)
     }

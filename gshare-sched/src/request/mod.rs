@@ -1,16 +1,16 @@
-//! Request scheduling: which GPU serves which request, and which models stay in its memory.
+//! Request scheduling: the choice of a GPU for each request, and of the models in each GPU's memory.
 //!
 //! # Problem
-//! An inference request needs its model in the memory of the GPU that serves it, and loading one takes longer than
-//! running it. A [`RequestScheduler`] decides which GPU serves which request, what is loaded for it and what is evicted
-//! to make room (GPU-enabled FaaS, sections III and IV).
+//! An inference request needs its model in the memory of the GPU that serves it, and a load takes longer than the request.
+//! A [`RequestScheduler`] chooses the GPU for each request, the models to load, and the models to evict for room
+//! (GPU-enabled FaaS, sections III and IV).
 //!
 //! # Terms
 //! - **kind**: GPUs that are alike in speed and memory; models are profiled per kind;
 //! - **copy**: a model in the memory of one GPU: loading, resident or evicting;
-//! - **hit, miss**: a request is served by a copy that is there (or on its way), or needs a new one; a **false miss** is a
-//!   miss although another GPU has a copy;
-//! - **global queue**: requests that no GPU was chosen for, by arrival; **local queue**: those waiting for one GPU.
+//! - **hit, miss**: a request is served by a copy that is present or being loaded, or needs a new copy; a **false miss** is
+//!   a miss although another GPU has a copy;
+//! - **global queue**: requests without a GPU, by arrival; **local queue**: requests that wait for one GPU.
 //!
 //! # Life of a request
 //! ```text
@@ -21,8 +21,8 @@
 //! GpuLost: all that ran or waited there is queued again, at the place of its arrival
 //! Reject{reason}: instead of any of these; final
 //! ```
-//! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its
-//! manager carries actions out one after the other and reports the end of each.
+//! A GPU does one thing at a time: it makes room, loads, or runs one request (or one batch of the same model). Its manager
+//! carries actions out one after the other and reports the end of each.
 //!
 //! # Parts
 //! One engine, [`LocalityScheduler`], runs every policy.
@@ -58,7 +58,7 @@ use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 #[cfg_attr(feature = "serde", serde(tag = "policy", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Policy {
-    /// The head of the queue goes to any GPU that is idle: the baseline of GPU-enabled FaaS, section V-A.
+    /// The head of the queue goes to any idle GPU: the baseline of GPU-enabled FaaS, section V-A.
     LoadBalance,
     /// Locality-aware load balancing, in order (section IV-A).
     Lalb,
@@ -67,7 +67,7 @@ pub enum Policy {
         /// How often a request may be skipped. The paper's default is 25.
         skip_limit: u32,
     },
-    /// Out-of-order dispatch that also prices what a miss evicts.
+    /// Out-of-order dispatch in which the cost of a miss includes its evictions.
     EvictCostAware {
         /// How often a request may be skipped.
         skip_limit: u32,
@@ -140,7 +140,7 @@ impl SchedulerConfig {
         Self { policy, ..Self::default() }
     }
 
-    /// Pricing what is evicted, in the choice of the GPU, of the victims, and of waiting or loading.
+    /// The settings that price evictions: for the GPU, for the victims, and for a wait or a load.
     pub fn evict_cost_aware() -> Self {
         let policy = Policy::EvictCostAware { skip_limit: 25 };
         Self { policy, cache: CachePolicy::CostAware, ..Self::default() }

@@ -1,15 +1,17 @@
-//! Which GPU a waiting request goes to, when a GPU is idle: the rules that [`LocalityScheduler`] can follow.
+//! Rules that choose a GPU for a waiting request, for [`LocalityScheduler`].
 //!
 //! # Problem
-//! An idle GPU is at hand and a request is next. It can run on an idle GPU that has its model, wait for a busy one that has
-//! it, be loaded on an idle one, or wait. The scheduler knows what each of these costs; a [`PlacementRule`] weighs them.
+//! An idle GPU is at hand and a request is next. The request can run on an idle GPU with its model, wait for a busy GPU
+//! with its model, have its model loaded on an idle GPU, or stay in the queue. The scheduler knows the cost of each choice,
+//! and a [`PlacementRule`] weighs the costs.
 //!
 //! # Terms
-//! - **at hand**: the idle GPU whose turn it is;
+//! - **at hand**: the idle GPU that looks for work in this turn;
 //! - **hit**: the request's model is on the GPU at hand; the scheduler runs it there without asking a rule;
-//! - **worth** of a load: the loading time that its evictions are expected to cause to others, see [`scheduler`](super::scheduler).
+//! - **worth** of a load: the loading time that its evictions are expected to cost other requests, see
+//!   [`scheduler`](super::scheduler).
 //!
-//! The answers of a rule are made of what [`View`] showed it, so a rule cannot name a GPU that cannot serve the request.
+//! A rule answers with a copy or a load from its [`View`], so it cannot name a GPU that is unable to serve the request.
 
 use super::Policy;
 use super::scheduler::{LocalityScheduler, Room};
@@ -45,13 +47,13 @@ impl BusyCopy<'_> {
         GpuId::new(self.gpu)
     }
 
-    /// How long from now until the request would be complete there, what waits before it included.
+    /// Time from now until the request would be complete there, after all work that the GPU already has.
     pub const fn done_in(&self) -> Duration {
         self.done_in
     }
 }
 
-/// A load of the request's model on an idle GPU, and what it costs.
+/// A load of the request's model on an idle GPU, with its costs.
 #[derive(Debug)]
 pub struct Load<'a> {
     pub(super) gpu: u32,
@@ -67,23 +69,22 @@ impl Load<'_> {
         GpuId::new(self.gpu)
     }
 
-    /// Whether room can be made: pinned models and those in use stay. None is made for a model that has as many copies as it
-    /// may have.
+    /// Whether room can be made. Pinned models and models in use stay, and a model at its limit of copies gets no room.
     pub const fn has_room(&self) -> bool {
         self.room.is_some()
     }
 
-    /// How long loading and running take.
+    /// Time to load the model and run the request.
     pub const fn takes(&self) -> Duration {
         self.takes
     }
 
-    /// How long the evictions before it take; zero where none are needed.
+    /// Time of the evictions before the load; zero if none are needed.
     pub const fn evicting(&self) -> Duration {
         self.evicting
     }
 
-    /// The loading time that the evictions are expected to cause to others.
+    /// Loading time that the evictions are expected to cost other requests.
     pub fn worth(&self) -> Duration {
         self.room.as_ref().map_or(Duration::ZERO, |room| Duration::from_nanos(room.worth))
     }
@@ -96,14 +97,14 @@ pub enum Decision<'a> {
     Run(IdleCopy<'a>),
     /// The request joins the local queue of a GPU that has its model.
     Queue(BusyCopy<'a>),
-    /// The model is loaded for the request. With no room, the request stays where it is in the queue; one whose model has as
-    /// many copies as it may have joins the local queue of the busy GPU that would complete it first.
+    /// The model is loaded for the request. Without room the request keeps its place in the queue. If the model is at its
+    /// limit of copies, the request joins the local queue of the busy GPU that would complete it first.
     Load(Load<'a>),
-    /// The request stays where it is in the queue, until the next GPU is idle.
+    /// The request keeps its place in the queue until the next GPU is idle.
     Wait,
 }
 
-/// A rule's view of a request that is to be placed with an idle GPU at hand. Nothing is computed unless asked for.
+/// A rule's view of a request, with an idle GPU at hand. Computes an answer only when asked.
 #[derive(Debug)]
 pub struct View<'a> {
     pub(super) scheduler: &'a LocalityScheduler,
@@ -117,7 +118,7 @@ impl<'a> View<'a> {
         ModelId::new(self.scheduler.request_of(self.slot).model)
     }
 
-    /// How long the request has waited.
+    /// Time that the request has waited.
     pub fn waited(&self) -> Duration {
         self.scheduler.waited(self.slot)
     }
@@ -154,8 +155,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// A policy that says which GPU a request goes to. The scheduler keeps queues, memory and tenants; equal views must give
-/// equal decisions.
+/// A policy that chooses the GPU for a request. The scheduler keeps queues, memory and tenants; equal views must give equal
+/// decisions.
 ///
 /// ```
 /// use gshare_sched::request::placement::{Decision, PlacementRule, View};
@@ -183,16 +184,16 @@ impl<'a> View<'a> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait PlacementRule: Debug + Send {
-    /// How often a waiting request may be skipped by others, before it must be placed first. Asked once.
+    /// How often later requests may skip a waiting request before it must be placed first. Asked once.
     fn skip_limit(&self) -> u32;
 
-    /// Whether an idle GPU looks first for waiting requests whose model it has. If not, requests are placed in order of
+    /// Whether an idle GPU first looks for waiting requests for its own models. If not, requests are placed in order of
     /// arrival.
     fn seeks_copies(&self) -> bool {
         true
     }
 
-    /// Where a request goes whose model is not on the GPU at hand.
+    /// Decides on a request for a model that is not on the GPU at hand.
     fn place<'a>(&self, view: &View<'a>) -> Decision<'a>;
 }
 
@@ -207,7 +208,7 @@ impl Policy {
     }
 }
 
-/// The head of the queue is loaded on any GPU that is idle (GPU-enabled FaaS, section V-A).
+/// The head of the queue runs on any idle GPU, even if its model must be loaded (GPU-enabled FaaS, section V-A).
 #[derive(Debug)]
 struct LoadBalance;
 
@@ -225,7 +226,7 @@ impl PlacementRule for LoadBalance {
     }
 }
 
-/// A copy is used where waiting for it is shorter than loading another (GPU-enabled FaaS, Algorithm 2).
+/// A request waits for a copy if that is shorter than a load (GPU-enabled FaaS, Algorithm 2).
 #[derive(Debug)]
 struct Lalb {
     skip_limit: u32,
@@ -249,7 +250,7 @@ impl PlacementRule for Lalb {
     }
 }
 
-/// The same with the worth of what a load evicts added to its time, on the idle GPU where the sum is least.
+/// As [`Lalb`], but a load costs its time and the worth of its evictions, and goes to the idle GPU with the least sum.
 #[derive(Debug)]
 struct EvictCostAware {
     skip_limit: u32,

@@ -1,27 +1,27 @@
 //! The global queue: three lists through one table of requests, and an exact skip count in O(1).
 //!
 //! # Problem
-//! Out-of-order dispatch is bounded by how often each waiting request was overtaken (GPU-enabled FaaS, Algorithm 1,
-//! lines 11-16). Counting that in every request costs O(queue) per dispatch.
+//! Out-of-order dispatch is bounded by how often each waiting request was overtaken (GPU-enabled FaaS, Algorithm 1, lines
+//! 11-16). Counting that in every request costs O(queue) per dispatch.
 //!
 //! # Algorithm
-//! A request is skipped when one that arrived later leaves the queue first, and a request that overtakes `r` overtakes all
-//! before `r` too. So the counts never increase from the head to the tail, and their differences suffice: each request
-//! carries a **mark**, and its count is the sum of the marks from itself to the tail. When `x` is dispatched, all before it
-//! were skipped once more: its predecessor gets one mark. When `x` goes, for any reason, its predecessor also inherits
-//! `x`'s marks; those of the head vanish. The head's count is the sum of all marks, which is kept.
+//! A request is skipped when a later request leaves the queue first, and a request that overtakes `r` overtakes all before
+//! `r` too. So the counts never increase from the head to the tail, and their differences suffice: each request carries a
+//! **mark**, and its count is the sum of the marks from itself to the tail. When `x` is dispatched, all before it were
+//! skipped once more: its predecessor gets one mark. When `x` goes, for any reason, its predecessor also inherits `x`'s
+//! marks; the head's marks vanish. The head's count is the sum of all marks, which is stored.
 //!
 //! ## Example
 //! Queue `a b c d`, all marks 0. Dispatch `c`: mark(b) = 1; the counts are a 1, b 1, d 0. Dispatch `b`: `a` inherits one
-//! mark and gets one: the counts are a 2, d 0. A request that comes back (its GPU was lost) counts as skipped as often as
-//! the one behind it.
+//! mark and gets one: the counts are a 2, d 0. A request that comes back after the loss of its GPU counts as skipped as
+//! often as its successor.
 //!
-//! Those whose count has reached the limit are therefore the first ones of the queue. The last of them is remembered with
-//! its count, and moves towards the tail as counts grow: whether any request is due is a comparison of two numbers.
+//! So the requests at the limit form a prefix of the queue. The queue stores the last request of this prefix with its
+//! count, and moves it towards the tail as counts grow. So a comparison of two numbers tells whether a request is due.
 //!
 //! # Cost
-//! O(1) (amortised) for everything but the insertion of a request that comes back: it walks from the head, where the old
-//! ones are.
+//! O(1) (amortised) for everything but the insertion of a request that comes back: it walks from the head, among the oldest
+//! requests.
 
 use super::names::Names;
 use crate::request::RequestPlace;
@@ -126,7 +126,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Whether anybody waits here for this kind of GPU.
+    /// Whether a request waits here for this kind of GPU.
     pub(super) const fn serves(&self, kind: u8) -> bool {
         self.list.len > 0 && self.kinds >> kind & 1 == 1
     }
@@ -241,7 +241,7 @@ impl Queue {
         self.due != NONE && self.get(slot).number <= self.get(self.due).number
     }
 
-    /// Finds the last request that is due, from the one that was.
+    /// Finds the last due request, starting from the previous one.
     fn find_due(&mut self) {
         loop {
             let (next, skips) = match self.due {
@@ -431,7 +431,7 @@ mod tests {
     }
 
     proptest! {
-        /// Hole 3: marks on a linked list count exactly what a counter in every request counts.
+        /// Hole 3: marks on a linked list give the same counts as a counter in every request.
         #[test]
         fn hole_03_marks_count_skips_exactly(
             limit in 0u32..6, steps in prop::collection::vec((0u8..5, 0usize..8), 0..80),

@@ -60,7 +60,7 @@ pub enum RequestEvent {
         #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
         memory: Bytes,
     },
-    /// The cost of a model on a kind of GPU. The model is never put on a kind for which this was not told.
+    /// The cost of a model on a kind of GPU. The model never goes to a kind without this event.
     ModelProfiled {
         model: ModelId,
         kind: GpuKind,
@@ -74,8 +74,8 @@ pub enum RequestEvent {
         /// Whether to keep it.
         pinned: bool,
     },
-    /// The most copies of a model from now on, on all GPUs; a model that was never named has no limit. Copies beyond it are
-    /// evicted: unused ones at once, others as soon as what runs on them is done. A copy that is being evicted does not count.
+    /// The most copies of a model from now on, on all GPUs; a model that was never named has no limit. Surplus copies are
+    /// evicted: unused copies at once, others after their requests. A copy under eviction does not count.
     ModelLimited {
         model: ModelId,
         /// The most copies; more than 0.
@@ -93,7 +93,7 @@ pub enum RequestEvent {
         request: RequestId,
         model: ModelId,
         tenant: TenantId,
-        /// When it must be complete; it is rejected as soon as that cannot be.
+        /// Deadline of its completion; the request is rejected as soon as it cannot be met.
         #[cfg_attr(feature = "serde", serde(rename = "deadline_ns", default))]
         deadline: Option<Timestamp>,
     },
@@ -113,8 +113,8 @@ pub enum RequestEvent {
     LoadFailed { gpu: GpuId, model: ModelId },
     /// A dispatched request found that its model is not on the GPU.
     NotResident { gpu: GpuId, request: RequestId },
-    /// The node reports that it does not have a model that was thought to be there. Unless it is in use (then its next
-    /// dispatch finds out), it is answered by an `Evict`: the report may be older than a load.
+    /// The node reports that it lacks a model. An unused copy is then evicted for certain, since the report may be older
+    /// than a load. The next dispatch to a copy in use finds out by itself.
     Dropped { gpu: GpuId, model: ModelId },
     /// A dispatched request is done.
     Completed {
@@ -201,7 +201,7 @@ pub enum RequestError {
     /// No such request (any more).
     #[error("unknown {request}")]
     UnknownRequest { request: RequestId },
-    /// The request is not one that this GPU was told to run.
+    /// This GPU was not told to run the request.
     #[error("{request} does not run on {gpu}")]
     NotRunning { request: RequestId, gpu: GpuId },
     /// The request has been given to a GPU, or is waiting for its model there.
@@ -231,7 +231,7 @@ pub enum RequestError {
     /// GPUs of one kind are alike.
     #[error("memory of {gpu} is {memory}, that of {kind} is {expected}")]
     KindDiffers { gpu: GpuId, kind: GpuKind, memory: Bytes, expected: Bytes },
-    /// The GPU was not told to do what it reports.
+    /// The GPU reports an action without an order.
     #[error("{gpu} was not told to {what} {model}")]
     NotOrdered { gpu: GpuId, what: &'static str, model: ModelId },
 }
@@ -279,7 +279,7 @@ pub struct RequestStats {
 pub struct GpuRecord {
     /// Whether it has something to do.
     pub busy: bool,
-    /// When it will have done everything it was given.
+    /// Time at which all of its work will be done.
     pub free_at: Timestamp,
     /// Models in its memory, least recently used first.
     pub models: Vec<ModelId>,
@@ -289,9 +289,10 @@ pub struct GpuRecord {
 ///
 /// # Contract
 /// - every request is dispatched and completed once, or rejected once;
-/// - the copies on a GPU, those of every state, never need more memory than it has;
-/// - a copy that a request runs on is not evicted, nor one that a request waits for unless there are too many;
-/// - no load is ordered for a model that has as many copies as it may have; a scheduler without such a limit refuses
+/// - the copies on a GPU, in every state, never need more memory than it has;
+/// - a copy under a running request is not evicted, nor a copy that a request waits for, unless the model has too many
+///   copies;
+/// - no load is ordered for a model at its limit of copies; a scheduler without such a limit refuses
 ///   [`RequestEvent::ModelLimited`];
 /// - the same events give the same actions.
 pub trait RequestScheduler:

@@ -1,33 +1,33 @@
-//! The request scheduler: load balancing, LALB, LALBO3, and a version that prices what it evicts.
+//! The request scheduler: load balancing, LALB, LALBO3, and a policy that prices evictions.
 //!
 //! # Problem
-//! Requests for many models arrive; GPUs hold a few models each; loading one takes two to three times as long as running
-//! it. Give requests to GPUs so that few are loaded, no GPU idles while there is work for it, and no request waits for ever.
+//! Requests for many models arrive, each GPU holds a few models, and a load takes two to three times as long as a request.
+//! Give requests to GPUs with few loads, no GPU idle while it has work, and no request that waits for ever.
 //!
 //! # Terms
 //! The terms of [`crate::request`], and
-//! - **skips** of a request: how often one that arrived later left the global queue before it;
-//! - **due**: a request that may not be skipped any more: its skips have reached the limit, or it has waited `skip_age`;
-//! - **free at**: when a GPU will have done all it was given: the rest of what it does, and its local queue;
-//! - **worth** of a copy: the loading time that evicting it is expected to cause.
+//! - **skips** of a request: how often a later request left the global queue before it;
+//! - **due**: a request that must not be skipped again: its skips have reached the limit, or it has waited `skip_age`;
+//! - **free at**: the time at which a GPU will have done its present work and its local queue;
+//! - **worth** of a copy: the loading time that its eviction is expected to cost.
 //!
 //! # Algorithm
-//! On every event the idle GPUs are gone through, fewest dispatches first (GPU-enabled FaaS, Algorithms 1 and 2, mended).
-//! A GPU with a local queue is never idle: it goes on with it. For an idle GPU `g`:
+//! On every event the idle GPUs are gone through, fewest dispatches first (GPU-enabled FaaS, Algorithms 1 and 2, mended). A
+//! GPU with a local queue is never idle: it goes on with it. For an idle GPU `g`:
 //!
-//! 1. Find `h`, the earliest waiting request whose model has a copy on `g`. Requests before `h` that are due are
-//!    **placed** first, in order of arrival (below); that ends `g`'s turn if one lands on `g`.
+//! 1. Find `h`, the earliest waiting request for a model with a copy on `g`. Due requests before `h` are **placed** first,
+//!    in order of arrival (below); `g`'s turn ends if one lands on `g`.
 //! 2. If there is `h`, `g` runs it.
 //! 3. Else waiting requests are placed in order of arrival until one lands on `g`.
 //!
 //! To **place** a request with `g` at hand:
 //! - a copy on an idle GPU `j`: `j` runs it;
-//! - a copy on a busy GPU `j`, the one which would finish the request first: if that is earlier than loading the model on
-//!   `g` and running it there, the request moves to `j`'s local queue;
+//! - a copy on a busy GPU, of which `j` would finish the request first: if that is earlier than a load and the run on `g`,
+//!   the request moves to `j`'s local queue;
 //! - else it is a miss on `g`, which evicts, loads and runs. If pinned models leave no room, the request stays. If the
 //!   model has as many copies as it may have, the request moves to that busy `j`, however late.
 //!
-//! What is done with a request is a [`PlacementRule`]'s decision; these are there, and a host may bring its own:
+//! A [`PlacementRule`] decides on each request. A host may bring its own rule; these exist:
 //!
 //! | policy | difference |
 //! |---|---|
@@ -36,39 +36,40 @@
 //! | `Policy::LalbO3` | as above |
 //! | `Policy::EvictCostAware` | a miss costs its loading time **and** the worth of its victims, and goes to the idle GPU where that is least |
 //!
-//! Worth = loading time x (arrivals expected while a copy is loaded and runs once + half the waiting requests) / copies: these are the
-//! requests that have to wait for the copy to be loaded again. The expected arrivals follow from a sum of arrivals with a time constant of a minute. So a model that is about to be asked for is
-//! not evicted to save a short wait: its next request would load it again, and evict another.
+//! Worth = loading time x (arrivals expected while a copy is loaded and runs once + half the waiting requests) / copies: so
+//! many requests would have to wait for a new load of the copy. The expected arrivals follow from a sum of arrivals with a
+//! time constant of a minute. So a short wait does not evict a model in demand: its next request would load it again and
+//! evict another.
 //!
 //! ## Example
-//! Loads take 3 s, runs 1 s; GPU 0 holds A and runs it for 1 s more; GPU 1 holds B and becomes idle; waiting are
-//! `a1 c1 b1 a2` (limit 25). GPU 1: `h` = `b1` runs there at once, `a1` and `c1` are skipped once. At 1 s GPU 0 is done:
-//! `h` = `a1`. At 2 s both are done; GPU 0 takes `a2`, GPU 1 finds no copy it could use: `c1` has none anywhere, it is
-//! loaded, and evicts B if there is no room. Under LALB (limit 0) GPU 1 would have placed `a1` and `c1` first: `a1` in
-//! GPU 0's local queue (1 + 1 s < 3 + 1 s), and `c1` would have evicted B, which `b1` then needs.
+//! Loads take 3 s, runs 1 s; GPU 0 holds A and runs it for 1 s more; GPU 1 holds B and becomes idle; waiting are `a1 c1 b1
+//! a2` (limit 25). GPU 1: `h` = `b1` runs there at once, `a1` and `c1` are skipped once. At 1 s GPU 0 is done: `h` = `a1`.
+//! At 2 s both are done; GPU 0 takes `a2`, GPU 1 finds no copy it could use: `c1` has none anywhere, it is loaded, and
+//! evicts B if there is no room. Under LALB (limit 0) GPU 1 would have placed `a1` and `c1` first: `a1` in GPU 0's local
+//! queue (1 + 1 s < 3 + 1 s), and `c1` would have evicted B, which `b1` then needs.
 //!
 //! # Invariants
-//! - a request is in one place: held, queued, local to one GPU, or placed on one;
+//! - a request is in one place: held, queued, local to a GPU, or placed on a GPU;
 //! - copies on a GPU (loading, resident, evicting) and its free memory add up to its memory;
-//! - a copy's users are the requests of its model that are placed on or local to its GPU; one with users is not evicted;
+//! - a copy's users are the requests of its model that are placed on or local to its GPU; a copy with users is not evicted;
 //! - an idle GPU has no local queue; every copy is filed under its GPU's present state;
 //! - skips never increase along the queue.
 //!
-//! If all GPUs are of one kind and nothing is pinned, a request is skipped at most `skip_limit` times: the first one in the
-//! queue that is due is placed by the next GPU that becomes idle. A GPU that cannot serve it passes over it. In a local
-//! queue no request is overtaken.
+//! If all GPUs are of one kind and nothing is pinned, a request is skipped at most `skip_limit` times: the next GPU that
+//! becomes idle places the first due request, unless it cannot serve that request. In a local queue no request is
+//! overtaken.
 //!
 //! # Cost
 //! An event costs O(c log n): c copies on the GPU it concerns, n GPUs that share one of their models. Choosing for an idle
-//! GPU is O(c), not O(queue): each model knows its waiting requests. Requests that cannot run on the GPU at hand
-//! are passed over by class, not one by one. `EvictCostAware` looks at 16 idle GPUs at most.
+//! GPU is O(c), not O(queue): each model knows its waiting requests. Requests that cannot run on the GPU at hand are passed
+//! over by class, not one by one. `EvictCostAware` looks at 16 idle GPUs at most.
 //!
 //! # Differences from the paper
-//! - The limit is reached when skips **equal** it, as the text says; Algorithm 1 tests for "higher", which gives everyone
-//!   a free skip under limit 0. Skips are counted when a request overtakes, not when a scan passes by.
+//! - The limit is reached when skips **equal** it, as the text says; Algorithm 1 tests for "higher", which gives everyone a
+//!   free skip under limit 0. Skips are counted when a request overtakes, not when a scan passes by.
 //! - A GPU that was given a request is busy at once, within the same round too; idle means no local queue either.
-//! - Of the busy GPUs the best is taken, not the first below the bound, and whole finish times are compared:
-//!   `wait(j) + infer(j) < load(g) + infer(g)`, which the printed test equals only on GPUs of one kind.
+//! - Of the busy GPUs the best is taken, not the first below the bound, and whole finish times are compared: `wait(j) +
+//!   infer(j) < load(g) + infer(g)`, which the printed test equals only on GPUs of one kind.
 //! - A model counts as cached from the decision to load it. Copies that a request runs on or waits for are not evicted.
 //! - A model may have a limit of copies ([`RequestEvent::ModelLimited`]); the paper's may be loaded on every GPU.
 //! - Requests that fit no GPU are rejected (the paper's eviction loop would not end), superfluous victims are put back.
@@ -108,8 +109,8 @@ struct Costs {
     infer: Estimate,
 }
 
-/// Place of a copy among those of its model: idle GPUs first; then by kind; then by the number of dispatches (idle) or
-/// by when it will be free (busy); then by GPU.
+/// Order of a model's copies: idle GPUs first; then by kind; then by number of dispatches (idle) or time until free (busy);
+/// then by GPU.
 type CopyKey = (bool, u8, u64, u32);
 
 #[derive(Debug, Default)]
@@ -173,7 +174,7 @@ struct Gpu {
     batch: u32,
     local: VecDeque<u32>,
     local_ns: u64,
-    /// When what it does now will be done.
+    /// End of its present work.
     until: Timestamp,
     dispatches: u64,
     /// Greedy-dual clock: the priority of the last victim.
@@ -234,7 +235,7 @@ enum Outcome {
     Stays,
 }
 
-/// The victims of a miss, and what they are worth in ns.
+/// The victims of a miss, and their worth in ns.
 #[derive(Debug)]
 pub(super) struct Room {
     victims: Vec<ModelId>,
@@ -279,7 +280,7 @@ impl LocalityScheduler {
         Self::with_rule(config, config.policy.rule())
     }
 
-    /// The same under a rule of the host's own, in place of `config.policy`.
+    /// A scheduler with the host's own rule in place of `config.policy`.
     ///
     /// # Errors
     /// When a field of the configuration is out of its bounds.
@@ -346,7 +347,7 @@ impl LocalityScheduler {
         &self.models[model as usize]
     }
 
-    /// Rejects those for which it became too late.
+    /// Rejects the requests that can no longer start in time.
     fn catch_up(&mut self, now: Timestamp, actions: &mut Vec<RequestAction>) {
         self.now = now;
         while let Some(&(at, slot)) = self.drops.first() {
@@ -418,8 +419,8 @@ impl LocalityScheduler {
                 self.load_failed(gpu.number(), model.number(), actions);
             }
             RequestEvent::Dropped { gpu, model } => {
-                // One in use is found out, and loaded again, when it is needed. The report may be old, so the model may be
-                // there after all: it is ended for certain before its memory is given to another.
+                // The next dispatch to a copy in use finds the loss and loads it again. The report may be old and the model
+                // still there, so an unused copy is evicted for certain before its memory is reused.
                 let unused = |copy: &ModelCopy| copy.state == CopyState::Resident && copy.users == 0;
                 if self.g(gpu.number()).cached(model.number()).is_some_and(unused) {
                     self.evict(gpu.number(), model.number(), actions);

@@ -139,7 +139,7 @@ impl<S> Function<S> {
         self.counts.starting + self.counts.ready
     }
 
-    /// What the function was added with, bounds as they are now.
+    /// The function's specification, with the current bounds.
     pub const fn spec(&self) -> &FunctionScale {
         &self.spec
     }

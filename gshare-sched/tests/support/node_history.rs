@@ -5,7 +5,9 @@
 use arbitrary::{Result, Unstructured};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
-use gshare_sim::node::{Delays, Fault, GpuPlan, InstancePlan, Kinds, NodePlan, Program, Setup, Shape, World};
+use gshare_sim::node::{
+    Delays, Fault, GpuPlan, InstancePlan, Kinds, NodePlan, NodeWorld, Program, Setup, Shape,
+};
 
 /// Long enough for a process that is killed to come back, short enough for a fuzzer.
 const WINDOWS: u64 = 6;
@@ -75,7 +77,7 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
     let setup = Setup::daemon();
     // Bytes that run out are zeroes; it is an error only for what has no least value.
     let Ok(plan) = plan(&mut Unstructured::new(bytes), setup.terms.window) else { return };
-    if let Err(failure) = World::new(&plan, &setup, false).run(plan.seed) {
+    if let Err(failure) = NodeWorld::new(&plan, &setup, false).run(plan.seed) {
         panic!("{failure}\n{plan:?}");
     }
 }

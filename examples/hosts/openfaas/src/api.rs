@@ -1,4 +1,4 @@
-//! Messages of the HTTP interface, and the one place where they are checked.
+//! Messages of the HTTP interface and their checks.
 
 use super::deployment::Wants;
 use super::host::View;
@@ -7,35 +7,35 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The one namespace there is.
+/// The only namespace.
 pub const NAMESPACE: &str = "openfaas-fn";
 
-/// A refusal: status, and a sentence that names the field.
+/// An error answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
-    /// The contract's status.
+    /// HTTP status, by the contract.
     pub status: StatusCode,
-    /// For people.
+    /// One sentence that names the field.
     pub message: String,
 }
 
 impl ApiError {
-    /// A refusal of this status.
+    /// An error with this status.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 
-    /// The request is wrong.
+    /// A 400 answer.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// No such function.
+    /// 404 for an unknown function.
     pub fn unknown_function(name: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("unknown function `{name}`"))
     }
 
-    /// The provider's fault.
+    /// 500 with the failed operation.
     pub fn internal(what: &str, error: impl std::fmt::Display) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{what}: {error}"))
     }
@@ -54,43 +54,43 @@ impl IntoResponse for ApiError {
 
 type Map = Option<BTreeMap<String, String>>;
 
-/// A deployment as it is sent. Fields that the contract may get later are not looked at.
+/// A deployment as clients send it. Unknown fields are ignored, since the contract may grow.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionDeployment {
-    /// Its name.
+    /// Name of the function.
     pub service: String,
-    /// A container image, where it names a registry; else shown, and the program, if there is no `envProcess`.
+    /// A container image if it names a registry. Otherwise a name, or the program if there is no `envProcess`.
     #[serde(default)]
     pub image: String,
     /// [`NAMESPACE`], or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Program and arguments, between spaces.
+    /// Program and arguments, separated by spaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_process: Option<String>,
-    /// More environment.
+    /// Additional environment variables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Map,
-    /// Kept and shown.
+    /// Stored and shown, without effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraints: Option<Vec<String>>,
-    /// Secrets that it finds in `secret_mount_path`.
+    /// Secrets to place in `secret_mount_path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secrets: Option<Vec<String>>,
-    /// `com.openfaas.scale.min` and `.max` are looked at.
+    /// Labels; `com.openfaas.scale.min` and `.max` bound the replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Map,
-    /// Wishes and shares of the function, see [`super::deployment`].
+    /// Goals and shares of the function, see [`super::deployment`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub annotations: Map,
-    /// `memory` and `cpu` are enforced in containers, and where the host has a folder for cgroups; else kept and shown.
+    /// `memory` and `cpu` hold in containers, and where the host manages cgroups; otherwise they are only shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Map,
-    /// Kept and shown; not enforced.
+    /// Stored and shown, without effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Map,
-    /// Enforced in containers; else kept and shown.
+    /// Holds in containers; otherwise only shown.
     #[serde(default)]
     pub read_only_root_filesystem: bool,
 }
@@ -99,75 +99,75 @@ pub struct FunctionDeployment {
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FunctionStatus {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// As deployed; `service` is `name` here.
+    /// The deployment; `service` is `name` here.
     #[serde(flatten)]
     pub deployment: serde_json::Value,
-    /// Requests so far.
+    /// Number of requests so far.
     pub invocation_count: f64,
-    /// Replicas that are starting or ready.
+    /// Number of replicas that are ready, start or are parked.
     pub replicas: u64,
-    /// Replicas that are ready.
+    /// Number of replicas that are ready.
     pub available_replicas: u64,
-    /// RFC 3339.
+    /// Time of the first deployment, in RFC 3339.
     pub created_at: String,
-    /// If it was asked for.
+    /// Use of CPUs and host memory, on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// State of the function beyond the contract: how it is served.
+    /// Figures beyond the contract.
     #[serde(rename = "gshare")]
     pub status: Status,
 }
 
-/// How a function is served.
+/// State and figures of a function.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
     /// `serving`, `training`, `completed`, `failing`, `measuring`, `parked`, `starting` or `idle`.
     pub state: &'static str,
     /// `inference`, `pipeline` or `training`.
     pub workload: &'static str,
-    /// How far its measurement is.
+    /// Progress of its trials.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measuring: Option<String>,
-    /// Why an instance of it did not start the last time, or has lost its device and no other one is ready since.
+    /// Why the function does not run: a failed start, a lost device, or a size that fits no device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// The time in ns in which a request is to be answered.
+    /// Time in which a request should be answered, in ns.
     #[serde(rename = "slo_ns", skip_serializing_if = "Option::is_none")]
     pub slo: Option<gshare_core::Duration>,
-    /// Requests that wait for an instance.
+    /// Number of requests that wait for an instance.
     pub waiting: u64,
-    /// Requests that were answered, and how many of them within the SLO.
+    /// Number of answered requests.
     pub answered: u64,
-    /// See `answered`.
+    /// Number of requests that were answered within the SLO.
     pub within_slo: u64,
-    /// Requests that were refused.
+    /// Number of rejected requests.
     pub rejected: u64,
-    /// Instances that were started so far.
+    /// Number of started instances.
     pub starts: u64,
-    /// Times that an instance was parked for another function.
+    /// Number of times that an instance was parked for another function.
     pub parked: u64,
-    /// Times that an instance took the place of another one on better slices.
+    /// Number of moves of an instance to better slices.
     pub migrated: u64,
-    /// Requests that went through several stages, each on a slice of its own.
+    /// Number of requests that went through several stages, each on its own slice.
     pub pipelined: u64,
-    /// Device time that it used, in s.
+    /// Device time used, in s.
     pub gpu_seconds: f64,
-    /// GPU memory of an instance in bytes, as it is booked.
+    /// GPU memory booked for an instance, in bytes.
     pub memory_bytes: u64,
-    /// Points of the function that were measured.
+    /// Measured points.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<gshare_core::profile::ProfileTable>,
-    /// The most of the device's time that other processes had while the function was measured.
+    /// Largest share of GPU time that other processes used during the trials, in basis points.
     #[serde(rename = "others_bp", skip_serializing_if = "Option::is_none")]
     pub others: Option<gshare_core::BasisPoints>,
-    /// Instances of the function that are not gone.
+    /// Instances of the function.
     pub instances: Vec<super::host::InstanceView>,
 }
 
 impl Status {
-    /// How the function of this view is served.
+    /// The state and figures of a view.
     pub fn of(view: &View) -> Self {
         let (stats, totals) = (view.totals.stats, view.totals);
         let workload = match view.version.plan.wants {
@@ -210,33 +210,33 @@ impl Status {
     }
 }
 
-/// CPU time and memory of the node that its replicas use.
+/// Use of CPUs and host memory by a function's replicas.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// Milli-CPUs, since the replicas began.
+    /// Mean CPU use since the start of each replica, in thousandths of a CPU.
     pub cpu: f64,
-    /// Resident memory.
+    /// Resident memory in bytes.
     pub total_memory_bytes: f64,
 }
 
-/// Which function, in a body.
+/// A request to delete a function.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeleteRequest {
-    /// Its name.
+    /// Name of the function.
     pub function_name: String,
     /// [`NAMESPACE`], or none.
     pub namespace: Option<String>,
 }
 
-/// How many replicas.
+/// A request to scale a function.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScaleRequest {
-    /// The function; the path says so too.
+    /// Name of the function, which the path repeats.
     pub service_name: Option<String>,
-    /// How many.
+    /// Number of replicas.
     pub replicas: u32,
     /// [`NAMESPACE`], or none.
     pub namespace: Option<String>,
@@ -246,21 +246,21 @@ pub struct ScaleRequest {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Secret {
-    /// Its name.
+    /// Name of the secret.
     pub name: String,
     /// [`NAMESPACE`], or none.
     pub namespace: Option<String>,
-    /// The text of the secret.
+    /// Value as text.
     pub value: Option<String>,
-    /// Anything, as base64. Goes before the text.
+    /// Value as base64; takes precedence over the text.
     pub raw_value: Option<String>,
 }
 
 impl Secret {
-    /// Its bytes.
+    /// The bytes of the value.
     ///
     /// # Errors
-    /// 400 that names the field.
+    /// 400 with the name of the field.
     pub fn bytes(&self) -> Result<Vec<u8>, ApiError> {
         use base64::Engine as _;
         match (&self.raw_value, &self.value) {
@@ -273,25 +273,25 @@ impl Secret {
     }
 }
 
-/// A line that a replica printed.
+/// A line of a replica's output.
 #[derive(Debug, Clone, Serialize)]
 pub struct LogLine {
-    /// The function.
+    /// Name of the function.
     pub name: String,
     /// [`NAMESPACE`].
     pub namespace: &'static str,
-    /// The replica.
+    /// Name of the replica.
     pub instance: String,
-    /// RFC 3339.
+    /// Time of arrival, in RFC 3339.
     pub timestamp: String,
-    /// The line.
+    /// The line without its end.
     pub text: String,
 }
 
-/// Reads a body; the error names the field.
+/// Reads a JSON body.
 ///
 /// # Errors
-/// 400.
+/// 400 with the name of the field.
 pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -303,10 +303,10 @@ pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ApiError>
     Ok(value)
 }
 
-/// A DNS label, since the name is part of URLs, files and host names.
+/// Checks that a name is a DNS label, since it becomes part of URLs, files and host names.
 ///
 /// # Errors
-/// 400 that names the field.
+/// 400 with the name of the field.
 pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = name.as_bytes();
@@ -319,10 +319,10 @@ pub fn check_name(field: &str, name: &str) -> Result<(), ApiError> {
     )))
 }
 
-/// There is one namespace.
+/// Checks that a namespace, if given, is [`NAMESPACE`].
 ///
 /// # Errors
-/// 400.
+/// 400 for any other namespace.
 pub fn check_namespace(namespace: Option<&str>) -> Result<(), ApiError> {
     match namespace {
         None | Some("" | NAMESPACE) => Ok(()),
@@ -330,7 +330,7 @@ pub fn check_namespace(namespace: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// A time as RFC 3339, UTC, to the millisecond.
+/// A time in RFC 3339, UTC, with milliseconds.
 pub fn rfc3339(time: std::time::SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }

@@ -1,8 +1,8 @@
-//! Files in shared memory, by which the stages of a pipeline hand long values on.
+//! Files in shared memory that carry long values between the stages of a pipeline.
 //!
-//! A stage that answers with the header `Gshare-File` has put its values into a file of that name, in the folder that `$GSHARE_BETWEEN`
-//! names. The host passes on the name instead of the bytes. The next stage maps the file and removes it. If the file is still there when
-//! that stage has answered, the host removes it, and it removes the folder with its instance. A short value stays in the body.
+//! A stage writes its values into a file in `$GSHARE_BETWEEN` and answers with the header `Gshare-File`, the name of the file.
+//! The host forwards the name instead of the bytes. The next stage maps the file and removes it. If the file is still there
+//! after that stage's answer, the host removes it. The folder is removed with the instance. Short values stay in the body.
 
 use axum::http::{HeaderMap, HeaderName};
 use gshare_core::InstanceId;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, chown};
 use std::path::{Path, PathBuf};
 
-/// The header that names a file.
+/// Header with the name of a file.
 pub const FILE: HeaderName = HeaderName::from_static("gshare-file");
 
 /// The folders of all instances of a host.
@@ -22,10 +22,10 @@ pub struct Between {
 }
 
 impl Between {
-    /// The folders of the host with this folder of records. Files of an earlier host are removed.
+    /// Prepares the folders of the host with this folder of records. Removes files of an earlier host.
     ///
     /// # Errors
-    /// When the folder cannot be made, also because it is another user's.
+    /// If the folder cannot be made, for example because another user owns it.
     pub fn new(records: &Path) -> io::Result<Self> {
         let mut hash = DefaultHasher::new();
         records.canonicalize()?.hash(&mut hash);
@@ -34,7 +34,7 @@ impl Between {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Functions may run as another user, who passes through to a folder whose name it knows.
+        // Functions may run as another user, which enters its own folder by name but cannot list the others.
         std::fs::DirBuilder::new().mode(0o711).create(&root)?;
         Ok(Self { root })
     }
@@ -43,10 +43,10 @@ impl Between {
         self.root.join(instance.number().to_string())
     }
 
-    /// The folder of an instance, for its processes alone.
+    /// Makes the folder of an instance, which only the instance's user can read.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the folder cannot be made.
     pub fn folder(&self, instance: InstanceId, user: Option<User>) -> io::Result<PathBuf> {
         let folder = self.of(instance);
         match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -61,10 +61,10 @@ impl Between {
         Ok(folder)
     }
 
-    /// The file that the answer of a stage names, if it names one.
+    /// The file that a stage's answer names, if any.
     ///
     /// # Errors
-    /// The reason, if the answer names no file in the folder.
+    /// The reason, if the name contains a path.
     pub fn on_its_way(
         &self,
         instance: InstanceId,
@@ -78,7 +78,7 @@ impl Between {
 
     /// Removes the folder of an instance that has ended.
     pub fn forget(&self, instance: InstanceId) {
-        // Most instances have none.
+        // Most instances have no folder.
         let _ = std::fs::remove_dir_all(self.of(instance));
     }
 }
@@ -89,13 +89,13 @@ impl Drop for Between {
     }
 }
 
-/// A file on its way between two stages, which is removed when this is dropped.
+/// A file between two stages. Dropping it removes the file.
 #[derive(Debug)]
 pub struct OnItsWay(PathBuf);
 
 impl Drop for OnItsWay {
     fn drop(&mut self) {
-        // The next stage has removed it, unless it failed.
+        // The next stage has usually removed the file already.
         let _ = std::fs::remove_file(&self.0);
     }
 }

@@ -1,7 +1,8 @@
 //! The body of a client's request, on its way to an instance.
 //!
-//! An instance is not asked before the body has begun to come, and a short body has come as a whole by then: a client that sends
-//! nothing holds no instance. A body that breaks off, or pauses for [`STALLED`], is its client's fault, and the instance goes on.
+//! A request reaches an instance only after the first bytes of its body have arrived. A body of at most 64 KiB arrives in full
+//! first. So a client that sends nothing occupies no instance. If a body breaks off or pauses for [`STALLED`], the client is at
+//! fault, and the instance stays.
 
 use super::api::ApiError;
 use super::guard::STALLED;
@@ -15,10 +16,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use tokio::time::Sleep;
 
-/// A body of at most this length is read as a whole first.
+/// Longest body, in bytes, that is read in full before a request reaches an instance.
 const SHORT: u64 = 64 << 10;
 
-/// A body, with the bytes that have arrived and are not passed on yet.
+/// A body, with the frames that have arrived but were not passed on yet.
 #[derive(Debug)]
 pub struct ClientBody {
     rest: Body,
@@ -27,27 +28,27 @@ pub struct ClientBody {
     fault: Fault,
 }
 
-/// The fault of a client's body, once it is known.
+/// Tells whether a client's body has failed. Clones share the answer.
 #[derive(Debug, Clone, Default)]
 pub struct Fault(Arc<OnceLock<ApiError>>);
 
 impl Fault {
-    /// The answer to the client, if its body is at fault.
+    /// The error to answer the client with, if the body has failed.
     pub fn found(&self) -> Option<ApiError> {
         self.0.get().cloned()
     }
 
     fn set(&self, status: StatusCode, why: String) {
-        // The first fault ends the body.
+        // A later fault is a consequence of the first.
         let _ = self.0.set(ApiError::new(status, why));
     }
 }
 
 impl ClientBody {
-    /// Waits until the body has begun to come.
+    /// Waits until the first bytes of the body arrive, or the whole body if it is short.
     ///
     /// # Errors
-    /// 400 if the body breaks off, 408 if no byte arrives in time.
+    /// 400 if the body breaks off, 408 if it pauses for [`STALLED`].
     pub async fn begun(body: Body) -> Result<Self, ApiError> {
         let mut body = Self { rest: body, come: VecDeque::new(), pause: None, fault: Fault::default() };
         let short = body.rest.size_hint().exact().is_some_and(|bytes| bytes <= SHORT);
@@ -64,7 +65,7 @@ impl ClientBody {
         Ok(body)
     }
 
-    /// Tells whether the body is at fault, also while an instance has it.
+    /// A handle that stays valid after the body has gone to an instance.
     pub fn fault(&self) -> Fault {
         self.fault.clone()
     }
@@ -79,7 +80,7 @@ impl ClientBody {
             Poll::Pending => {
                 let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
                 if pause.as_mut().poll(context).is_ready() {
-                    let why = format!("body: nothing of it came for {} s", STALLED.as_secs());
+                    let why = format!("body: no byte arrived for {} s", STALLED.as_secs());
                     self.fault.set(StatusCode::REQUEST_TIMEOUT, why.clone());
                     return Poll::Ready(Some(Err(axum::Error::new(std::io::Error::other(why)))));
                 }

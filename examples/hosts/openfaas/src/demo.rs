@@ -1,32 +1,32 @@
-//! `--demo`: functions with an SLO, a pipeline and a training job, under load, and what became of them.
+//! `--demo`: deploys functions with an SLO, a pipeline and a training job, loads them, and prints the results.
 //!
-//! The program of all of them is this one ([`super::gpu_function`]). Every step is a request that `curl` could send. The story
-//! takes the GPUs of this machine, and simulated ones where there are none; without MIG devices it has no pipeline, and the training
-//! job has as many workers as there are other devices, at most two. If a promised part is missing, it ends with an error.
+//! All functions are this program ([`super::gpu_function`]), and every step is a request that `curl` could send. The story uses
+//! the GPUs of this machine, or simulated GPUs if there are none. Without MIG devices there is no pipeline. The training job
+//! has as many workers as there are GPUs with shared time, at most two. The story fails if a promised part is missing.
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The simulated devices where there are none and no others are asked for.
+/// Default simulated devices for a machine without GPUs.
 pub const BOARDS: [&str; 2] = ["v100,devices=2", "a100,mig=1g.10gb+1g.10gb+2g.20gb"];
-/// How long functions are under load.
+/// Duration of the load.
 const LOAD: Duration = Duration::from_secs(30);
-/// How long measuring and starting may take.
+/// Time limit for trials and starts.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A function of the story: its name, its load in requests per second, and how it is deployed.
+/// A function of the story: name, load in requests per second, and deployment.
 struct Part {
     name: &'static str,
     rate: f64,
     deployment: Value,
 }
 
-/// Runs the story against the host at this address, and prints it.
+/// Runs the story against the host at `url`, and prints it.
 ///
 /// # Errors
-/// When a step fails.
+/// If a step fails.
 pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
     let begun = Instant::now();
     let say = |text: String| println!("{:5.1} s  {text}", begun.elapsed().as_secs_f64());
@@ -53,7 +53,7 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
         }
     });
     let state = state(url)?;
-    say("what became of it".to_owned());
+    say("results".to_owned());
     println!(
         "\n  {:<9} {:>8} {:>9} {:>9} {:>8} {:>7} {:>7} {:>6}  where",
         "FUNCTION", "SLO", "ANSWERED", "IN TIME", "REFUSED", "STARTS", "PARKED", "GPU s"
@@ -85,7 +85,7 @@ pub fn run(url: &str, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The least part of a function's answers that must be in time.
+/// Least part of a function's answers that must meet the SLO.
 const IN_TIME: f64 = 0.9;
 
 /// The promised parts that these figures do not show.
@@ -118,7 +118,7 @@ fn missing(parts: &[Part], state: &Value) -> Vec<String> {
     missing
 }
 
-/// Names of the devices, each once with its number. Those of simulated ones say so.
+/// Names and numbers of the devices. Names of simulated devices say so.
 fn names(devices: &Value) -> String {
     let mut counts: Vec<(&str, u32)> = Vec::new();
     for name in devices.as_array().into_iter().flatten().filter_map(|device| device["name"].as_str()) {
@@ -143,7 +143,7 @@ fn said(annotations: &Value) -> String {
     all.map(text).collect::<Vec<_>>().join(" ")
 }
 
-/// Where the instances of a function are.
+/// The devices and slices of a function's instances.
 fn places(of: &Value) -> String {
     let part = |part: &Value| match part["slice"]["start"].as_u64() {
         Some(slice) => format!("GPU {} slice {slice}", part["gpu"]),
@@ -157,7 +157,7 @@ fn places(of: &Value) -> String {
     if all.is_empty() { of["state"].as_str().unwrap_or_default().to_owned() } else { all.join(", ") }
 }
 
-/// Two components that fit no MIG device of the story together: a request goes through both devices.
+/// Two components that together fit no MIG device of the story, so each request uses two devices.
 fn pipeline() -> Value {
     let on = |slice: &str, ms: u64, gib: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": gib << 30});
     let detect = json!({"name": "detect", "profiles": [on("1g.10gb", 24, 8), on("2g.20gb", 14, 8)]});
@@ -169,7 +169,7 @@ fn pipeline() -> Value {
 fn parts(program: &str, dag: &Path, devices: &Value) -> Vec<Part> {
     let is_cut = |device: &&Value| device["slices"].as_array().is_some_and(|slices| !slices.is_empty());
     let (cut, whole): (Vec<_>, Vec<_>) = devices.as_array().into_iter().flatten().partition(is_cut);
-    // Workers of a gang are on different devices.
+    // The workers of a training job run on different devices.
     let workers = whole.len().min(2).to_string();
     let part = |name, rate, annotations: Value, variables: Value| Part {
         name,
@@ -206,7 +206,7 @@ fn state(url: &str) -> anyhow::Result<Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Waits until every function has an instance, and says what they are measured at.
+/// Waits until every function has an instance, and prints the measured shares.
 fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut ready: Vec<String> = Vec::new();
@@ -216,7 +216,8 @@ fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
         }
         for of in state(url)?["functions"].as_array().into_iter().flatten() {
             let name = of["name"].as_str().unwrap_or_default().to_owned();
-            // The instance of a pipeline that is kept is parked until its first request; where it has no slices, a request gets them.
+            // The minimum instance of a pipeline stays parked until a request. If it has no slices yet, the first request gets
+            // them.
             let waits = ["idle", "parked"].map(Value::from).contains(&of["state"]);
             let serves = ["serving", "training"].map(Value::from).contains(&of["state"])
                 || of["workload"] == "pipeline" && waits;
@@ -230,7 +231,7 @@ fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The share of a function that was measured.
+/// The measured share of a function.
 fn chosen(of: &Value) -> String {
     let points = of["profile"]["points"].as_array().map_or(0, Vec::len);
     let share = &of["instances"][0]["parts"][0]["share"];
@@ -245,7 +246,7 @@ fn chosen(of: &Value) -> String {
     )
 }
 
-/// Sends requests at their times, no matter what became of those before.
+/// Sends requests at their scheduled times, no matter how earlier ones went.
 fn load(url: &str, part: &Part) {
     let (begun, address) = (Instant::now(), format!("{url}/function/{}", part.name));
     std::thread::scope(|scope| {
@@ -255,7 +256,7 @@ fn load(url: &str, part: &Part) {
                 return;
             }
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            // Requests that are refused or late are in the host's own figures.
+            // The host's own figures count rejected and late requests.
             scope.spawn(|| drop(ureq::get(&address).call()));
         }
     });

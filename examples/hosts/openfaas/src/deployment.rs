@@ -1,7 +1,7 @@
-//! The plan of a deployment: its command, and what its annotations and labels say, checked.
+//! The plan of a deployment: its command, annotations, labels and limits, checked.
 //!
-//! A deployment says what it wants (a latency, a model, a kind of work) or, like the paper's, what it gets (a share). Without
-//! either its share is measured at the first deployment.
+//! A deployment names a goal (a latency, a model, a kind of work) or a fixed share, as in FaST-GShare. If it names neither, the
+//! host measures the function at its first deployment and picks the share.
 
 use super::api::{ApiError, FunctionDeployment, check_name, check_namespace};
 use super::trials::Measured;
@@ -18,14 +18,14 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-/// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
+/// Prefixes of the annotations for shares (FaST-GShare, Figure 4, and its code).
 const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
-/// A rate that no load reaches: a function of unknown speed is never started twice because of its load.
+/// A rate beyond any load. At an unknown speed the scaler never starts a second instance.
 const ANY_RATE: f64 = 1e9;
-/// The most instances of a function.
+/// Upper bound of the instances of a function.
 const MOST: u32 = 4096;
 
-/// The annotations of this host, each with what it is.
+/// The annotations of this host, with their meaning for error messages.
 const KEYS: [(&str, &str); 15] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
@@ -40,110 +40,110 @@ const KEYS: [(&str, &str); 15] = [
     ("gshare/dag", "file with the components of a pipeline and their profiles"),
     ("gshare/tenant", "name of the tenant that pays"),
     ("gshare/regime", "fractional, sliced or whole"),
-    ("gshare/requests_per_second", "what an instance serves with the share that is given"),
-    ("gshare/concurrency", "requests at once of an instance: 1 to 64"),
+    ("gshare/requests_per_second", "requests per second of an instance with the given share"),
+    ("gshare/concurrency", "requests that an instance serves at once: 1 to 64"),
     ("gshare/load", "time from the start of an instance to its first answer, such as 4s"),
     ("gshare/probe_path", "path that is called while the function is measured"),
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
 ];
 
-/// Whether the value of an annotation may be the path of a file that this host opens.
+/// Whether the value of an annotation may be a path to a file on this host.
 pub fn is_file(key: &str) -> bool {
     ["gshare/model", "gshare/profile", "gshare/dag", "gshare/probe_body"].contains(&key)
 }
 
-/// Kind of work of a function, and the share of a device that it gets for that.
+/// The kind of work of a function, and the way to its share of a device.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wants {
-    /// The function answers requests and uses no GPU.
+    /// Inference without a GPU.
     NoGpu {
-        /// Requests per second of an instance; without, load starts no other one.
+        /// Requests per second that an instance serves; without a rate, load starts no further instance.
         rate: Option<f64>,
     },
-    /// The function answers requests with this share.
+    /// Inference with a fixed share.
     Share {
         /// Share of each instance.
         share: ResourceSpec,
-        /// Requests per second of an instance; without, load starts no other one.
+        /// Requests per second that an instance serves; without a rate, load starts no further instance.
         rate: Option<f64>,
     },
-    /// The function answers requests, and its share is to be measured.
+    /// Inference with a share that is yet to be measured.
     Measured,
-    /// The function answers requests, and was measured: its points, and the memory it took, where that is known.
+    /// Inference with measured points, from which the scaler picks.
     Profile {
-        /// Its measured points.
+        /// Measured points.
         table: ProfileTable,
-        /// The memory that was measured.
+        /// Measured GPU memory in bytes; none if only the points were given.
         memory: Option<Bytes>,
     },
-    /// The function answers requests, in stages on MIG devices.
+    /// Inference in stages on MIG devices.
     Pipeline {
-        /// Its components.
+        /// Components and their dependencies.
         dag: Box<Dag>,
     },
-    /// The function is a training job.
+    /// A training job.
     Training {
-        /// Its workers, each on a device of its own.
+        /// Number of workers, each on its own device.
         workers: u32,
         /// Share of each worker.
         share: GpuShare,
     },
 }
 
-/// The plan of a deployment, checked.
+/// A deployment after all checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The container image that it runs in, where it names one.
+    /// Container image; none for a program of this host.
     pub image: Option<Image>,
-    /// Program and arguments; with an image they may be none, and then it runs what the image says.
+    /// Program and arguments; may be empty with an image, which then runs its own command.
     pub command: Vec<String>,
-    /// Kind of work.
+    /// Kind of work and share.
     pub wants: Wants,
-    /// Requests at once of an instance.
+    /// Requests that an instance serves at once.
     pub concurrency: u32,
-    /// Devices that the process of an instance has.
+    /// Devices that an instance's process uses.
     pub devices: u32,
     /// Fewest and most instances.
     pub bounds: (u32, u32),
-    /// The time in which a request is to be answered.
+    /// Time in which a request should be answered.
     pub slo: Option<Duration>,
-    /// The tenant's number.
+    /// Number of the tenant; 0 if the deployment names none.
     pub tenant: TenantId,
     /// An earlier measurement of the same program.
     pub measured: Option<Measured>,
-    /// Its model.
+    /// Path of the model's weights.
     pub model: Option<PathBuf>,
-    /// GPU memory of an instance, where that is said.
+    /// GPU memory of an instance in bytes, if an annotation or the model's file tells it.
     pub memory: Option<Bytes>,
-    /// How it is treated beside others of its device: a function with an SLO is SLO-sensitive and a training job is best effort,
-    /// unless the deployment says otherwise.
+    /// Service class beside other functions on a device. By default a function with an SLO is SLO-sensitive, and a training job
+    /// is best effort.
     pub class: Option<ServiceClass>,
-    /// The most of a device's time, where that is said; otherwise the platform's rule holds.
+    /// Upper limit of GPU time, if the deployment sets one; otherwise the platform chooses.
     pub limit: Option<Quota>,
-    /// The kind of devices it runs on, where that is said.
+    /// Kind of devices, if the deployment chooses one.
     pub regime: Option<Regime>,
-    /// Time from its start to its first answer.
+    /// Time from the start of an instance to its first answer.
     pub load: Duration,
-    /// Request that is sent while the function is measured.
+    /// Request for the trials.
     pub probe: Probe,
-    /// Host memory and time on CPUs of each process, kept where the host has cgroups.
+    /// Limits of host memory and CPU time for each process. They hold in containers and where the host manages cgroups.
     pub limits: Limits,
 }
 
-/// The request that measures a function.
+/// The request that the trials send to a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// Its path; begins with `/`.
+    /// Path, which begins with `/`.
     pub path: String,
-    /// Its body; none for a GET.
+    /// Body; the request is a GET if the body is empty.
     pub body: Vec<u8>,
 }
 
 impl Plan {
-    /// Reads and checks what a deployment asks for. Tenants are known by these names.
+    /// Reads and checks a deployment. `tenants` holds the known tenants by name.
     ///
     /// # Errors
-    /// 400 that names the field.
+    /// 400 with the name of the field.
     pub fn of(
         deployment: &FunctionDeployment,
         tenants: &BTreeMap<String, TenantId>,
@@ -166,7 +166,7 @@ impl Plan {
         let concurrency = annotations.count("gshare/concurrency", 1, 1..=64)?;
         let model = annotations.get("gshare/model").map(model).transpose()?;
         let devices = annotations.count("gshare/devices", 1, 1..=64)?;
-        // A share is one of each device.
+        // The share applies to each device.
         let all = |memory: Bytes| Bytes(memory.get().saturating_mul(devices.into()));
         let memory =
             share.and_then(|share| share.memory()).map(all).or(model.as_ref().map(|(_, bytes)| *bytes));
@@ -207,13 +207,13 @@ impl Plan {
         })
     }
 
-    /// The program or the image that is started, as people are told.
+    /// The name of the image or the program, for messages.
     pub fn program(&self) -> String {
         let program = self.command.first().cloned();
         self.image.as_ref().map(Image::to_string).or(program).unwrap_or_default()
     }
 
-    /// Why the program cannot be started, if it is not here. `path` is the deployment's own search path.
+    /// An error message if this host has no such program. `path` is the deployment's own search path.
     pub fn missing_program(&self, path: Option<&str>) -> Option<String> {
         use std::os::unix::fs::PermissionsExt as _;
         let program = self.command.first().filter(|_| self.image.is_none())?;
@@ -230,7 +230,7 @@ impl Plan {
         })
     }
 
-    /// Whether load starts and stops instances.
+    /// Whether the platform starts and stops instances by load.
     pub const fn scales(&self) -> bool {
         !matches!(
             self.wants,
@@ -238,19 +238,19 @@ impl Plan {
         )
     }
 
-    /// The function for the platform, with these bounds. Memory that is not known is booked as `guess`.
+    /// The platform's description of the function. Unknown memory is booked as `guess`.
     ///
     /// # Errors
-    /// 400 that names the field.
+    /// 400 with the name of the field.
     pub fn spec(&self, bounds: (u32, u32), guess: Bytes) -> Result<FunctionSpec, ApiError> {
         let memory = self.memory.unwrap_or(match &self.wants {
-            // No limit is set, and nothing is known of the function.
+            // Without a limit on memory the need is unknown; one byte per device is booked.
             Wants::NoGpu { .. } | Wants::Share { .. } => Bytes(self.devices.into()),
             Wants::Profile { memory, .. } => memory.unwrap_or(guess),
             _ => guess,
         });
         let point = |sm, quota, rate: Option<f64>| {
-            // The latency of a share that was given is not looked at.
+            // The platform ignores the latency of a fixed share.
             let any = Duration::from_nanos(1);
             let point =
                 ProfilePoint::measured(sm, quota, self.concurrency, rate.unwrap_or(ANY_RATE), any, any);
@@ -288,7 +288,7 @@ fn bad(key: &str, value: &str, need: &str) -> ApiError {
     ApiError::bad(format!("annotations: {key}: `{value}`: {need}"))
 }
 
-/// The image that a deployment names, and its command: `envProcess`, or else `image` where that names a program.
+/// The image and the command of a deployment. `envProcess` gives the command; otherwise `image` does, unless it names an image.
 fn command(deployment: &FunctionDeployment) -> Result<(Option<Image>, Vec<String>), ApiError> {
     let refused = |error: ContainerError| ApiError::bad(error.to_string());
     let image = Image::named(&deployment.image).map_err(refused)?;
@@ -324,7 +324,7 @@ fn command(deployment: &FunctionDeployment) -> Result<(Option<Image>, Vec<String
     Ok((image, command))
 }
 
-/// Units of Kubernetes' quantities, and Docker's `m` and `g`, which OpenFaaS's files have too.
+/// Units of Kubernetes' quantities, and Docker's `m` and `g`, which OpenFaaS's files use too.
 const UNITS: [(&str, u64); 10] = [
     ("Ki", 1 << 10),
     ("Mi", 1 << 20),
@@ -338,7 +338,7 @@ const UNITS: [(&str, u64); 10] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// Limits of memory and CPU, as OpenFaaS's `limits` say them.
+/// Reads OpenFaaS's `limits`: memory in bytes, CPU time in thousandths of a CPU.
 fn limits(deployment: &FunctionDeployment) -> Result<Limits, ApiError> {
     let get = |name: &str| deployment.limits.as_ref()?.get(name).map(String::as_str);
     let bytes = |text: &str| {
@@ -350,7 +350,7 @@ fn limits(deployment: &FunctionDeployment) -> Result<Limits, ApiError> {
     let milli = |text: &str| match text.strip_suffix('m') {
         Some(number) => number.parse::<u64>().ok(),
         None => {
-            // A CPU for a second is a thousand of its ms.
+            // 1 CPU is 1,000 milli-CPUs, and 1 s is 1,000 ms.
             let cpus = text.parse::<f64>().ok().filter(|cpus| (0.0..=1e6).contains(cpus))?;
             let time = std::time::Duration::try_from_secs_f64(cpus).ok()?;
             u64::try_from(time.as_millis()).ok()
@@ -361,7 +361,7 @@ fn limits(deployment: &FunctionDeployment) -> Result<Limits, ApiError> {
     let memory =
         get("memory").map(|text| bytes(text).ok_or_else(|| wrong("memory", text, "bytes, such as 128Mi")));
     let cpu = get("cpu").map(|text| {
-        // The kernel takes no less than a hundredth of a CPU.
+        // The kernel enforces no limit below a hundredth of a CPU.
         let found = milli(text).filter(|milli| *milli >= 10);
         found.ok_or_else(|| wrong("cpu", text, "CPUs, such as 500m or 0.5, 10m or more"))
     });
@@ -389,7 +389,8 @@ fn bounds(deployment: &FunctionDeployment) -> Result<(u32, u32), ApiError> {
     Ok((least, most))
 }
 
-/// A model's file, and the memory that a process with it takes: its bytes and a fifth, for activations, and a context.
+/// The path of a model's file, and the GPU memory of a process that loads it: the file's size, a fifth more for activations,
+/// and 512 MiB for the CUDA context.
 fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
     let key = "gshare/model";
     let path = std::fs::canonicalize(path).map_err(|error| bad(key, path, &error.to_string()))?;
@@ -397,7 +398,7 @@ fn model(path: &str) -> Result<(PathBuf, Bytes), ApiError> {
     Ok((path, Bytes(bytes.saturating_add(bytes / 5)).saturating_add(Bytes::from_mib(512))))
 }
 
-/// The longest file that is read for an annotation.
+/// Longest file, in bytes, that an annotation may name.
 const MOST_BYTES: u64 = 16 << 20;
 
 /// The content of a file that an annotation names.
@@ -412,7 +413,7 @@ fn file(key: &str, path: &str) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// The length of a regular file. Another one may never end, or have nothing to read for ever.
+/// The length of a regular file. A read from any other file might never end.
 fn regular(key: &str, path: &Path) -> Result<u64, ApiError> {
     let name = path.to_string_lossy();
     let about = std::fs::metadata(path).map_err(|error| bad(key, &name, &error.to_string()))?;
@@ -446,7 +447,7 @@ impl Annotations<'_> {
         let spec =
             ResourceSpec::from_annotations(shares().map(|(key, value)| (key.as_str(), value.as_str())))
                 .map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
-        // Memory alone is a bound and no share.
+        // Memory alone limits a function but gives it no share.
         let only_memory = shares().all(|(key, _)| key.ends_with("/gpu_mem"));
         if spec.quota().request().is_zero() && !only_memory {
             return Err(ApiError::bad(
@@ -525,7 +526,7 @@ impl Annotations<'_> {
             }
             "training" => {
                 let workers = self.count("gshare/workers", 1, 1..=64)?;
-                // Best effort unless a share says otherwise: a tenth of the time, and what others leave.
+                // By default a worker is best effort: a tenth of the time is guaranteed, and idle time comes on top.
                 let tenth =
                     Quota::from_percent(10).and_then(|tenth| QuotaRange::new(tenth, Quota::WHOLE).ok());
                 let time = timed.map_or(tenth.unwrap_or(QuotaRange::BEST_EFFORT), |share| share.quota());

@@ -1,21 +1,23 @@
-//! A function for the OpenFaaS host, as a program of its own (`gpu_function`) and as the host's own (`--gpu-function`): it listens on `127.0.0.1:$PORT` and knows nothing of gshare.
+//! An example function for the OpenFaaS host, as the program `gpu_function` and as `--gpu-function` of the host. It listens on
+//! `127.0.0.1:$PORT` and does not know gshare.
 //!
 //! | path | answer |
 //! |---|---|
-//! | `/` | runs `$KERNELS` (5) kernels of 2 ms one after the other, and says in JSON how long that took |
-//! | `/echo` | the request's body, as it comes |
+//! | `/` | runs `$KERNELS` (5) kernels of 2 ms in sequence, and answers their total time in JSON |
+//! | `/echo` | the request's body, streamed |
 //! | `/stream?lines=N` | N lines, one every 50 ms |
 //! | `/slow?ms=N` | after N ms, without the GPU |
 //! | `/headers` | the request's headers |
 //! | `/secret/NAME` | a secret |
 //! | `/exit` | none: the process ends |
 //!
-//! With `$KERNELS` 0 no GPU is looked for. A kernel takes `$KERNEL_US` (2000) us; with `$KERNEL_SMS` it takes that time on
-//! that many SMs, and less on a device that has more. The weights take `$WEIGHTS_MIB` (64) MiB, or are
-//! those of `$GSHARE_MODEL` from the store at `$GSHARE_STORE`. As a stage of a pipeline the function runs the kernels of its
-//! components, `$KERNELS` for each of `$GSHARE_COMPONENTS`. Its answer is one JSON object, which holds the answer of the stage before;
-//! with `$FILE_KIB` the answer to the next stage is padded to that size and goes through shared memory. `$STEPS` makes the function a
-//! training job of that many steps. On several devices it spreads its weights over them and runs a request's kernels on each.
+//! - With `$KERNELS` 0 the function uses no GPU.
+//! - A kernel takes `$KERNEL_US` (2000) us. With `$KERNEL_SMS` it takes that time on this many SMs, and less time on more.
+//! - The weights take `$WEIGHTS_MIB` (64) MiB, or come from `$GSHARE_MODEL` in the store at `$GSHARE_STORE`.
+//! - With several devices, each holds a part of the weights and runs the kernels of each request.
+//! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
+//!   stage. With `$FILE_KIB` the answer is padded to that size and goes to the next stage through shared memory.
+//! - `$STEPS` makes the function a training job of that many steps.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use crate::between::FILE;
@@ -33,13 +35,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// The time of a request on the devices, and their number.
+/// Receives the time of a request on the devices, and the number of devices.
 type Job = oneshot::Sender<Result<(Duration, usize), String>>;
 
 /// Serves until the process ends, or trains.
 ///
 /// # Errors
-/// When a variable is wrong, or the GPU or the port cannot be used.
+/// If a variable is invalid, or the GPU or the port cannot be used.
 pub fn main() -> Result<()> {
     let number = |name: &'static str, default: u32| {
         std::env::var(name).map_or(Ok(default), |text| text.parse::<u32>()).context(name)
@@ -65,10 +67,10 @@ pub fn main() -> Result<()> {
                 std::process::exit(1);
             }
         });
-        // The model is loaded before anybody may connect.
+        // Load the model before the port opens: a connection means ready.
         loaded.recv().context("the GPU cannot be used")?;
     } else {
-        // A request for the GPU is refused, and does not wait for it.
+        // Requests for the GPU then fail at once.
         drop(todo);
     }
     let app = axum::Router::new()
@@ -90,7 +92,8 @@ pub fn main() -> Result<()> {
     })
 }
 
-/// Cost of a request: kernels, the time of each in us, the SMs on which a kernel takes that (0: on any device), and bytes of weights.
+/// Cost of a request: kernels, the time of each in us, the SMs at which a kernel takes that time (0 for any device), and bytes
+/// of weights.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     kernels: u32,
@@ -99,8 +102,8 @@ struct Work {
     weights: usize,
 }
 
-/// PTX of a kernel each of whose threads looks at the device's clock until `micros` us have passed. The simulated driver goes by
-/// its name.
+/// PTX of a kernel that spins on the device's clock for `micros` us. The simulated driver reads the time from the kernel's
+/// name.
 fn spin_ptx(name: &str, micros: u32) -> String {
     format!(
         ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry {name}()\n{{\n\
@@ -110,18 +113,18 @@ fn spin_ptx(name: &str, micros: u32) -> String {
     )
 }
 
-/// A device with its part of the weights on it, and what runs a request's kernels there.
+/// A device with its part of the weights, and its kernel.
 struct Gpu {
     work: Work,
     stream: std::sync::Arc<cudarc::driver::CudaStream>,
     kernel: cudarc::driver::CudaFunction,
     _weights: cudarc::driver::CudaSlice<u8>,
-    /// The store's copy of the weights, where there is one: others share it as long as this one is held.
+    /// The store's copy of the weights, shared with other processes while this handle lives.
     _model: Option<gshare_modelstore::client::Model>,
 }
 
 impl Gpu {
-    /// All devices that this process sees, each with an equal part of the weights.
+    /// All devices of this process, each with an equal part of the weights.
     fn all(work: Work) -> Result<Vec<Self>> {
         let count = usize::try_from(CudaContext::device_count()?)?;
         (0..count).map(|ordinal| Self::open(work, ordinal, count)).collect()
@@ -169,18 +172,18 @@ impl Gpu {
     }
 }
 
-/// The GPU's thread: one request after the other.
+/// The GPU's thread, which runs one request after the other.
 fn gpu(work: Work, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
     let gpus = Gpu::all(work)?;
     ready.send(())?;
     for job in todo {
-        // The one that asked may have gone.
+        // The caller may have left.
         let _ = job.send(Gpu::run(&gpus).map(|took| (took, gpus.len())));
     }
     Ok(())
 }
 
-/// A training job.
+/// Runs a training job.
 fn train(work: Work, steps: u32) -> Result<()> {
     let gpus = Gpu::all(work)?;
     for step in 0..steps {
@@ -193,7 +196,7 @@ fn train(work: Work, steps: u32) -> Result<()> {
     Ok(())
 }
 
-/// Hands an answer of at least `$FILE_KIB` on to the next stage in a file, padded to that size, and returns the name.
+/// Writes an answer, padded to `$FILE_KIB`, into a file for the next stage. Returns the file's name.
 fn in_file(seen: &serde_json::Value) -> Option<String> {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name)?.parse::<usize>().ok();
@@ -209,7 +212,7 @@ fn in_file(seen: &serde_json::Value) -> Option<String> {
     Some(path.file_name()?.to_str()?.to_owned())
 }
 
-/// The answer of the stage before this one, which is the body or the file that the request names.
+/// The answer of the previous stage, from the file that the request names or from the body.
 fn before(headers: &HeaderMap, body: &Bytes) -> Option<serde_json::Value> {
     let Some(name) = headers.get(FILE) else { return serde_json::from_slice(body).ok() };
     let path = std::path::Path::new(&std::env::var("GSHARE_BETWEEN").ok()?).join(name.to_str().ok()?);
@@ -282,7 +285,7 @@ async fn exit() -> StatusCode {
 
 async fn secret(Path(name): Path<String>) -> Response {
     let dir = std::env::var_os("secret_mount_path").unwrap_or_default();
-    // A name has no `/`, since it is one segment of the path.
+    // A name is one segment of the path, so it contains no `/`.
     match std::fs::read(std::path::Path::new(&dir).join(name)) {
         Ok(bytes) => bytes.into_response(),
         Err(error) => (StatusCode::NOT_FOUND, error.to_string()).into_response(),

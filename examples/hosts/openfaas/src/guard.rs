@@ -1,7 +1,7 @@
-//! Guards against those who can reach the host: connections that say nothing, browsers, and too many of either.
+//! Guards against clients that reach the host: idle connections, web pages, and too many connections.
 //!
-//! A page in a browser can send requests to a loopback address. So `/system` refuses other origins and other hosts
-//! ([`gshared::page::check`]), and bodies that a form could send.
+//! A web page can send requests to a loopback address. So `/system` refuses foreign origins and hosts
+//! ([`gshared::page::check`]), and any body that an HTML form could send.
 
 use super::api::ApiError;
 use axum::Router;
@@ -19,24 +19,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::Sleep;
 
-/// The time in which the head of a request must have come.
+/// Time limit for the head of a request.
 const HEAD: Duration = Duration::from_secs(10);
-/// The longest pause of a client that sends a body or takes an answer. A function's instance may be held for that long, and no longer.
+/// Longest pause of a client while it sends a body or reads an answer. It occupies an instance of a function meanwhile.
 pub const STALLED: Duration = Duration::from_secs(10);
-/// Connections that are open at once; others wait to be taken.
+/// Connections that are open at once; further ones stay in the listener's backlog.
 const CONNECTIONS: usize = 8192;
 
 /// Serves connections until the process ends.
 ///
 /// # Errors
-/// When no connection can be taken any more.
+/// None at present: a failed accept is tried again after a pause.
 pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> io::Result<()> {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
-            // Out of descriptors, or a client that has gone again: the next one may be better.
+            // Out of descriptors, or the client left before the accept. The next accept may succeed.
             Err(_) => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
@@ -49,14 +49,14 @@ pub async fn serve(listener: tokio::net::TcpListener, router: Router) -> io::Res
             http.timer(TokioTimer::new()).header_read_timeout(HEAD);
             let served = http
                 .serve_connection(TokioIo::new(Impatient::new(stream)), TowerToHyperService::new(service));
-            // A connection that breaks is its client's business.
+            // A broken connection concerns only its client.
             let _ = served.with_upgrades().await;
             drop(place);
         });
     }
 }
 
-/// A connection that ends when its client takes no byte of an answer for [`STALLED`].
+/// A connection that fails if the client reads nothing of an answer for [`STALLED`].
 struct Impatient<S> {
     stream: S,
     stalled: Option<Pin<Box<Sleep>>>,
@@ -123,10 +123,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     }
 }
 
-/// Whether `/system` listens to this request.
+/// Checks whether `/system` may serve this request.
 ///
 /// # Errors
-/// 403 for another origin or host, 415 for a body that a form could send.
+/// 403 for a foreign origin or host, 415 for a body that an HTML form could send.
 pub fn check(method: &Method, headers: &HeaderMap, loopback: bool) -> Result<(), ApiError> {
     gshared::page::check(headers, loopback).map_err(|why| ApiError::new(StatusCode::FORBIDDEN, why))?;
     let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
@@ -140,7 +140,7 @@ pub fn check(method: &Method, headers: &HeaderMap, loopback: bool) -> Result<(),
     Ok(())
 }
 
-/// Whether answers may be sent to this host, by the list of those that the operator allows.
+/// Whether the operator's list allows answers to this host: by `*`, by name, or by name and port.
 pub fn allows(allowed: &[String], host: &str, port: u16) -> bool {
     let full = format!("{host}:{port}");
     allowed.iter().any(|one| one == "*" || one.eq_ignore_ascii_case(host) || one.eq_ignore_ascii_case(&full))
@@ -189,7 +189,7 @@ mod tests {
         let begun = tokio::time::Instant::now();
         let write = tokio::spawn(async move { (ours.write_all(&[7; 12]).await, ours) });
         for _ in 0..2 {
-            // Slowly is good enough.
+            // A slow client is fine as long as it reads something.
             tokio::time::sleep(STALLED - Duration::from_secs(1)).await;
             theirs.read_exact(&mut [0; 4]).await.unwrap();
         }

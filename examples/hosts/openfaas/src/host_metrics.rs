@@ -1,4 +1,4 @@
-//! Metrics for Prometheus, under the names that dashboards of OpenFaaS know.
+//! Metrics for Prometheus, under the names that OpenFaaS dashboards expect.
 
 use super::node::Node;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -37,7 +37,7 @@ struct Device {
 /// Upper bounds in seconds.
 const BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
-/// Counters of the HTTP interface, and gauges that are read when they are asked for.
+/// Counters of the HTTP interface, and gauges that are computed on each request for them.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -117,9 +117,9 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request was answered; `path` is the route.
+    /// Counts an answered request; `path` is the route.
     pub fn served(&self, method: &str, path: &'static str, code: u16, took: Duration) {
-        // A client may name any method, and each would be kept.
+        // Unknown methods share a label, since a client could otherwise create any number of them.
         let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
         let method = if known.contains(&method) { method } else { "other" };
         let labels = Http { code, method: method.to_owned(), path };
@@ -127,14 +127,14 @@ impl Metrics {
         self.durations.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// A function was called.
+    /// Counts a call of a function.
     pub fn called(&self, name: &str, code: u16, took: Duration) {
         let labels = Invocation { function_name: name.to_owned(), code };
         self.invocations.get_or_create(&labels).inc();
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// The text form.
+    /// All metrics in the text form of `OpenMetrics`.
     pub fn encode(&self, node: &Node) -> String {
         self.gpu_seconds.clear();
         for family in [

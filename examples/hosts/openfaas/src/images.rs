@@ -1,20 +1,20 @@
-//! Functions in container images: what a container sees of this host.
+//! Functions in container images: the choice of an image, and the access of its container to this host.
 //!
-//! # Which deployments are images
-//! A deployment is run from an image when its `image` names a registry: the part before the first `/` has a dot or a colon in it, or is
-//! `localhost`, as in `localhost/my-fn:1` or `registry.example/team/fn`. Then `envProcess` is the command in the image, in place of the image's own; without
-//! `envProcess` the image's own runs. Every other `image` is a name, and the program is `envProcess`; without `envProcess` it is the program
-//! itself. The path of a program whose first folder has a dot in its name begins with `./`.
+//! # Which deployments use an image
+//! A deployment uses an image if its `image` names a registry: the part before the first `/` contains a dot or a colon, or is
+//! `localhost`, as in `localhost/my-fn:1` or `registry.example/team/fn`. Then `envProcess` replaces the image's own command.
+//! Any other `image` is only a name for the program in `envProcess`, or, without `envProcess`, the program itself. A relative
+//! path with a dot in its first folder must begin with `./`, or it would look like a registry.
 //!
-//! # What a container gets
-//! A container gets what a process of this host gets, at the same paths and read-only: hook, daemon's socket, model and model store; its secrets at
-//! `/var/openfaas/secrets`, where functions of OpenFaaS look for them; the device, simulated or real. It is on the host's network, and listens at
-//! `127.0.0.1:$PORT`; `$port` is the same for OpenFaaS's watchdog. Its user is that of `--function-user`, or else the host's own, and never
-//! the one that the image names: the daemon and the files know no other.
+//! # Access
+//! A container sees the same paths as a process of this host, read-only: hook, daemon's socket, model and model store, and the
+//! real or simulated device. Secrets are at `/var/openfaas/secrets`, the usual place for functions of OpenFaaS. The container
+//! uses the host's network and listens at `127.0.0.1:$PORT`; `$port` repeats it for OpenFaaS's watchdog. It runs as the user of
+//! `--function-user` or as the host's own user, never as the image's, because the daemon and the files know no other.
 
 use super::deployment::Wants;
-use super::devices::Device;
 use super::host::Launch;
+use super::inventory::Device;
 use super::node::Node;
 use gshare_core::RunId;
 use gshare_runner::HookedProcess;
@@ -26,13 +26,13 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// The folder of a container in which its function finds its secrets.
+/// The folder of secrets in a container.
 const SECRETS: &str = "/var/openfaas/secrets";
 
-/// Starts a process of an instance in a container, under this name and run.
+/// Starts a process of an instance in a container.
 ///
 /// # Errors
-/// When a file for it cannot be made, or there is no podman.
+/// If a file for the container cannot be made, or podman is missing.
 pub fn start(
     node: &Node,
     image: &Image,
@@ -60,7 +60,7 @@ pub fn start(
     let mut devices = Vec::new();
     if uses_gpu && runner.devices.simulated {
         mounts.push(Mount::read(SIMULATOR.find()?));
-        // Several devices of a process are one board's.
+        // All devices of one process belong to the same board.
         let device = parts.first().and_then(|part| runner.devices.all.get(&part.gpu));
         mounts.extend(device.into_iter().flat_map(Device::mounts));
     } else if uses_gpu {

@@ -1,4 +1,4 @@
-//! `/async-function`: calls that are kept in memory, in a queue of bounded length, and made when there is room.
+//! `/async-function`: a bounded queue of calls in memory, and the workers that make these calls.
 
 use super::api::ApiError;
 use super::client_body::ClientBody;
@@ -20,40 +20,40 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Most calls that wait.
 const LENGTH: usize = 256;
-/// Most bytes of their bodies in memory, those included that are being sent.
+/// Most bytes of all bodies together, of waiting calls and of running ones.
 const MEMORY: usize = 128 << 20;
-/// Calls that are made at a time.
+/// Calls that run at once.
 const WORKERS: usize = 16;
 
 /// A call for later.
 #[derive(Debug)]
 pub struct Call {
-    /// Its name, `X-Call-Id`.
+    /// Value of `X-Call-Id`.
     pub id: String,
-    /// The function.
+    /// Name of the function.
     pub name: String,
-    /// The call as the replica sees it.
+    /// Path that the instance sees.
     pub path: String,
-    /// Address to which the answer is sent.
+    /// Address for the answer.
     pub callback: Option<Uri>,
     /// The request, with its whole body.
     pub request: Request,
-    /// Its body's part of the memory.
+    /// The permit for the memory of the body.
     pub room: OwnedSemaphorePermit,
 }
 
-/// The queue.
+/// The queue, and the bounds of its memory.
 #[derive(Debug)]
 pub struct Queue {
     calls: mpsc::Sender<Call>,
     next: AtomicU64,
     memory: Arc<Semaphore>,
-    /// Hosts that answers may be sent to.
+    /// Hosts that may receive answers.
     callbacks: Vec<String>,
 }
 
 impl Queue {
-    /// An empty queue, and the tasks that empty it.
+    /// Starts an empty queue and its workers.
     pub fn start(node: &Arc<Node>, patience: Duration, callbacks: Vec<String>) -> Self {
         let (calls, todo) = mpsc::channel::<Call>(LENGTH);
         let todo = Arc::new(Mutex::new(todo));
@@ -70,7 +70,7 @@ impl Queue {
         Self { calls, next: AtomicU64::new(1), memory, callbacks }
     }
 
-    /// The call's name: the client's, or one of ours.
+    /// The client's `X-Call-Id`, or a new one, which is added to the headers.
     pub fn name(&self, headers: &mut HeaderMap) -> String {
         if let Some(id) = headers.get("x-call-id").and_then(|value| value.to_str().ok()) {
             return id.to_owned();
@@ -82,11 +82,11 @@ impl Queue {
         id
     }
 
-    /// A whole body, and its part of the memory, which is taken as the bytes come.
+    /// Reads a whole body. Each part of it takes memory from the queue's bound as it arrives.
     ///
     /// # Errors
-    /// 429 when the bodies of calls that wait have all of the memory, 413 for a body that is too long, 400 for one that breaks off, 408 for
-    /// one that does not come.
+    /// 429 if the bodies of waiting calls use all of the memory, 413 if the body is too long, 400 if it breaks off, 408 if it
+    /// does not arrive in time.
     pub async fn body(&self, body: Body) -> Result<(Bytes, OwnedSemaphorePermit), ApiError> {
         let (mut bytes, mut room) = (Vec::new(), self.room(1)?);
         let mut body = ClientBody::begun(body).await?;
@@ -121,10 +121,10 @@ impl Queue {
         })
     }
 
-    /// The address that the answer is to be sent to.
+    /// The address for the answer, if the client names one.
     ///
     /// # Errors
-    /// 400 for what is no plain HTTP URL, 403 for a host that the operator does not allow.
+    /// 400 unless it is a plain HTTP URL, 403 for a host that the operator does not allow.
     pub fn callback(&self, headers: &HeaderMap) -> Result<Option<Uri>, ApiError> {
         let Some(value) = headers.get("x-callback-url") else { return Ok(None) };
         let uri = value.to_str().ok().and_then(|text| text.parse::<Uri>().ok());
@@ -140,10 +140,10 @@ impl Queue {
         Ok(Some(uri.clone()))
     }
 
-    /// Keeps a call.
+    /// Puts a call into the queue.
     ///
     /// # Errors
-    /// 429 when too many wait.
+    /// 429 if the queue is full.
     pub fn push(&self, call: Call) -> Result<(), ApiError> {
         self.calls.try_send(call).map_err(|_| {
             ApiError::new(
@@ -160,12 +160,12 @@ async fn make(node: &Arc<Node>, call: Call, patience: Duration) {
     let (status, body) = match answer {
         Ok(answer) => {
             let status = answer.status();
-            // To its end, since that is when the replica is free again.
+            // The instance is free again only at the end of the body.
             let body = axum::body::to_bytes(answer.into_body(), MAX_BODY);
             match tokio::time::timeout(patience, body).await {
                 Ok(Ok(body)) => (status, body),
                 Ok(Err(error)) => (StatusCode::BAD_GATEWAY, Bytes::from(error.to_string())),
-                Err(_) => (StatusCode::GATEWAY_TIMEOUT, Bytes::from("no whole answer in time")),
+                Err(_) => (StatusCode::GATEWAY_TIMEOUT, Bytes::from("no complete answer in time")),
             }
         }
         Err(error) => (error.status, Bytes::from(error.message)),
@@ -203,7 +203,7 @@ async fn tell(
     Ok(())
 }
 
-/// A body that is written bit by bit.
+/// A body, and a sender that writes it part by part.
 pub fn channel() -> (mpsc::Sender<Bytes>, Body) {
     let (sender, parts) = mpsc::channel(4);
     (sender, Body::new(Written(parts)))

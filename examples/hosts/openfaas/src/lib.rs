@@ -1,85 +1,85 @@
-//! An OpenFaaS provider for one node: functions are deployed with what they want, and everything else follows.
+//! An OpenFaaS provider for one node: clients deploy functions with a goal, and the provider shares the GPUs among them.
 //!
 //! # Problem
-//! `faas-cli` and every other client of the faas-provider contract deploy functions by name, call them over HTTP, and expect
-//! replicas to follow the load. Here a replica is a process of this node under the hook. A deployment says a latency to keep, a
-//! model, a kind of work; which share of which device each process gets, how many there are, which one serves a request and
-//! which one makes room is decided by [`Platform`](gshare_sched::platform::Platform). This host carries that out and decides
-//! nothing. No cluster, no containers and no gateway are needed: the provider serves `/function` and `/async-function` itself.
+//! Clients of the faas-provider contract, such as `faas-cli`, deploy functions by name, call them over HTTP, and expect
+//! replicas to follow the load. Here a replica is a hooked process on this node. A deployment states a latency, a model or a
+//! kind of work. [`Platform`](gshare_sched::platform::Platform) decides the rest: the share and the device of each process, the
+//! number of instances, the instance for each request, and the instance that makes room. This host carries the decisions out.
+//! It needs no cluster and no gateway, because it serves `/function` and `/async-function` itself.
 //!
 //! # Terms
-//! - **function**: what was deployed under a name; **instance** (the contract's replica): one running copy of it, with a
+//! - **function**: a program deployed under a name; **instance** (the contract's replica): one running copy of it, with a
 //!   process on each device that it uses;
 //! - **share**: time and SMs of a device, and memory;
-//! - **trial**: a function under load for some seconds at one share, to learn what it serves there.
+//! - **trial**: some seconds of load on a function at one share, to measure its speed there.
 //!
-//! # What a function is
-//! Any program that serves plain HTTP on `127.0.0.1:$PORT`, like a function of of-watchdog's HTTP mode. It is ready when
-//! it takes connections, so it loads its model before it listens. Its command line is `envProcess`, or else `image`. Where `image` names a
-//! container image ([`images`]), podman runs it, and `envProcess` is the command in it.
-//! What it prints is its log; its secrets are files in `$secret_mount_path`. A training job serves nothing: it gets torchrun's
-//! variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`) and is done when all of its workers have ended well. A stage
-//! of a pipeline is the same program with `$GSHARE_COMPONENTS`; the answer of one stage is the request to the next.
+//! # Functions
+//! A function is any program that serves plain HTTP on `127.0.0.1:$PORT`, as in of-watchdog's HTTP mode. It counts as ready
+//! when it accepts connections, so it should load its model before it listens. Its command line is `envProcess`, or else
+//! `image`. If `image` names a container image ([`images`]), podman runs it, with `envProcess` as the command. Output goes to
+//! the function's log, and secrets are files in `$secret_mount_path`. A training job does not listen: its workers get
+//! torchrun's variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`), and it is complete when all workers exit with
+//! status 0. A stage of a pipeline is the same program with `$GSHARE_COMPONENTS`; each stage's answer is the next stage's
+//! request.
 //!
 //! | annotation or label | meaning |
 //! |---|---|
-//! | `gshare/slo` | time in which a request is to be answered, such as `69ms` |
-//! | `gshare/model` | file of its weights: `$GSHARE_MODEL`, and how much memory it takes |
+//! | `gshare/slo` | time in which a request should be answered, such as `69ms` |
+//! | `gshare/model` | file of the weights, passed on as `$GSHARE_MODEL`; its size gives the GPU memory |
 //! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
-//! | `gshare/profile` | `auto`: measured at the first deployment, which is the default; `none`; or a file of points |
-//! | `gshare/tenant` | on whose account it runs (`--tenants`) |
-//! | `gshare/class` | how it is treated beside others: `slo-sensitive` with an SLO and `best-effort` for training, unless it says otherwise |
-//! | `gshare/regime` | the kind of devices |
-//! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and most share of GPU time |
+//! | `gshare/profile` | `auto` (default): measured at the first deployment; `none`; or a file of points |
+//! | `gshare/tenant` | tenant to be charged (`--tenants`) |
+//! | `gshare/class` | service class: by default `slo-sensitive` with an SLO, and `best-effort` for training |
+//! | `gshare/regime` | kind of devices |
+//! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and highest share of GPU time |
 //! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
 //! | `fastgshare/gpu_mem` | memory, in bytes |
-//! | `gshare/requests_per_second` | what an instance serves with that share: load starts and stops instances |
-//! | `gshare/devices` | devices over which a model is spread: the instance's one process sees all of them, with its share on each and an equal part of its memory |
-//! | `gshare/concurrency` | requests at a time of an instance |
-//! | `com.openfaas.scale.min`, `.max` | fewest and most replicas: 1, and 20 |
+//! | `gshare/requests_per_second` | rate of an instance with this share, by which load starts and stops instances |
+//! | `gshare/devices` | devices for one process per instance: its share holds on each, and each holds an equal part of its memory |
+//! | `gshare/concurrency` | requests that an instance serves at once |
+//! | `com.openfaas.scale.min`, `.max` | fewest and most replicas, by default 1 and 20 |
 //!
-//! # Who does what
+//! # Flow
 //! ```text
 //! deployed ─▶ deployment.rs ─▶ host/ ─▶ Platform ─┬─▶ Profile: host/measuring.rs and trials.rs
 //!                               ▲  │              ├─▶ Start, Park, Unpark, Stop: processes (node.rs)
-//! request ──▶ proxy.rs ─▶ node.rs ─┘ what came    └─▶ Dispatch, Reject: the ticket's turn
+//! request ──▶ proxy.rs ─▶ node.rs ─┘ reports      └─▶ Dispatch, Reject: the ticket's turn
 //! ```
-//! GPU time is handed out by the node's daemon: [`gshared::Daemon`] in this process, or one that runs already.
+//! The node's daemon hands GPU time out: [`gshared::Daemon`] in this process, or a daemon that already runs.
 //!
 //! # States of an instance
-//! Those of [`gshare_sched::platform`]. A parked instance has no process here: its weights are in the page cache or in the model
-//! store, and it is started again when it is wanted. A draining one gets no more requests and is killed when it has none, so
-//! that none is lost by scaling in. A new version is started beside the old one where there is room; else the old one makes
-//! room, and requests wait.
+//! See [`gshare_sched::platform`]. A parked instance has no process here: its weights stay in the page cache or the model
+//! store, and a request starts it again. A draining instance gets no more requests and is killed after its last one, so scaling
+//! in loses none. A new version starts beside the old version if there is room; otherwise the old one makes room, and requests
+//! wait.
 //!
-//! # When something dies
-//! - *An instance*: what it was serving is answered 502 at once. What it had not accepted goes to another one.
-//! - *A device*: the daemon says so, at most some 2 s later. Its instances end, and others take their places on other devices. A
-//!   request that one of them had is answered 502 with the reason; what it had not accepted goes to another one. Nothing is started
-//!   there until the daemon says that the device is back. A simulated device is lost by `sim-stat --lose`, and is seen by the
-//!   provider's own daemon.
-//! - *The daemon*: processes go on by their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and meet the next one.
-//! - *The provider*: the kernel kills its processes, and the [`reaper`] what these have left. The next provider of the same directory has the same functions,
-//!   secrets, measurements and numbers of replicas; calls that waited in `/async-function` are lost.
+//! # Failures
+//! - *An instance*: its accepted requests are answered 502 at once, and the others go to another instance.
+//! - *A device*: the daemon reports the loss within about 2 s. The instances on the device end as above, and new instances
+//!   start on other devices. The device gets no instance until the daemon reports its return. `sim-stat --lose` loses a
+//!   simulated device, which the provider's own daemon sees.
+//! - *The daemon*: processes follow their policy ([`gshare_core::wire::OnDaemonLoss::Open`]) and attach to the next daemon.
+//! - *The provider*: the kernel kills its processes, and the [`reaper`] kills their children. The next provider in the same
+//!   directory restores functions, secrets, measurements and numbers of replicas. Calls in `/async-function`'s queue are lost.
 //!
 //! # Limits
-//! One namespace. Functions run as the provider's user: a client that may deploy may run any program as that user. Limits of CPU and
-//! memory are enforced in containers, and where
-//! there is a folder for cgroups (`--cgroups`), else kept and shown. A client that leaves frees its place, though
-//! the instance may still work on what was asked; the next request then waits there. A port is free when it is chosen;
-//! nothing reserves it until the process listens. A function that uses no GPU has the least share of one, and ends with it.
+//! There is one namespace. Functions run as the provider's user, so a client with access to `/system` can run any program as
+//! that user. Limits of CPU and memory hold in containers, and for processes with `--cgroups`; otherwise they are only shown.
+//! If a client leaves, its place is free at once, although the instance may still compute its answer. A port is free at its
+//! choice, but nothing reserves it until the process listens. A function without a GPU still books the least share of a device
+//! and ends with it.
 
 pub mod api;
 pub mod between;
 pub mod client_body;
 pub mod demo;
 pub mod deployment;
-pub mod devices;
 pub mod gpu_function;
 pub mod guard;
 pub mod host;
 pub mod host_metrics;
 pub mod images;
+pub mod inventory;
 pub mod later;
 pub mod listening;
 pub mod logs;
@@ -95,7 +95,6 @@ pub mod trials;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
-use devices::Devices;
 use gshare_core::{Bytes, Duration, TenantId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::Hook;
@@ -107,6 +106,7 @@ use gshare_sched::platform::{PlatformEvent, PlatformSettings, ScalerSettings};
 use gshare_sched::scale::HeuristicHorizontalConfig;
 use gshared::mps::Mps;
 use host::Version;
+use inventory::Inventory;
 use models::Models;
 use node::{Node, Runner};
 use routes::{App, Credentials};
@@ -128,83 +128,82 @@ EXAMPLES
   gshare up --listen 0.0.0.0:8080 --credentials /etc/gshare/credentials    for clients on other machines"
 )]
 pub struct Options {
-    /// Where to listen; port 0 chooses one.
+    /// Address to listen at; port 0 chooses a free port.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Directory of functions, secrets and measurements; made if need be. By default `gshare/host` below `$XDG_STATE_HOME` or
-    /// `~/.local/state`, or `./gshare-openfaas` where an earlier release has made that.
+    /// Directory of functions, secrets and measurements, made if missing. The default is `gshare/host` below `$XDG_STATE_HOME`
+    /// or `~/.local/state`, or `./gshare-openfaas` if an earlier release made that directory.
     #[arg(long)]
     pub state: Option<PathBuf>,
-    /// Use simulated GPUs: PROFILE,devices=N,mig=NAME+NAME, each part optional, as `gshare run --sim` has it; given again, more
-    /// GPUs of another kind.
+    /// Use simulated GPUs: PROFILE,devices=N,mig=NAME+NAME, each part optional, as in `gshare run --sim`. Repeat the option for
+    /// GPUs of other kinds.
     #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, default_missing_value = "v100")]
     pub sim: Vec<Spec>,
     /// Use no GPU: functions are ordinary processes.
     #[arg(long, conflicts_with = "sim")]
     pub no_gpu: bool,
-    /// Start MPS where it does not run yet, and stop it at the end: SM partitions of real GPUs are kept under it.
+    /// Start MPS unless it runs already, and stop it at the end. Real GPUs enforce SM partitions only under MPS.
     #[arg(long, conflicts_with_all = ["sim", "no_gpu"])]
     pub mps: bool,
-    /// A GPU, by its number, that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be given
-    /// again. Others are shared in time and SMs, or by their MIG devices.
+    /// Number of a GPU that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be repeated.
+    /// Other GPUs are shared in time and SMs, or by their MIG devices.
     #[arg(long, value_name = "N")]
     pub whole: Vec<u32>,
-    /// Memory that is booked for a function of which nothing is known, until it was measured.
+    /// GPU memory to book for a function of unknown size until it is measured.
     #[arg(long, default_value = "4GiB", value_parser = memory)]
     pub guess: Bytes,
-    /// Socket of the node's daemon. Without one the provider runs its own.
+    /// Socket of the node's daemon. By default the provider runs its own daemon.
     #[arg(long, value_name = "SOCKET")]
     pub daemon: Option<PathBuf>,
-    /// Socket of the node's model store. Without one the provider runs its own.
+    /// Socket of the node's model store. By default the provider runs its own store.
     #[arg(long, value_name = "SOCKET")]
     pub model_store: Option<PathBuf>,
-    /// Run functions as this user: UID:GID, or a name in /etc/passwd. Takes root.
+    /// Run functions as this user: UID:GID, or a name in /etc/passwd. Needs root.
     #[arg(long, value_name = "USER")]
     pub function_user: Option<User>,
-    /// A folder of the cgroup file system: each process of a function gets a cgroup below it, with the function's limits of memory
-    /// and CPU.
+    /// Folder of the cgroup file system. Each process gets a cgroup below it, with its function's limits of memory and CPU.
     #[arg(long, value_name = "DIR")]
     pub cgroups: Option<PathBuf>,
-    /// Host memory for models, where the provider runs the store.
+    /// Host memory for models, if the provider runs the store.
     #[arg(long, default_value = "4GiB", value_parser = memory)]
     pub model_memory: Bytes,
-    /// Directory with the files `basic-auth-user` and `basic-auth-password`. Without one, only on a loopback address.
+    /// Directory with the files `basic-auth-user` and `basic-auth-password`. Optional only on a loopback address.
     #[arg(long, value_name = "DIR")]
     pub credentials: Option<PathBuf>,
-    /// JSON file of tenants and what they may take, such as `{"blue": {"max_processes": 2, "gpu_time_bp": 5000}}`.
+    /// JSON file with the limits of each tenant, such as `{"blue": {"max_processes": 2, "gpu_time_bp": 5000}}`.
     #[arg(long, value_name = "FILE")]
     pub tenants: Option<PathBuf>,
-    /// A host, or host:port, that answers of asynchronous calls may be sent to; `*` for any. Without one, to none.
+    /// Host, or host:port, that may receive answers of asynchronous calls; `*` allows any, and by default none may.
     #[arg(long, value_name = "HOST")]
     pub callback: Vec<String>,
     /// Most requests of a function that wait at once.
     #[arg(long, default_value_t = 1024)]
     pub queue: u32,
-    /// Seconds that a request may wait for an instance, and then for the head of its answer.
+    /// Longest wait of a request for an instance, and then for the head of its answer, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub timeout: u32,
-    /// Collector that traces of requests are sent to, in OTLP over HTTP: http://HOST:PORT, and another path than OTLP's if need be.
+    /// Collector for traces of requests, in OTLP over HTTP: http://HOST:PORT, followed by a path unless it is OTLP's default.
     #[arg(long, value_name = "URL")]
     pub otlp: Option<traces::Collector>,
-    /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: how long
-    /// programs take to start, which policies scale and place; what it leaves out keeps its default. How long and how many requests
-    /// wait, and host memory for models, are as --timeout, --queue and --model-memory say, and not as the file says.
+    /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: start
+    /// times of programs, and policies that scale and place. Missing settings keep their defaults. --timeout, --queue and
+    /// --model-memory take precedence over the file.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
-    /// Deploy functions, a pipeline and a training job, load them for 30 s, print what became of them, and serve on until
-    /// interrupted; with `--demo=end`, end. Without GPUs on simulated devices; a pipeline needs MIG devices.
+    /// Deploy functions, a pipeline and a training job, load them for 30 s, print the results, and serve until interrupted;
+    /// with `--demo=end`, exit instead. Without GPUs, devices are simulated. A pipeline needs MIG devices.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
     pub demo: Option<String>,
-    /// Print the devices that are found, and end.
+    /// Print the devices of this node, and exit.
     #[arg(long, hide = true)]
     pub inventory: bool,
-    /// Be a function of the demonstration.
+    /// Run as a function of the demonstration.
     #[arg(long, hide = true)]
     pub gpu_function: bool,
-    /// Wait for the end of the input, and end the processes whose secrets are below this folder.
+    /// Wait for the end of the input, and kill the processes with secrets below this folder.
     #[arg(long, hide = true, value_name = "DIR")]
     pub reap: Option<PathBuf>,
-    /// Print the devices that are lost, once for each line of input.
+    /// Print the lost devices, once for each line of input.
     #[arg(long, hide = true)]
     pub print_lost: bool,
 }
@@ -213,16 +212,16 @@ fn memory(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
 }
 
-/// Serves until the process ends. Prints where it listens.
+/// Serves until the process ends, and prints its address.
 ///
 /// # Errors
-/// When it cannot start.
+/// If the host cannot start.
 pub fn serve(options: &Options) -> anyhow::Result<()> {
     if options.inventory {
-        return devices::print_inventory();
+        return inventory::print_inventory();
     }
     if options.print_lost {
-        return devices::print_lost();
+        return inventory::print_lost();
     }
     if options.gpu_function {
         return gpu_function::main();
@@ -234,17 +233,17 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     if options.demo.is_none() {
         return serve_on(runtime, options);
     }
-    // Nothing of a demonstration is kept.
+    // A demonstration keeps no records.
     let dir = tempfile::tempdir()?;
     let mut options = Options { state: Some(dir.path().to_owned()), ..options.clone() };
-    if options.sim.is_empty() && !options.no_gpu && !Devices::are_here() {
+    if options.sim.is_empty() && !options.no_gpu && !Inventory::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
     serve_on(runtime, &options)
 }
 
-/// Until the host fails or is told to end. Then its processes, its daemon and the folders of simulated drivers go with it.
+/// Serves until the host fails or gets a signal. Its processes, its daemon and the folders of simulated drivers end with it.
 fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
     let started = start_mps(options).context("--mps")?;
     let served = runtime.block_on(async {
@@ -255,7 +254,7 @@ fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Resu
     });
     // A demonstration may still wait for answers.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    // Some of its clients may end only with this host.
+    // Some clients of MPS end only with this host.
     if let Some(mps) = started
         && let Err(error) = mps.stop()
     {
@@ -264,9 +263,9 @@ fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Resu
     served
 }
 
-/// Starts MPS where it was asked for. None where it runs already, and is not this host's to stop.
+/// Starts MPS if asked to. Returns none if MPS runs already, since another process must stop it then.
 fn start_mps(options: &Options) -> anyhow::Result<Option<Mps>> {
-    // A demonstration may have found no GPU.
+    // A demonstration without a GPU has switched to simulated devices.
     if !options.mps || !options.sim.is_empty() {
         return Ok(None);
     }
@@ -285,7 +284,7 @@ async fn told_to_end() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The folder that was asked for, or a user's own.
+/// The chosen state directory, or the user's default.
 fn state_folder(options: &Options) -> anyhow::Result<PathBuf> {
     let before = PathBuf::from("gshare-openfaas");
     if let Some(state) = &options.state {
@@ -310,7 +309,7 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
     Ok(Credentials { pair: format!("{}:{}", read("basic-auth-user")?, read("basic-auth-password")?) })
 }
 
-/// Limits of a tenant in the file; a limit that is left out does not apply.
+/// Limits of a tenant in the file; a missing limit does not apply.
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
@@ -347,10 +346,10 @@ fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
         None => PlatformSettings::default(),
     };
     let platform = settings.platform.with_max_wait(patience).with_max_waiting(options.queue.max(1));
-    // An attempt is an instance that was lost before the request reached it.
+    // An attempt counts an instance that was lost before it accepted the request.
     settings.platform = platform.with_max_attempts(u8::MAX);
     settings.fractional.pool = settings.fractional.pool.with_host_memory(options.model_memory);
-    // A process that does not start is tried again soon: its file may just have been put there.
+    // A failed start is repeated soon: the user may have just installed the program.
     if options.settings.is_none() {
         let mut scaler = HeuristicHorizontalConfig::default();
         scaler.fleet.retry_after = Duration::from_secs(5);
@@ -379,14 +378,14 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     let named = || format!("--state {}", folder.display());
     let store = records::Store::open(&folder).with_context(named)?;
     let state = folder.canonicalize().with_context(named)?;
-    // Until this host ends.
+    // Held until this host ends.
     let _claim = records::claim(&state)?;
     let listener = tokio::net::TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
 
     let devices = match options.no_gpu {
-        true => Devices::none(),
-        false => Devices::find(&options.sim, &options.whole, &state)?,
+        true => Inventory::none(),
+        false => Inventory::find(&options.sim, &options.whole, &state)?,
     };
     let (mut daemon, mut hook) = (None, None);
     if !options.no_gpu {
@@ -436,17 +435,17 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(user) = options.function_user {
         let given = store.admit().and_then(|()| devices.give(user));
         given.with_context(|| format!("--function-user {}:{}", user.uid, user.gid))?;
-        // The loader passes over a library that it cannot read: such a process would have no limits.
+        // The loader skips a library that it cannot read, and the process would run without limits.
         if let Some(hook) = &hook {
             user.can_read(&hook.preload).context("--function-user")?;
         }
     }
     let (user, cgroups) = (options.function_user, options.cgroups.clone());
     if let Some(below) = &cgroups {
-        // A host that was killed could not remove its own.
+        // A killed host leaves its cgroups behind.
         gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
     }
-    // Its reaper may have been killed too.
+    // The reaper may have been killed too.
     reaper::sweep(store.mounts());
     if let Err(error) = store.sweep() {
         eprintln!("openfaas: secrets of an earlier host's processes: {error}");
@@ -511,7 +510,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Deploys what an earlier host kept.
+/// Deploys the functions that an earlier host kept.
 fn restore(app: &App) -> anyhow::Result<usize> {
     let (kept, bad) = app.node.store.functions()?;
     for why in bad {

@@ -1,15 +1,15 @@
-//! Ports at which a process and its children listen, for a program that does not listen at `$PORT`.
+//! Ports at which a process and its children listen, for the message about a program that ignores `$PORT`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a program may start before it is looked at; then the pause doubles with each look.
+/// Time before the first look at a new program; the pause then doubles with each look.
 const FIRST: Duration = Duration::from_secs(2);
 /// The longest pause between two looks.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Looks at a process now and then.
+/// Looks at a process from time to time.
 #[derive(Debug)]
 pub struct Looks {
     last: Instant,
@@ -24,7 +24,7 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// Ports at which the process listens in place of `port`, when that is news.
+    /// The ports at which the process listens in place of `port`, if they have changed.
     pub fn at(&mut self, pid: u32, port: u16) -> Option<Vec<u16>> {
         if self.last.elapsed() < self.pause {
             return None;
@@ -39,7 +39,7 @@ impl Looks {
     }
 }
 
-/// The sentence for a program that listens at these ports, and not at `$PORT`.
+/// The message about a program that listens at these ports and not at `$PORT`.
 pub fn elsewhere(ports: &[u16], port: u16) -> String {
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     format!(
@@ -48,7 +48,7 @@ pub fn elsewhere(ports: &[u16], port: u16) -> String {
     )
 }
 
-/// TCP ports at which a process or one of its descendants listens, in order.
+/// TCP ports at which a process or a descendant listens, sorted.
 pub fn ports(pid: u32) -> Vec<u16> {
     let sockets: BTreeSet<String> = family(pid).into_iter().flat_map(sockets).collect();
     let mut ports = BTreeSet::new();
@@ -56,7 +56,7 @@ pub fn ports(pid: u32) -> Vec<u16> {
         let table = std::fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
         for line in table.lines().skip(1) {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            // Local address, state and inode; 0A is LISTEN.
+            // The fields are local address, state and inode; state 0A is LISTEN.
             let (Some(local), Some(&"0A"), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9))
             else {
                 continue;
@@ -83,7 +83,7 @@ fn family(pid: u32) -> Vec<u32> {
     all
 }
 
-/// Numbers of the sockets that a process has open.
+/// Inodes of the sockets that a process has open.
 fn sockets(pid: u32) -> Vec<String> {
     let open = std::fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd"));
     let links =
@@ -105,7 +105,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         assert!(ports(std::process::id()).contains(&port));
         let mut other = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
-        // Between fork and exec the child has this process's sockets.
+        // Between fork and exec the child still holds the sockets of this process.
         while std::fs::read_to_string(format!("/proc/{}/comm", other.id()))
             .is_ok_and(|name| name != "sleep\n")
         {

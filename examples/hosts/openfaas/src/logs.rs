@@ -1,4 +1,4 @@
-//! Logs of replicas: the last lines of each function, and those to come.
+//! Logs of instances: each function's last lines, and new lines as they arrive.
 
 use super::api::{LogLine, NAMESPACE, rfc3339};
 use parking_lot::Mutex;
@@ -9,22 +9,22 @@ use std::time::SystemTime;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::watch;
 
-/// Lines that are kept of each function.
+/// Lines kept for each function.
 const KEPT: usize = 1000;
-/// The longest line; the rest begins another one.
+/// Longest line, in bytes; the rest of a longer line becomes a new line.
 const LONGEST: u64 = 16 << 10;
-/// Lines that a reader takes at a time.
+/// Lines that a reader takes at once.
 const BATCH: usize = 16;
 
-/// A line and when it came.
+/// A line and its time of arrival.
 pub type Stamped = (SystemTime, Arc<LogLine>);
 
-/// The last lines of a function. A reader keeps the number of its next line and no line: one that falls behind loses the lines that are
-/// not kept any more.
+/// The last lines of a function. A reader holds only the number of its next line, so a slow reader misses dropped lines and
+/// costs no memory.
 #[derive(Debug)]
 struct Tail {
     lines: VecDeque<Stamped>,
-    /// The number of the line to come; the last one that is kept is one below.
+    /// Number of the next line; the last kept line is one below.
     next: watch::Sender<u64>,
 }
 
@@ -33,12 +33,12 @@ struct Tail {
 pub struct Logs(Mutex<BTreeMap<String, Tail>>);
 
 impl Logs {
-    /// Keeps the lines of a function from now on.
+    /// Begins to keep lines of a function.
     pub fn open(&self, name: &str) {
         self.0.lock().entry(name.to_owned()).or_insert_with(Tail::new);
     }
 
-    /// Adds a line, unless the function was forgotten: its last processes end after that.
+    /// Adds a line. Drops it if the function is forgotten, since the function's last processes may print later.
     pub fn add(&self, name: &str, instance: &str, text: String) {
         let now = SystemTime::now();
         let (name, instance) = (name.to_owned(), instance.to_owned());
@@ -53,8 +53,10 @@ impl Logs {
         tail.next.send_modify(|next| *next += 1);
     }
 
-    /// The number of the first line that is kept, or of the first of the last `most` that are wanted; and the number of the line to come,
-    /// as long as the function is there.
+    /// The number to read from, and a channel with the number of the next line. The channel closes when the function is
+    /// forgotten.
+    ///
+    /// Reading begins at the oldest kept line, or at the first of the last `most` lines that are `wanted`.
     pub fn begin(
         &self,
         name: &str,
@@ -73,7 +75,7 @@ impl Logs {
         (first, live)
     }
 
-    /// Some lines from this number on, and the number after them.
+    /// Up to a batch of lines from this number on, and the number after them.
     pub fn after(&self, name: &str, number: u64) -> (Vec<Stamped>, u64) {
         let all = self.0.lock();
         let Some(tail) = all.get(name) else { return (Vec::new(), number) };
@@ -85,7 +87,7 @@ impl Logs {
         (lines, next)
     }
 
-    /// The last lines of an instance that are not empty, the oldest first.
+    /// The last non-empty lines of an instance, oldest first.
     pub fn last(&self, name: &str, instance: &str, count: usize) -> Vec<String> {
         let all = self.0.lock();
         let lines = all.get(name).into_iter().flat_map(|tail| tail.lines.iter().rev());
@@ -95,12 +97,12 @@ impl Logs {
         last
     }
 
-    /// Forgets a function's lines; who follows them sees the end.
+    /// Forgets the lines of a function; readers that follow them see the end.
     pub fn forget(&self, name: &str) {
         self.0.lock().remove(name);
     }
 
-    /// Reads the lines of a pipe to its end.
+    /// Reads a pipe to its end and adds its lines.
     pub async fn follow(&self, name: &str, instance: &str, pipe: impl AsyncRead + Unpin) {
         let mut pipe = BufReader::new(pipe);
         let mut line = Vec::new();
@@ -114,8 +116,9 @@ impl Logs {
     }
 }
 
-/// Hands on the lines of a pipe until its end, or until they are not wanted any more. The reader of a pipe that is closed before its
-/// end would end the program that writes to it: any bytes are a line.
+/// Hands the lines of a pipe on until the pipe ends, or until `add` returns false.
+///
+/// Invalid UTF-8 is replaced: to close the pipe early would kill the program at its next write.
 pub fn each_line(pipe: impl io::Read, mut add: impl FnMut(String) -> bool) {
     use io::{BufRead as _, Read as _};
     let mut pipe = io::BufReader::new(pipe);
@@ -170,7 +173,7 @@ mod tests {
         assert!(live.has_changed().is_err(), "who follows sees the end");
     }
 
-    /// The measurement of a function that printed another line than of UTF-8 failed: its pipe was closed, and the next line ended it.
+    /// Regression: a line that was not UTF-8 closed the pipe, and the function's next write killed it during its trials.
     #[test]
     fn bytes_that_are_no_text_end_no_program_and_a_long_line_is_several() {
         let (mut printed, longest) = (b"\xff!\nnext\n".to_vec(), usize::try_from(LONGEST).unwrap());

@@ -1,8 +1,8 @@
-//! The node's model store: one copy of a model in host memory for all instances of all functions that use it.
+//! The node's model store: one copy of each model in host memory, shared by all instances.
 //!
-//! A model is a safetensors file that a deployment names (`gshare/model`). The store reads its header when the function is
-//! deployed, so that a file whose header lies is refused then; its name in the store is its path. An instance gets the store's
-//! socket (`$GSHARE_STORE`) and the name (`$GSHARE_MODEL`), which is a path for programs that know no store.
+//! A model is a safetensors file that a deployment names (`gshare/model`). The store checks the file's header at deployment, so
+//! a corrupt file is refused at once. The model's name in the store is the path of the file. An instance gets the store's
+//! socket (`$GSHARE_STORE`) and the name (`$GSHARE_MODEL`). A program that does not use the store opens the name as a path.
 
 use super::api::ApiError;
 use super::host::Version;
@@ -18,31 +18,31 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::SystemTime;
 
-/// The store of this node: of this host, or one that runs already.
+/// The store of this node, run by this host or by another process.
 #[derive(Debug)]
 pub struct Models {
-    /// Where clients connect.
+    /// Socket of the store.
     pub socket: PathBuf,
-    /// Length and time of change of each file when the store took it.
+    /// Size and modification time of each file when the store read it.
     taken: Mutex<BTreeMap<PathBuf, Stamp>>,
     errands: Sender<Errand>,
     running: Option<Running>,
 }
 
-/// Length of a file and when it was changed.
+/// Size and modification time of a file.
 type Stamp = (u64, Option<SystemTime>);
 
 /// An order of the platform about a model.
 #[derive(Debug, Clone)]
 pub enum Errand {
-    /// A request is expected: its weights are to be in host memory.
+    /// Load the weights into host memory: a request is expected.
     Fetch(PathBuf),
-    /// Its weights make room in host memory.
+    /// Remove the weights from host memory to make room.
     Forget(PathBuf),
 }
 
 impl Errand {
-    /// The errand for a function's model; none for a function without.
+    /// The errand for the model of a function; none if it has no model.
     pub fn of(version: &Version, fetch: bool) -> Option<Self> {
         let path = version.plan.model.clone()?;
         Some(if fetch { Self::Fetch(path) } else { Self::Forget(path) })
@@ -50,10 +50,10 @@ impl Errand {
 }
 
 impl Models {
-    /// A store of this host, whose models may take this much of host memory.
+    /// Starts a store with at most `memory` bytes of models in host memory.
     ///
     /// # Errors
-    /// When it cannot start.
+    /// If the store cannot start.
     pub fn start(socket: PathBuf, memory: Bytes) -> anyhow::Result<Self> {
         let mut config = ServerConfig::at(socket.clone());
         config.store.host = memory;
@@ -61,10 +61,10 @@ impl Models {
         Ok(Self { running: Some(running), ..Self::at(socket)? })
     }
 
-    /// The store that listens at a socket.
+    /// Uses the store that listens at `socket`.
     ///
     /// # Errors
-    /// When the thread that runs its errands cannot be started.
+    /// If the thread for errands cannot be started.
     pub fn at(socket: PathBuf) -> anyhow::Result<Self> {
         let (errands, todo) = channel();
         let store = socket.clone();
@@ -78,11 +78,11 @@ impl Models {
         Ok(Self { socket, taken: Mutex::default(), errands, running: None })
     }
 
-    /// Has the store take a file as a model. One that it has, for another function or another version, is taken again only if the
-    /// file has changed.
+    /// Puts a file into the store. A file in the store is read again only if it has changed.
     ///
     /// # Errors
-    /// 400 that names the file and what is wrong with it, the bound that it would pass, or that it has changed while instances use it.
+    /// 400 if the file is faulty, exceeds a bound of the store, or has changed while instances use it. 500 if the store does
+    /// not answer.
     pub fn put(&self, path: &Path) -> Result<(), ApiError> {
         let refused =
             |why: String| ApiError::bad(format!("annotations: gshare/model: `{}`: {why}", path.display()));
@@ -91,7 +91,7 @@ impl Models {
             Client::connect(&self.socket).map_err(|error| ApiError::internal("the model store", error))?;
         let about = file.metadata().map_err(|error| refused(error.to_string()))?;
         let (name, stamp) = (name(path)?, (about.len(), about.modified().ok()));
-        // Functions run as this host's user, who owns the name.
+        // Functions run as the host's user, the owner of the name.
         let put = || client.put_file(name, Access::Private, MemoryTier::Host, &file, |_, _| {}).map(drop);
         let mut taken = self.taken.lock();
         let known = taken.get(path).copied();
@@ -99,7 +99,7 @@ impl Models {
             Err(ClientError::Refused { code: Code::NameTaken, .. }) if known == Some(stamp) => Ok(()),
             Err(ClientError::Refused { code: Code::NameTaken, .. }) => match client.evict(name, true) {
                 Ok(()) => put(),
-                // A store that has outlived its host: whether the file is the one that it has taken is not known.
+                // The store outlived an earlier host, so it is unknown whether its copy matches the file.
                 Err(ClientError::Refused { code: Code::InUse, .. }) if known.is_none() => Ok(()),
                 Err(ClientError::Refused { code: Code::InUse, .. }) => {
                     return Err(refused("the file has changed, and instances use it as it was".into()));
@@ -113,17 +113,17 @@ impl Models {
         Ok(())
     }
 
-    /// Has the thread for errands do one. One that fails is told in the host's log: a load does what it would have done.
+    /// Queues an errand. A failure only reaches the log, because the load that follows does the same work.
     pub fn send(&self, errand: Errand) {
         let _ = self.errands.send(errand);
     }
 
-    /// Contents of the store.
+    /// Contents of the store; none if it does not answer.
     pub fn status(&self) -> Option<Status> {
         Client::connect(&self.socket).ok()?.status().ok()
     }
 
-    /// Ends the store, where it is this host's.
+    /// Stops the store if this host runs it.
     pub fn stop(self) {
         if let Some(running) = self.running {
             running.stop();
@@ -138,7 +138,7 @@ fn name(path: &Path) -> Result<&str, ApiError> {
 fn run(socket: &Path, errand: &Errand) -> anyhow::Result<()> {
     let client = Client::connect(socket)?;
     match errand {
-        // The reference goes when the client does; the model stays as long as there is room.
+        // The reference ends with this client. The model stays until its room is needed.
         Errand::Fetch(path) => drop(client.get(&path.to_string_lossy(), &GetOptions::default())?),
         Errand::Forget(path) => client.evict(&path.to_string_lossy(), false)?,
     }

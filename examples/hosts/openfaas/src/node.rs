@@ -3,8 +3,8 @@
 use super::api::ApiError;
 use super::between::{Between, OnItsWay};
 use super::deployment::Wants;
-use super::devices::Devices;
 use super::host::{Host, Launch, Order, Turn, View, client};
+use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
@@ -33,37 +33,37 @@ use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// How soon a process that starts is asked whether it listens; then each pause is a quarter longer.
+/// First pause before a check whether a new process listens; each further pause is a quarter longer.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
-/// The longest pause: a program that never listens costs little.
+/// Longest pause, so that a program that never listens costs little.
 const SLOWEST_PROBE: std::time::Duration = std::time::Duration::from_secs(2);
-/// How often the daemon is asked what processes use, and a process that cannot be watched whether it has ended.
+/// Pause between questions to the daemon, and between checks of a process that cannot be watched.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Surroundings of the functions' processes: hook, daemon, devices and directories.
 #[derive(Debug)]
 pub struct Runner {
-    /// The hook and the daemon, for processes with a share.
+    /// Hook and daemon socket, for processes with a share.
     pub hook: Option<Hook>,
-    /// The node's devices.
-    pub devices: Devices,
-    /// Whether the driver keeps to SM partitions (MPS, or a simulated device), and the platform gives any.
+    /// Devices of the node.
+    pub devices: Inventory,
+    /// Whether SM partitions hold (by MPS or on a simulated device) and the platform uses them.
     pub partitioned: bool,
-    /// Socket at which the node's daemon tells what it knows.
+    /// Socket for questions to the node's daemon.
     pub daemon: Option<std::path::PathBuf>,
     /// The node's model store.
     pub models: Models,
-    /// The collector of traces of requests.
+    /// Collector of traces.
     pub traces: Option<Arc<Exporter>>,
-    /// The user that functions run as, if not the host's own.
+    /// User that runs the functions; none for the host's own user.
     pub user: Option<User>,
-    /// Folder below which each process gets a cgroup.
+    /// Folder of the cgroups, one per process.
     pub cgroups: Option<std::path::PathBuf>,
-    /// Podman, for functions in images; none where there is no podman.
+    /// Podman, for functions in images; none if it is not installed.
     pub podman: Option<Podman>,
-    /// Pipes of MPS, where real devices are partitioned.
+    /// Pipe directory of MPS, if real devices are partitioned.
     pub mps: Option<std::path::PathBuf>,
-    /// Shared memory between stages, where there is any.
+    /// Shared memory between stages, if available.
     pub between: Option<Between>,
 }
 
@@ -74,34 +74,34 @@ pub struct Node {
     began: Instant,
     /// Surroundings of the functions' processes.
     pub runner: Runner,
-    /// Lines that processes print.
+    /// Output of the processes.
     pub logs: Logs,
     /// Records that survive a restart.
     pub store: Store,
-    /// One change of functions and secrets at a time, so that files and engines say the same.
+    /// Lock for changes of functions and secrets, so that files and engines agree.
     pub changes: tokio::sync::Mutex<()>,
-    /// The next deadline may have come closer.
+    /// Signals that the next deadline may have moved.
     deadline: Notify,
-    /// Connections to processes that are free, by instance and stage.
+    /// Idle connections, by instance and stage.
     idle: Mutex<BTreeMap<(InstanceId, usize), Vec<Sender>>>,
 }
 
 /// The sending end of a connection to a process.
 pub type Sender = hyper::client::conn::http1::SendRequest<axum::body::Body>;
 
-/// Free connections that are kept of a process: as many as it takes requests at once.
+/// Most idle connections per process: the largest concurrency of a function.
 const IDLE: usize = 64;
 
-/// A way to a process.
+/// A connection to a process.
 #[derive(Debug)]
 pub enum Line {
-    /// A connection that has served before.
+    /// A connection that has served before, and the port for a fresh one.
     Used(Sender, u16),
-    /// A new one.
+    /// A new connection.
     New(TcpStream),
 }
 
-/// The host, for one event after the other. Never held over an await.
+/// The locked host, for one event. Must not be held over an await.
 #[derive(Debug)]
 pub struct Events<'a> {
     host: MutexGuard<'a, Host>,
@@ -130,14 +130,14 @@ impl Drop for Events<'_> {
     }
 }
 
-/// A request on its way. Dropping it ends it, no matter how far it has come.
+/// A request on its way. Dropping the ticket ends the request at any stage.
 #[derive(Debug)]
 pub struct Ticket {
     node: Arc<Node>,
     request: RequestId,
-    /// News of the request's turn, until [`Ticket::losses`] takes them over.
+    /// News of the request's turn; [`Ticket::losses`] takes the receiver.
     turns: Option<UnboundedReceiver<Turn>>,
-    /// The instance that serves the request, once its turn has come.
+    /// Instance that serves the request, once it has its turn.
     instance: Option<InstanceId>,
     broken: bool,
     times: Times,
@@ -145,10 +145,10 @@ pub struct Ticket {
 }
 
 impl Node {
-    /// A node over a platform that knows its devices, and the threads and tasks that do what it orders.
+    /// Starts a node over a platform with known devices, along with its threads and tasks.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// If a thread cannot be started.
     pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
         let (orders, todo) = std::sync::mpsc::channel();
         let host = Mutex::new(Host::new(platform, guess, orders));
@@ -157,7 +157,8 @@ impl Node {
         let idle = Mutex::default();
         let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline, idle });
         let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
-        // Processes die with the thread that started them: one thread starts all, and lives as long as the host.
+        // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
+        // all.
         std::thread::Builder::new().name("starter".into()).spawn(move || {
             for order in todo {
                 let Some(node) = weak.upgrade() else { return };
@@ -178,25 +179,25 @@ impl Node {
         Ok(node)
     }
 
-    /// The host, for one event. Never held over an await.
+    /// Locks the host for one event. Must not be held over an await.
     pub fn host(&self) -> Events<'_> {
         Events { host: self.host.lock(), deadline: &self.deadline }
     }
 
-    /// Time since the start.
+    /// Time since the start of the host.
     pub fn now(&self) -> Timestamp {
         Timestamp::from_nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// A function.
+    /// View of a function; none if there is no such function.
     pub fn view(&self, name: &str) -> Option<View> {
         self.host().view(name)
     }
 
-    /// Gets into line for an instance. The request's headers get its place in a trace.
+    /// Puts a request into the queue for an instance, and its trace context into the headers.
     ///
     /// # Errors
-    /// When there is no such function.
+    /// See [`Host::arrive`].
     pub fn arrive(self: &Arc<Self>, name: &str, headers: &mut HeaderMap) -> Result<Ticket, ApiError> {
         let (sender, turns) = unbounded_channel();
         let arrived = self.now();
@@ -207,7 +208,7 @@ impl Node {
         Ok(Ticket { node, request, turns, instance: None, broken: false, times, traced })
     }
 
-    /// A free connection to a process, if there is one that is open still.
+    /// An idle connection to a process that is still open.
     fn idle(&self, instance: InstanceId, stage: usize) -> Option<Sender> {
         let mut idle = self.idle.lock();
         let free = idle.get_mut(&(instance, stage))?;
@@ -219,10 +220,10 @@ impl Node {
         None
     }
 
-    /// A connection is free again.
+    /// Keeps a connection for reuse.
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
-        // A connection that comes back after its process has ended would stay: nothing takes it out again.
+        // After the end of its process nothing would remove the connection from the list.
         if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
             return;
         }
@@ -232,10 +233,11 @@ impl Node {
         }
     }
 
-    /// Starts a process of an instance on these parts under this name, as a program or in a container; it is to listen at `port`.
+    /// Starts a process of an instance, as a program or in a container, with these parts, this port and this name at the
+    /// daemon.
     ///
     /// # Errors
-    /// When it cannot be started, or its secrets or its cgroup cannot be made.
+    /// If the process, its folder of secrets or its cgroup cannot be made.
     pub fn process(
         &self,
         launch: &Launch,
@@ -256,10 +258,10 @@ impl Node {
         HookedProcess::start_confined(command, name, run, self.hook(launch), confined)
     }
 
-    /// Gives a command the environment of a process on these parts of an instance that is to listen at `port`.
+    /// Sets the environment of an instance's process for these parts and this port.
     ///
     /// # Errors
-    /// When no process can see the devices of all parts.
+    /// If no process can see all of the devices.
     pub(super) fn environment(
         &self,
         command: &mut Command,
@@ -277,14 +279,14 @@ impl Node {
         command.env("PORT", port.to_string());
         command.env(super::reaper::FOLDER, secrets);
         command.env("OPENFAAS_NAME", &deployment.service);
-        // The parts of one process have one share.
+        // All parts of one process have the same share.
         let Some(part) = parts.first() else { return Ok(()) };
         if let Some(model) = &plan.model {
             command.env("GSHARE_MODEL", model).env("GSHARE_STORE", &self.runner.models.socket);
         }
         match &plan.wants {
             Wants::Training { workers, .. } => {
-                // The names that torchrun gives its workers.
+                // Variables as torchrun sets them for its workers.
                 let rank = launch.index.to_string();
                 command.env("RANK", rank).env("WORLD_SIZE", workers.to_string()).env("LOCAL_RANK", "0");
                 let rendezvous = 20_000 + launch.instance.number() % 20_000;
@@ -296,7 +298,7 @@ impl Node {
                 command.env("GSHARE_COMPONENTS", names.join(","));
                 command.env("GSHARE_STAGE", part.stage.to_string());
                 command.env("GSHARE_STAGES", launch.processes().to_string());
-                // A container has another `/dev/shm`.
+                // A container has a `/dev/shm` of its own.
                 let folders = self.runner.between.as_ref().filter(|_| launch.version.plan.image.is_none());
                 if let Some(between) = folders.filter(|_| launch.processes() > 1) {
                     command.env("GSHARE_BETWEEN", between.folder(launch.instance, self.runner.user)?);
@@ -310,9 +312,9 @@ impl Node {
             if self.runner.partitioned {
                 command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", sm.trim_end_matches('%'));
             }
-            // Pipes of the node's daemon are not where programs look by themselves.
+            // The daemon's MPS uses pipes outside of the default directory.
             command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
-            // Memory of which nothing is known is not limited.
+            // A function of unknown memory gets no memory limit.
             match part.share.memory().filter(|memory| memory.get() > 1) {
                 Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
                 None => command.env_remove("GSHARE_MEM"),
@@ -324,8 +326,8 @@ impl Node {
         Ok(())
     }
 
-    /// The time of its device that a process is to have. Processes on a MIG device or a GPU that serves one request at a time
-    /// take turns as the platform says: each may take all of it, and is guaranteed next to nothing beside the others.
+    /// The time range of a process. On a MIG device or a whole GPU processes take turns by the platform's rule: each may use
+    /// all of the time and is guaranteed almost none.
     fn time(&self, part: &Part) -> QuotaRange {
         let regime = self.runner.devices.all.get(&part.gpu).map(|device| device.spec.effective_regime());
         let turns = Quota::from_percent(1).and_then(|least| QuotaRange::new(least, Quota::WHOLE).ok());
@@ -335,15 +337,15 @@ impl Node {
         }
     }
 
-    /// The user and the cgroup of a process of this name and run. The run makes the cgroup's name one of its own, also beside another
-    /// host, or a process of the same instance that has not gone yet.
+    /// The user and the cgroup of a process. The run id keeps the cgroup's name unique among hosts and among runs of an
+    /// instance.
     ///
     /// # Errors
-    /// When its cgroup cannot be made.
+    /// If the cgroup cannot be made.
     fn confined(&self, launch: &Launch, instance: &str, run: RunId) -> io::Result<Confined> {
         let limits = launch.version.plan.limits;
         let make = |below: &std::path::PathBuf| {
-            // One folder: names of instances have parts.
+            // A cgroup is one folder, but names of instances may contain `/`.
             let name = format!("gshare-{}-{run}", instance.replace('/', "-"));
             Cgroup::make(below, &name, limits)
         };
@@ -351,17 +353,17 @@ impl Node {
         Ok(Confined { user: self.runner.user, cgroup, folder: None })
     }
 
-    /// The hook of a process, unless its function uses no GPU.
+    /// The hook for a process; none if its function uses no GPU.
     pub fn hook(&self, launch: &Launch) -> Option<&Hook> {
         self.runner.hook.as_ref().filter(|_| !matches!(launch.version.plan.wants, Wants::NoGpu { .. }))
     }
 }
 
 impl Ticket {
-    /// Waits for an instance and connects to its processes, stage by stage.
+    /// Waits for an instance, and connects to its processes in the order of stages.
     ///
     /// # Errors
-    /// When it will not be served.
+    /// The reason, if no instance will serve the request.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
             let turn = match &mut self.turns {
@@ -407,11 +409,11 @@ impl Ticket {
                 }
                 return Ok(streams);
             }
-            // The request has been given to another instance meanwhile, or will be.
+            // The platform has moved the request to another instance, or will.
         }
     }
 
-    /// The head of the answer has come: it is told where the time went.
+    /// Notes the head of the answer, and adds the `Server-Timing` header.
     pub fn answered(&mut self, status: StatusCode, headers: &mut HeaderMap) {
         if let (Some(instance), Some(reached)) = (self.instance, self.times.reached) {
             let now = self.node.now();
@@ -425,22 +427,22 @@ impl Ticket {
         }
     }
 
-    /// News of the device under a request that an instance has taken.
+    /// News about the device of the instance that serves the request.
     pub const fn losses(&mut self) -> Losses {
         Losses(self.turns.take())
     }
 
-    /// A connection has served the request, and is free for another one.
+    /// Keeps a connection that has served the request for reuse.
     pub fn free(&self, stage: usize, sender: Sender) {
         if let Some(instance) = self.instance.filter(|_| !self.broken) {
             self.node.free(instance, stage, sender);
         }
     }
 
-    /// The file that the answer of a stage names, if it names one.
+    /// The file that a stage's answer names, if any.
     ///
     /// # Errors
-    /// 502 if the answer names no file in the instance's folder.
+    /// 502 if the name contains a path.
     pub fn on_its_way(&self, name: &str, answer: &HeaderMap) -> Result<Option<OnItsWay>, ApiError> {
         let (Some(instance), Some(between)) = (self.instance, &self.node.runner.between) else {
             return Ok(None);
@@ -449,18 +451,18 @@ impl Ticket {
         between.on_its_way(instance, answer).map_err(why)
     }
 
-    /// The instance broke it off.
+    /// Marks the instance as broken.
     pub const fn broken(&mut self) {
         self.broken = true;
     }
 }
 
-/// Tells whether the device of the instance that serves a request is lost.
+/// Waits for the loss of the device under a request.
 #[derive(Debug)]
 pub struct Losses(Option<UnboundedReceiver<Turn>>);
 
 impl Losses {
-    /// Waits until it is lost, and says why; without end as long as it is not.
+    /// Returns the reason for the loss of the device; never returns while the device works.
     pub async fn next(&mut self) -> String {
         while let Some(turns) = &mut self.0 {
             match turns.recv().await {
@@ -476,7 +478,7 @@ impl Losses {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let now = self.node.now();
-        // A process that is ending may still take a connection, and then break that one off, too.
+        // An exiting process may still accept further connections and break these off too, so end its instance now.
         if let Some(instance) = self.instance.filter(|_| self.broken) {
             let pids = self.node.host().pids(instance);
             if pids.into_iter().any(is_ending) {
@@ -490,16 +492,16 @@ impl Drop for Ticket {
     }
 }
 
-/// A process that ends gives up its memory before the first of its sockets.
+/// Whether a process is exiting: the kernel frees its memory before it closes its sockets.
 fn is_ending(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/statm")).map_or(true, |text| text.starts_with("0 "))
 }
 
-/// Lets the platform's deadlines pass.
+/// Handles the platform's deadlines.
 async fn deadlines(node: Weak<Node>) {
     loop {
         let Some(strong) = node.upgrade() else { return };
-        // Not through `Node::host`, which would wake this task.
+        // `Node::host` would notify this task again.
         let next = strong.host.lock().next_deadline();
         let now = strong.now();
         if next.is_some_and(|at| at <= now) {
@@ -511,7 +513,7 @@ async fn deadlines(node: Weak<Node>) {
     }
 }
 
-/// Takes down what processes use of their devices.
+/// Records the device time of processes, and lost devices, from the daemon.
 async fn look(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -523,7 +525,7 @@ async fn look(node: Weak<Node>) {
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
         }
-        // A daemon that cannot tell changes nothing.
+        // Without an answer from the daemon nothing changes.
         let Some(lost) = snapshot.lost else { continue };
         let devices = &node.runner.devices;
         for (gpu, device) in &devices.all {
@@ -558,12 +560,12 @@ fn begin(node: &Arc<Node>, runtime: &tokio::runtime::Handle, launch: &Launch) {
 }
 
 fn spawn(node: &Node, launch: &Launch, instance: &str) -> io::Result<(HookedProcess, u16)> {
-    // Free now, and most likely when the process asks for it: ports are given in turn.
+    // The port is free now. The kernel hands out ports in turn, so it most likely stays free until the process binds it.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     Ok((node.process(launch, launch.own_parts(), port, instance)?, port))
 }
 
-/// Runs the trials of a function in a thread of their own.
+/// Runs the trials of a function in their own thread.
 fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
     let (node, weak) = (Arc::clone(node), Arc::downgrade(node));
     let (instance, index) = (launch.instance, launch.index);
@@ -588,7 +590,7 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
     }
 }
 
-/// Looks after a process until it is gone; `end` is readable then, or is missing for want of descriptors.
+/// Watches a process until its end. `end` becomes readable at its end; without descriptors `end` is missing.
 async fn attend(
     node: Arc<Node>,
     launch: Launch,
@@ -611,7 +613,7 @@ async fn attend(
     let end = match end {
         Ok(end) => end,
         Err(error) => {
-            // Out of descriptors: nothing would tell of its end, so it is killed now and asked.
+            // Out of descriptors. Nothing would signal the end of the process, so kill it now and poll.
             node.host().explain(id, format!("cannot be watched: {error}"));
             node.host().unreachable(id);
             while !exited(&node, &launch, &name, &instance, true, &mut readers).await {
@@ -621,7 +623,7 @@ async fn attend(
         }
     };
     let mut listening = false;
-    // A worker of a training job need not listen.
+    // Training workers need not listen.
     let serves = !matches!(launch.version.plan.wants, Wants::Training { .. });
     let listens = async {
         let (mut pause, mut looks) = (PROBE, Looks::default());
@@ -650,14 +652,14 @@ async fn attend(
     }
 }
 
-/// Ends what a process has left behind.
+/// Kills the processes that an ended process has left behind.
 fn bury(process: &HookedProcess) {
     if let Some(folder) = process.folder() {
         super::reaper::sweep(folder);
     }
 }
 
-/// Whether a process has ended; then its last lines explain that, where it never listened.
+/// Whether a process has ended. If it never listened, its last lines explain why.
 async fn exited(
     node: &Node,
     launch: &Launch,
@@ -667,7 +669,7 @@ async fn exited(
     readers: &mut Vec<tokio::task::JoinHandle<()>>,
 ) -> bool {
     if !listening && !matches!(launch.version.plan.wants, Wants::Training { .. }) {
-        // The last lines that the process printed are in its pipes.
+        // The pipes may still hold the last lines of output.
         for reader in readers.drain(..) {
             let _ = tokio::time::timeout(PROBE * 10, reader).await;
         }
@@ -685,10 +687,10 @@ async fn exited(
     drop(host);
     tokio::task::spawn_blocking(move || gone.iter().for_each(bury));
     if ended {
-        // The other processes of the instance end, too.
+        // The other processes of the instance end too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
-        // Without one stage the files for the others are of no use.
+        // The files of other stages are useless without this stage.
         node.runner.between.iter().for_each(|between| between.forget(launch.instance));
     }
     ended
@@ -699,12 +701,12 @@ mod tests {
     use super::*;
     use crate::host::tests::training;
 
-    /// A node of which no thread carries out the orders, and the orders for two workers of its training job.
+    /// A node without a thread for orders, and the orders for two workers of its training job.
     fn node(dir: &Path) -> (Arc<Node>, [Launch; 2]) {
         let (host, workers, _) = training();
         let runner = Runner {
             hook: None,
-            devices: Devices::none(),
+            devices: Inventory::none(),
             partitioned: false,
             daemon: None,
             models: Models::at(dir.join("store.sock")).unwrap(),
@@ -734,7 +736,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (node, [first, second]) = node(dir.path());
         let id = first.instance;
-        // The third time its instance is gone: the process is one that leaves.
+        // At the third start the instance is gone, so the process counts as leaving.
         for launch in [&first, &second, &second] {
             let process = node.process(launch, launch.own_parts(), 1, "f").unwrap();
             let entry = Path::new("/proc").join(process.pid().to_string());
@@ -748,7 +750,7 @@ mod tests {
         assert!(view.problem.unwrap().contains("cannot be watched"));
     }
 
-    /// To remove a cgroup may take a tenth of a second, in which no request found its instance.
+    /// Regression: removal of a cgroup under the lock blocked requests for a tenth of a second.
     #[test]
     fn what_a_process_leaves_is_not_removed_while_others_wait_for_the_host() {
         let dir = tempfile::tempdir().unwrap();

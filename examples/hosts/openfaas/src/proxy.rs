@@ -1,4 +1,4 @@
-//! `/function/{name}`: a request and its answer, both streamed, through an instance that the platform chooses.
+//! `/function/{name}`: streams a request to an instance of the platform's choice, and streams the answer back.
 
 use super::api::ApiError;
 use super::between::FILE;
@@ -15,10 +15,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// The longest body between two stages of a pipeline.
+/// Longest body, in bytes, between two stages of a pipeline.
 const MAX_BETWEEN: usize = 256 << 20;
 
-/// Headers that are about one connection.
+/// Hop-by-hop headers, which are not forwarded.
 const HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -34,10 +34,10 @@ const HOP: [HeaderName; 9] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Splits `name.namespace` off a path below `/function/`.
+/// Splits a path below `/function/` into the function's name and the rest. The name may carry the suffix `.openfaas-fn`.
 ///
 /// # Errors
-/// 400 for another namespace.
+/// 400 for any other namespace.
 pub fn target(path: &str) -> Result<(&str, &str), ApiError> {
     let (full, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
     match full.split_once('.') {
@@ -49,10 +49,11 @@ pub fn target(path: &str) -> Result<(&str, &str), ApiError> {
     }
 }
 
-/// Serves a request by a replica. `path` is what the replica sees.
+/// Forwards a request to an instance. `path` is the path that the instance sees.
 ///
 /// # Errors
-/// 503 if there is none, 429 if too many wait, 502 if it breaks, 504 if it does not answer in time.
+/// 400 or 408 if the client's body fails, 503 if no instance can serve the request, 429 if too many requests wait, 502 if the
+/// instance fails, 504 after `patience`.
 pub async fn forward(
     node: &Arc<Node>,
     name: &str,
@@ -74,7 +75,7 @@ pub async fn forward(
     let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
     prepare(&mut request, path, upgrade)?;
     let last = streams.len().saturating_sub(1);
-    // Removed once the stage that reads it has answered.
+    // Dropped, and so removed, once the next stage has read the file and answered.
     let mut file = None;
     for (stage, stream) in streams.into_iter().enumerate() {
         let again = (stage < last).then(|| {
@@ -83,7 +84,7 @@ pub async fn forward(
         });
         let (mut answer, sender) = tokio::select! {
             biased;
-            // A process whose driver has lost its device may neither answer nor end.
+            // A process on a lost device may hang for ever: the driver neither answers nor fails.
             why = losses.next() => {
                 ticket.broken();
                 return Err(ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: {why}")));
@@ -119,7 +120,7 @@ pub async fn forward(
             request = hand_on(&mut ticket, name, (method, uri), answer, patience) => request?,
         };
         if let Some(place) = place {
-            // A stage that says its own place is the parent of the next one.
+            // A stage that sets its own `traceparent` is the parent span of the next stage.
             request.headers_mut().entry(TRACEPARENT).or_insert(place);
         }
         ticket.free(stage, sender);
@@ -127,7 +128,7 @@ pub async fn forward(
     Err(ApiError::internal(name, "an instance without a process"))
 }
 
-/// The answer of a stage is the request to the next one.
+/// Turns the answer of a stage into the request to the next stage.
 async fn hand_on(
     ticket: &mut Ticket,
     name: &str,
@@ -139,14 +140,14 @@ async fn hand_on(
     let body = tokio::time::timeout(patience, axum::body::to_bytes(Body::new(body), MAX_BETWEEN)).await;
     let body = body.map_err(|_| {
         ticket.broken();
-        let why = format!("{name}: between two stages: no whole answer within {} s", patience.as_secs());
+        let why = format!("{name}: between two stages: no complete answer within {} s", patience.as_secs());
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, why)
     })?;
     let body = body.map_err(|error| {
         ticket.broken();
         ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {error}"))
     })?;
-    // A stage that is asked by GET gets what the one before it made by POST.
+    // A GET becomes a POST once there is an answer to pass on.
     let method = if body.is_empty() && !head.headers.contains_key(FILE) { method } else { Method::POST };
     let mut next = Request::new(Body::from(body));
     (*next.method_mut(), *next.uri_mut()) = (method, uri);
@@ -159,7 +160,7 @@ async fn hand_on(
     Ok(next)
 }
 
-/// One request to one process: its answer, and the connection for when that was read.
+/// Sends a request to one process. Returns the answer, and the connection for reuse once its body has been read.
 async fn ask(
     ticket: &mut Ticket,
     name: &str,
@@ -176,12 +177,13 @@ async fn ask(
     let stream = match line {
         Line::New(stream) => stream,
         Line::Used(mut sender, port) => {
-            // A connection that is handed over to the client is not used again.
+            // An upgraded connection belongs to the client afterwards, so take a new one.
             if !upgrade {
                 let sent = tokio::time::timeout(patience, sender.try_send_request(request)).await;
                 match sent.map_err(late)? {
                     Ok(answer) => return Ok((answer, sender)),
-                    // The process has closed a connection that was idle: it has seen nothing of the request.
+                    // The process closed the idle connection before it read any of the request, so the request can be sent
+                    // again.
                     Err(mut error) => match error.take_message() {
                         Some(unsent) => request = unsent,
                         None => return Err(broke_off(ticket, name, error.error(), fault)),
@@ -202,7 +204,7 @@ async fn ask(
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error, fault))?;
     tokio::spawn(async move {
-        // Its errors are the request's.
+        // `send_request` reports the same errors.
         let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
     });
     let answer = tokio::time::timeout(patience, sender.send_request(request)).await.map_err(late)?;
@@ -225,7 +227,7 @@ fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error, fault: &Faul
     ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: the replica broke the request off: {error}"))
 }
 
-/// Removes the headers that are about one connection, and those that `Connection` names. An upgrade is about both connections.
+/// Removes the hop-by-hop headers, also those that `Connection` names. An upgrade keeps `Upgrade` and `Connection`.
 fn drop_hops(headers: &mut HeaderMap, upgrade: bool) {
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let named: Vec<HeaderName> =
@@ -256,7 +258,7 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
     headers.remove(FILE);
     absent(headers, "x-forwarded-host", host);
     if let Some(peer) = peer {
-        // What a client says of those before it stands first, and is not to be trusted.
+        // Addresses that the client claims come first; only the last one is verified.
         let before = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
         let all: Vec<&str> = before.chain([peer.as_str()]).collect();
         if let Ok(all) = HeaderValue::from_str(&all.join(", ")) {
@@ -265,7 +267,7 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
     }
     drop_hops(headers, upgrade);
     if !upgrade {
-        // Without a length and without this a GET would go without its body.
+        // Without a length or this header, hyper would send a GET without its body.
         let unknown = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
         if unknown {
             request.headers_mut().insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
@@ -274,13 +276,13 @@ fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiEr
     Ok(())
 }
 
-/// The answer's body. The replica is free for another request when it is over.
+/// The body of an answer. Its end frees the instance for the next request.
 struct Served<B> {
     body: B,
     ticket: Ticket,
     stage: usize,
     sender: Option<Sender>,
-    /// Whether the body has come to its end.
+    /// Whether the body has ended, which makes the connection reusable.
     over: bool,
 }
 

@@ -1,9 +1,10 @@
-//! The end of what functions leave behind: processes that outlive the process which started them.
+//! The end of processes that outlive the process that started them.
 //!
-//! The kernel kills a function with its host, and the host kills the function's process group. A process that a function has forked
-//! outlives a killed host, and a process with a session of its own outlives its function too. All of them have the folder of the
-//! function's secrets in their environment ([`FOLDER`]). No other process has its path, so the path finds them. A second process of
-//! the host, the **reaper**, waits for the host's end and then kills them.
+//! The kernel kills a function's process when the host dies, and the host kills the function's process group. But forked
+//! children survive a killed host, and a child in a session of its own survives its function. All of them carry the path of the
+//! function's folder of secrets in their environment ([`FOLDER`]). No other process has this path, so it identifies them.
+//!
+//! A second process of the host, the **reaper**, waits for the end of the host and then kills them.
 
 use anyhow::Context as _;
 use std::ffi::OsStr;
@@ -13,35 +14,35 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Variable with the folder of a function's secrets.
+/// Environment variable with the path of a function's secrets.
 pub const FOLDER: &str = "secret_mount_path";
 
-/// Looks for processes until none is left, at most so often: a process may fork while it is looked for.
+/// Searches until no process is left, at most this often: a process may fork during a search.
 const ROUNDS: usize = 10;
 
-/// Starts the reaper for functions whose folders are below `mounts`. It ends some time after this process.
+/// Starts the reaper for all folders below `mounts`. It exits after the end of this process.
 ///
 /// # Errors
-/// When it cannot be started.
+/// If the process cannot be started.
 pub fn start(mounts: &Path) -> anyhow::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    // An interrupt of the terminal must not end it before the host.
+    // In its own process group, Ctrl-C does not kill it before the host.
     command.arg("--reap").arg(mounts).process_group(0);
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    child.context("the process that ends what functions leave behind")
+    child.context("the reaper of leftover processes")
 }
 
-/// The reaper: waits for the end of its input, which is the end of the host.
+/// Runs as the reaper: waits for the end of its input, which means the end of the host.
 ///
 /// # Errors
-/// When the input cannot be read.
+/// If the input cannot be read.
 pub fn run(mounts: &Path) -> anyhow::Result<()> {
     std::io::stdin().read_to_end(&mut Vec::new())?;
     sweep(mounts);
     Ok(())
 }
 
-/// Kills the processes whose folder is this one, or is below it; how many there were.
+/// Kills the processes whose folder of secrets is `folder` or lies below it. Returns their number.
 pub fn sweep(folder: &Path) -> usize {
     let mut killed = 0;
     for _ in 0..ROUNDS {
@@ -62,7 +63,7 @@ fn processes() -> impl Iterator<Item = rustix::process::Pid> {
     all.filter_map(|entry| rustix::process::Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
 }
 
-/// A process that has ended, and is not waited for yet, has no environment.
+/// Whether the folder of the process is `folder` or lies below it. A zombie has no environment and does not count.
 fn is_of(pid: rustix::process::Pid, folder: &Path) -> bool {
     let Ok(environment) = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) else {
         return false;
@@ -83,7 +84,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let start = |folder: &str| {
             let mut command = Command::new("/bin/sh");
-            // The shell ends; what it has started has a session of its own.
+            // The shell ends, but its child lives on in a session of its own.
             command.args(["-c", "setsid sleep 1000 & echo $!"]).env(FOLDER, dir.path().join(folder));
             let mut shell =
                 command.stderr(Stdio::null()).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();

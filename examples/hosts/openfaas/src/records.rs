@@ -1,4 +1,4 @@
-//! Records that survive a restart: a file per function and per secret, each replaced as a whole.
+//! Records that survive a restart: one file per function, measurement and secret, each replaced atomically.
 
 use super::api::FunctionDeployment;
 use super::trials::Measured;
@@ -13,20 +13,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A function as it is kept.
+/// The record of a function.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// As it was sent.
+    /// The deployment as it was sent.
     pub deployment: FunctionDeployment,
-    /// When it came, in ms since 1970.
+    /// Time of the first deployment, in ms since 1970.
     pub created_ms: u64,
-    /// Replicas that were asked for by scale-function.
+    /// Number of replicas that scale-function asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u32>,
 }
 
-/// The measurement of a function, and the program that was measured.
+/// The measurement of a function, and the measured program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Profile {
@@ -34,7 +34,7 @@ struct Profile {
     measured: Measured,
 }
 
-/// Key on which a measurement depends: another program, environment or way to call it is measured again.
+/// The key of a measurement. A new program, environment or way to call it needs a new measurement.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Program {
@@ -64,10 +64,10 @@ impl Program {
     }
 }
 
-/// Why a host does not get its directory.
+/// Why a host cannot use its directory.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another host has it.
+    /// Another host uses the directory.
     #[error(
         "--state {}: in use by another host (process {holder}); stop that one, or give this one a folder of its own",
         dir.display()
@@ -75,30 +75,30 @@ pub enum ClaimError {
     InUse {
         /// The directory.
         dir: PathBuf,
-        /// The other host's process, as it calls itself.
+        /// Process id in the other host's lock file.
         holder: String,
     },
-    /// The lock cannot be taken.
+    /// The lock file cannot be opened or locked.
     #[error("{}: {cause}", path.display())]
     Lock {
-        /// The file that is locked.
+        /// The lock file.
         path: PathBuf,
         /// The system's error.
         cause: io::Error,
     },
 }
 
-/// Takes a directory for this host, as long as the result lives: of two hosts, each would take the other's processes, secrets and containers
-/// for those of a host that has ended.
+/// Locks a directory for this host, until the result is dropped. A second host would take the first host's processes, secrets
+/// and containers for leftovers of an ended host.
 ///
 /// # Errors
-/// [`ClaimError`]; nothing in the directory is changed then.
+/// [`ClaimError`]; the directory is unchanged then.
 pub fn claim(dir: &Path) -> Result<File, ClaimError> {
     let path = dir.join("host.lock");
     let failed = |cause| ClaimError::Lock { path: path.clone(), cause };
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let mut file = open.map_err(failed)?;
-    // A process that a host has just forked shares its lock until it executes its program.
+    // A child holds its parent's lock between fork and exec, so try for a while.
     let mut locked = file.try_lock();
     for _ in 0..50 {
         if !matches!(locked, Err(TryLockError::WouldBlock)) {
@@ -120,7 +120,7 @@ pub fn claim(dir: &Path) -> Result<File, ClaimError> {
     Ok(file)
 }
 
-/// The directory.
+/// The directory of records.
 #[derive(Debug, Clone)]
 pub struct Store {
     functions: PathBuf,
@@ -130,10 +130,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Makes the directory, for its owner only.
+    /// Makes the directory, with access for the owner only.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the directory cannot be made.
     pub fn open(dir: &Path) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         let place = |name: &str| {
@@ -149,27 +149,27 @@ impl Store {
         })
     }
 
-    /// Lets another user through to its own folders; what lies beside them stays closed.
+    /// Lets another user pass through the directory to its own folders. Other entries stay closed.
     ///
     /// # Errors
-    /// When permissions cannot be changed.
+    /// If permissions cannot be changed.
     pub fn admit(&self) -> io::Result<()> {
         let through = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711));
         through(&self.mounts)?;
         self.mounts.parent().map_or(Ok(()), through)
     }
 
-    /// All functions, and the files that are none.
+    /// All functions, and the messages about unreadable files.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn functions(&self) -> io::Result<(Vec<Record>, Vec<String>)> {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         for name in names(&self.functions)? {
-            // Others are half a write that a crash interrupted.
+            // Any other file is an interrupted write.
             let Some(function) = name.strip_suffix(".json") else { continue };
             let path = self.functions.join(&name);
-            // Another one, such as a pipe, may keep its reader waiting for ever.
+            // A read from anything else, such as a pipe, might never end.
             let regular = path.is_file().then_some(()).ok_or_else(|| "is no regular file".to_owned());
             let bytes = regular.and_then(|()| std::fs::read(&path).map_err(|error| error.to_string()));
             let record = bytes.and_then(|bytes| {
@@ -185,34 +185,34 @@ impl Store {
         Ok((good, bad))
     }
 
-    /// A function as it is kept; none where there is none, or a file that cannot be read.
+    /// The record of a function; none if it is missing or unreadable.
     pub fn function(&self, name: &str) -> Option<Record> {
         let bytes = std::fs::read(self.functions.join(format!("{name}.json"))).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Keeps a function.
+    /// Writes the record of a function.
     ///
     /// # Errors
-    /// When it cannot be written; then what was there is there.
+    /// If the record cannot be written; the old record remains then.
     pub fn put_function(&self, record: &Record) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(record)?;
         replace(&self.functions, &format!("{}.json", record.deployment.service), &bytes)
     }
 
-    /// Forgets a function.
+    /// Removes the record of a function.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If the record cannot be removed.
     pub fn remove_function(&self, name: &str) -> io::Result<()> {
         std::fs::remove_file(self.functions.join(format!("{name}.json")))?;
         sync(&self.functions)
     }
 
-    /// Keeps what was measured of a function.
+    /// Writes the measurement of a function.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the measurement cannot be written.
     pub fn put_profile(&self, deployment: &FunctionDeployment, measured: &Measured) -> io::Result<()> {
         let profile = Profile { of: Program::of(deployment), measured: measured.clone() };
         replace(
@@ -222,10 +222,10 @@ impl Store {
         )
     }
 
-    /// Forgets the measurement of a function, if there is one.
+    /// Removes the measurement of a function, if there is one.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If the measurement cannot be removed.
     pub fn forget_profile(&self, name: &str) -> io::Result<()> {
         match std::fs::remove_file(self.profiles.join(format!("{name}.json"))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -233,7 +233,7 @@ impl Store {
         }
     }
 
-    /// The measurement of a function, if the program is the same still. A function whose file cannot be read is measured again.
+    /// The measurement of a function, if its program is still the same; none if the file is unreadable.
     pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
         let bytes = std::fs::read(self.profiles.join(format!("{}.json", deployment.service))).ok()?;
         let profile: Profile = serde_json::from_slice(&bytes).ok()?;
@@ -243,45 +243,45 @@ impl Store {
     /// Names of the secrets.
     ///
     /// # Errors
-    /// When the directory cannot be read.
+    /// If the directory cannot be read.
     pub fn secrets(&self) -> io::Result<Vec<String>> {
         Ok(names(&self.secrets)?.into_iter().filter(|name| !name.starts_with('.')).collect())
     }
 
-    /// Whether there is a secret of this name, which must be a checked one.
+    /// Whether there is a secret of this name, which must have passed `check_name`.
     pub fn has_secret(&self, name: &str) -> bool {
         self.secrets.join(name).is_file()
     }
 
-    /// Keeps a secret.
+    /// Writes a secret.
     ///
     /// # Errors
-    /// When it cannot be written; then what was there is there.
+    /// If the secret cannot be written; the old secret remains then.
     pub fn put_secret(&self, name: &str, value: &[u8]) -> io::Result<()> {
         replace(&self.secrets, name, value)
     }
 
-    /// Forgets a secret.
+    /// Removes a secret.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If the secret cannot be removed.
     pub fn remove_secret(&self, name: &str) -> io::Result<()> {
         std::fs::remove_file(self.secrets.join(name))?;
         sync(&self.secrets)
     }
 
-    /// A directory in which one process of a function finds its function's secrets, and only those, by their names. Dropping it removes
-    /// it; what another process has is not touched.
+    /// Makes a folder with the secrets of one process's function, and no others. The folder is removed when the result is
+    /// dropped.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the folder cannot be made.
     pub fn mount(&self, deployment: &FunctionDeployment, user: Option<User>) -> io::Result<TempDir> {
         let dir = tempfile::Builder::new()
             .prefix(&format!("{}.", deployment.service))
             .permissions(std::fs::Permissions::from_mode(0o700))
             .tempdir_in(&self.mounts)?;
         match user {
-            // The folder of all secrets is closed to another user: this one gets its own, to read only.
+            // Another user cannot enter the folder of all secrets, so it gets read-only copies.
             Some(user) => self.copy_secrets(deployment, dir.path(), user)?,
             None => {
                 for name in deployment.secrets.iter().flatten() {
@@ -292,24 +292,24 @@ impl Store {
         Ok(dir)
     }
 
-    /// The directory with a directory for each process.
+    /// The parent directory of all processes' folders of secrets.
     pub fn mounts(&self) -> &Path {
         &self.mounts
     }
 
-    /// Removes the directories of processes that ended with an earlier host.
+    /// Removes the folders of processes that ended with an earlier host.
     ///
     /// # Errors
-    /// When one cannot be removed.
+    /// If a folder cannot be removed.
     pub fn sweep(&self) -> io::Result<()> {
         std::fs::read_dir(&self.mounts)?.try_for_each(|entry| std::fs::remove_dir_all(entry?.path()))
     }
 
-    /// Copies a function's secrets into a folder that is there, and makes it and them a user's, to read only. A folder of the host's own
-    /// user can still be written, since the host could not remove it otherwise.
+    /// Copies a function's secrets into a folder, and gives the folder and the copies to `user`, read-only. The host's own user
+    /// keeps write access to the folder, since the host could not remove it otherwise.
     ///
     /// # Errors
-    /// When one cannot be copied, or is not ours to give.
+    /// If a secret cannot be copied, or this process may not give files away.
     pub fn copy_secrets(&self, deployment: &FunctionDeployment, dir: &Path, user: User) -> io::Result<()> {
         for name in deployment.secrets.iter().flatten() {
             let place = dir.join(name);
@@ -321,13 +321,13 @@ impl Store {
     }
 }
 
-/// Makes a file or folder a user's.
+/// Gives a file or folder to a user.
 fn give(path: &Path, user: User, mode: u32) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     std::os::unix::fs::chown(path, Some(user.uid), Some(user.gid))
 }
 
-/// Files in a directory, in the order of their names.
+/// Names of the files in a directory, sorted.
 fn names(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -337,7 +337,7 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Readers see the old bytes or the new ones, also after a crash.
+/// Writes a file so that readers see either the old bytes or the new bytes, also after a crash.
 fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}.new"));
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
@@ -439,7 +439,7 @@ mod tests {
             drop(first);
             assert_eq!(names(&store.mounts).unwrap(), [""; 0]);
         }
-        // A host that is killed removes nothing.
+        // A killed host removes nothing.
         std::mem::forget(store.mount(&new, Some(own)).unwrap());
         store.sweep().unwrap();
         assert_eq!(names(&store.mounts).unwrap(), [""; 0]);

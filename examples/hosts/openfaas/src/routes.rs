@@ -1,4 +1,4 @@
-//! The routes of the contract.
+//! The HTTP routes of the faas-provider contract.
 
 use super::api::{
     ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
@@ -25,12 +25,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The largest body of `/system`, and of a call that is kept for later.
+/// Longest body, in bytes, for `/system` and for asynchronous calls.
 pub const MAX_BODY: usize = 10 << 20;
-/// The time in which a whole body must have come, where it is kept.
+/// Time limit for a whole body that is kept.
 pub const BODY: Duration = Duration::from_secs(60);
 
-/// User and password of `/system`.
+/// User and password for `/system`.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// `user:password`.
@@ -38,7 +38,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// In the same time wherever they differ.
+    /// Compares in constant time, so that timing does not reveal how much of a guess is right.
     fn allow(&self, headers: &HeaderMap) -> bool {
         use base64::Engine as _;
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -53,33 +53,33 @@ impl Credentials {
     }
 }
 
-/// State that handlers share.
+/// State that the handlers share.
 #[derive(Debug)]
 pub struct App {
-    /// Functions and replicas.
+    /// Functions and their instances.
     pub node: Arc<Node>,
-    /// User and password that `/system` asks for; none on a loopback address without `--credentials`.
+    /// Credentials that `/system` requires; none on a loopback address without `--credentials`.
     pub credentials: Option<Credentials>,
-    /// Whether the address is a loopback one: then only its names are hosts.
+    /// Whether the host listens on a loopback address; then only loopback names are valid hosts.
     pub loopback: bool,
     /// Counters and gauges.
     pub metrics: Arc<Metrics>,
-    /// Calls that are kept for later.
+    /// Queue of asynchronous calls.
     pub later: later::Queue,
-    /// How long an instance may take to begin its answer.
+    /// Time limit for the head of an instance's answer.
     pub patience: Duration,
     /// Tenants by name.
     pub tenants: BTreeMap<String, TenantId>,
 }
 
 impl App {
-    /// The plan that a deployment asks for.
+    /// Checks a deployment and makes its plan.
     ///
     /// # Errors
-    /// 400 that names the field.
+    /// 400 with the name of the field.
     pub fn plan(&self, deployment: &FunctionDeployment) -> Result<Plan, ApiError> {
         if let Some(user) = &self.node.runner.user {
-            // The host reads them for a program of that user.
+            // The host reads these files for programs of that user, so that user must have access too.
             for (key, path) in deployment.annotations.iter().flatten().filter(|(key, _)| is_file(key)) {
                 let given = key != "gshare/profile" || !["auto", "none"].contains(&path.as_str());
                 let read = if given { user.can_read(std::path::Path::new(path)) } else { Ok(()) };
@@ -96,8 +96,10 @@ impl App {
         }
     }
 
-    /// Takes what was measured of the same program before, where that can still be used. A function that an earlier host kept is measured
-    /// anew rather than refused.
+    /// Uses the earlier measurement of the same program, if it still holds.
+    ///
+    /// `restored` marks a function that an earlier host accepted: if its measurement does not hold, it is measured again, not
+    /// refused.
     pub fn recall(&self, plan: &mut Plan, deployment: &FunctionDeployment, restored: bool) {
         if plan.wants == Wants::Measured
             && let Some(measured) = self.node.store.profile(deployment)
@@ -115,7 +117,7 @@ impl App {
 
 type Shared = State<Arc<App>>;
 
-/// All routes.
+/// The router of all routes.
 pub fn router(app: Arc<App>) -> Router {
     let system = Router::new()
         .route("/system/functions", get(list).post(deploy).put(update).delete(remove))
@@ -169,7 +171,7 @@ async fn authorise(State(app): Shared, request: Request, next: Next) -> Response
     }
 }
 
-/// The whole of a body: a client that sends none of it, or too much, is not waited for.
+/// Reads a whole body. Gives up if the body is too long or does not arrive in time.
 async fn whole(body: Body) -> Result<Bytes, ApiError> {
     let body = tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_BODY)).await;
     let body = body.map_err(|_| {
@@ -184,7 +186,7 @@ async fn whole(body: Body) -> Result<Bytes, ApiError> {
 async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().to_string();
-    // The route and not the path, of which there may be any number.
+    // Label by route: the number of different paths is unbounded.
     let known = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let routes = [
         "/system/functions",
@@ -235,7 +237,7 @@ fn render(view: &View, with_usage: bool) -> Result<FunctionStatus, ApiError> {
     })
 }
 
-/// From `/proc`; a process that has just ended counts nothing.
+/// Sums CPU time and memory from `/proc`; a process that has just ended adds nothing.
 fn usage<'a>(pids: impl Iterator<Item = &'a u32>) -> Usage {
     let mut sum = Usage::default();
     let seconds = |ticks: f64| ticks / rustix::param::clock_ticks_per_second() as f64;
@@ -243,7 +245,7 @@ fn usage<'a>(pids: impl Iterator<Item = &'a u32>) -> Usage {
     let up: f64 = up.and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0);
     for pid in pids {
         let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        // After the name, which may have spaces: state is field 3.
+        // The name in field 2 may hold spaces. After it comes field 3, the state.
         let Some((_, rest)) = text.rsplit_once(") ") else { continue };
         let field =
             |n: usize| rest.split(' ').nth(n - 3).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
@@ -307,7 +309,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
         put.map_err(|error| ApiError::internal("the model store", error))??;
     }
     let record = Record { deployment: deployment.clone(), created_ms, replicas: None };
-    // A function that the platform refuses is not kept; one that cannot be kept is not deployed.
+    // Write the record first, and undo the write if the platform refuses: a deployed function always survives a restart.
     let kept = app.node.store.function(name);
     let keep = app.node.store.put_function(&record);
     keep.map_err(|error| ApiError::internal("keeping the function", error))?;
@@ -346,7 +348,7 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
         .map_err(|error| ApiError::internal("forgetting the function", error))?;
     app.node.host().remove(app.node.now(), name);
     app.node.logs.forget(name);
-    // Whoever deletes a function and deploys it again wants it measured again.
+    // To delete a function and deploy it again is a way to ask for a new measurement.
     app.node
         .store
         .forget_profile(name)
@@ -354,7 +356,7 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Measures a function again, as if it had not been measured yet. The version that is there serves meanwhile.
+/// Measures a function again from scratch. The current version keeps serving meanwhile.
 async fn measure_again(State(app): Shared, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     let _alone = app.node.changes.lock().await;
     let record = app.node.store.function(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
@@ -391,7 +393,7 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
     Ok(StatusCode::ACCEPTED)
 }
 
-/// The page, which asks for everything else itself.
+/// The page itself; its script fetches everything else.
 fn page() -> Response {
     static PAGE: LazyLock<String> = LazyLock::new(|| gshared::page::whole(include_str!("page.html")));
     let headers = [
@@ -416,7 +418,7 @@ async fn info() -> Response {
     }))
 }
 
-/// The contract names the route and leaves what it tells to the provider: here, all functions added up.
+/// The contract leaves the content to the provider: here, the sums over all functions.
 async fn telemetry(State(app): Shared) -> Response {
     let views = app.node.host().views();
     let sum = |of: fn(&View) -> u64| views.iter().map(of).sum::<u64>();
@@ -544,7 +546,7 @@ async fn logs(State(app): Shared, Query(query): Query<LogQuery>) -> Result<Respo
             number = next;
             if lines.is_empty() {
                 tokio::select! {
-                    // The function is gone, or a line has come.
+                    // Returns when the function is removed or a line arrives.
                     changed = live.changed() => if changed.is_err() { return },
                     () = sender.closed() => return,
                 }
@@ -560,7 +562,7 @@ async fn logs(State(app): Shared, Query(query): Query<LogQuery>) -> Result<Respo
 }
 
 async fn metrics(State(app): Shared, request: Request) -> Result<Response, ApiError> {
-    // A page of another site learns nothing here either.
+    // Metrics need no credentials, but pages of other sites must not read them.
     guard::check(request.method(), request.headers(), app.loopback)?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], app.metrics.encode(&app.node)).into_response())
@@ -568,7 +570,7 @@ async fn metrics(State(app): Shared, request: Request) -> Result<Response, ApiEr
 
 async fn call(State(app): Shared, request: Request) -> Response {
     let begun = Instant::now();
-    // As it was sent, and not decoded: it is passed on.
+    // The path stays percent-encoded, because the instance gets it unchanged.
     let raw = request.uri().path().strip_prefix("/function/").unwrap_or_default().to_owned();
     let (name, answer) = match proxy::target(&raw) {
         Ok((name, rest)) => {

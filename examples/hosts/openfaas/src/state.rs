@@ -1,4 +1,4 @@
-//! State that the page and `gshare ps` show: devices with what runs on them, functions, and the last decisions.
+//! The state that the page and `gshare ps` show: devices, functions, models and the last decisions.
 
 use super::api::Status;
 use super::host::{Decision, View};
@@ -14,75 +14,75 @@ pub struct State {
     /// Time since the host began, in ns.
     #[serde(rename = "now_ns")]
     pub now: Timestamp,
-    /// The devices, by number.
+    /// Devices, by number.
     pub devices: Vec<Device>,
-    /// The functions, by name.
+    /// Functions, by name.
     pub functions: Vec<Function>,
-    /// Contents of the node's model store; null where the store does not answer.
+    /// Contents of the node's model store; null if the store does not answer.
     pub models: Option<gshare_modelstore::status::Status>,
     /// The last decisions, the newest first.
     pub decisions: Vec<Decision>,
 }
 
-/// A device, to show.
+/// A device of the host.
 #[derive(Debug, Serialize)]
 pub struct Device {
-    /// Its number, as in the parts of instances.
+    /// Number of the device, as in the parts of instances.
     pub gpu: GpuId,
-    /// The driver's name of it.
+    /// The driver's name for the device.
     pub name: String,
-    /// How it is shared.
+    /// Whether its time is shared, it is cut into MIG devices, or it serves one request at a time.
     pub regime: Regime,
-    /// Its memory in bytes.
+    /// Memory in bytes.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
-    /// Its MIG devices, by place.
+    /// MIG devices, by place.
     pub slices: Vec<Slice>,
-    /// Why it is lost; left out while it is there.
+    /// Reason for the loss of the device; left out while the device works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
 }
 
-/// A MIG device, to show.
+/// A MIG device.
 #[derive(Debug, Serialize)]
 pub struct Slice {
-    /// The driver's name of its profile, such as `3g.40gb`.
+    /// The driver's name for the MIG profile, such as `3g.40gb`.
     pub profile: String,
-    /// Its first memory slice.
+    /// First memory slice, from 0.
     pub start: u8,
-    /// How many memory slices it has.
+    /// Number of memory slices.
     pub width: u8,
 }
 
-/// A function, to show.
+/// A deployed function.
 #[derive(Debug, Serialize)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// How it is served.
+    /// State, figures and instances.
     #[serde(flatten)]
     pub status: Status,
-    /// Processes that the node's daemon knows, with what they ask for and what they took in the last second or two.
+    /// Processes of the function that the node's daemon knows.
     pub clients: Vec<Client>,
 }
 
-/// A process as the node's daemon knows it. Shares are fractions of 1.
+/// A process as the node's daemon knows it. Shares of GPU time are fractions of 1.
 #[derive(Debug, Serialize)]
 pub struct Client {
-    /// Its name there.
+    /// Name of the process at the daemon.
     pub name: String,
-    /// Guaranteed share of time.
+    /// Guaranteed share of GPU time.
     pub request: f64,
-    /// Most share of time.
+    /// Upper limit of its share of GPU time.
     pub limit: f64,
-    /// Share of time used in the last one to two seconds.
+    /// Share of GPU time used in the last one to two seconds.
     pub measured: f64,
-    /// Memory it uses, in bytes.
+    /// GPU memory in use, in bytes.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
 }
 
-/// The state now. The node's daemon is asked, so a thread that serves requests must not call this.
+/// The current state. Asks the node's daemon and blocks meanwhile, so no thread that serves requests may call this.
 pub fn now(node: &Node) -> State {
     let snapshot = node.runner.daemon.as_ref().and_then(|socket| gshared::admin::snapshot(socket).ok());
     let mut clients: Vec<Client> = Vec::new();
@@ -109,7 +109,7 @@ pub fn now(node: &Node) -> State {
         Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
     };
     let functions = views.iter().map(function).collect();
-    let device = |(gpu, device): (&GpuId, &super::devices::Device)| Device {
+    let device = |(gpu, device): (&GpuId, &super::inventory::Device)| Device {
         gpu: *gpu,
         name: device.name.clone(),
         regime: device.spec.effective_regime(),

@@ -1,24 +1,24 @@
-//! Traces: the W3C `traceparent` of a request goes on to its function, and spans go to an OpenTelemetry collector.
+//! Traces: forwards the W3C `traceparent` of a request to its function, and sends spans to an OpenTelemetry collector.
 //!
-//! A request with a valid `traceparent` keeps its trace; any other one begins a trace. Without a collector the header is passed on
-//! as it came. With `--otlp` the function's parent is the host's span `run`, and each request whose flags say so is sent as
-//! OTLP/HTTP in JSON:
+//! A request with a valid `traceparent` continues that trace; any other request begins a new trace. Without a collector the
+//! header is forwarded unchanged. With `--otlp` the host's span `run` becomes the function's parent, and each sampled request
+//! is sent as OTLP/HTTP in JSON:
 //!
 //! ```text
 //! function NAME  ├────────────────────────────────────────────────┤  arrival to the end of the answer
 //!   queue        ├──┤                                                until an instance is started for it, or is free
-//!   load            ├──────────────┤                                 cold start, or return from the host's memory
-//!   queue                          ├┤                                from the instance being ready to its taking the request
-//!   run                             ├──────────────────────────────┤ the instance has it
-//!     token wait                    ├─────┤                          what its processes waited for GPU time meanwhile
+//!   load            ├──────────────┤                                 cold start, or return from host memory
+//!   queue                          ├┤                                from ready to the acceptance of the request
+//!   run                             ├──────────────────────────────┤ from acceptance to the end of the answer
+//!     token wait                    ├─────┤                          wait of its processes for GPU time
 //! ```
-//! The phases follow each other without gaps: their times add up to the request's.
+//! The phases leave no gaps, so their times add up to the request's time.
 //!
 //! # Token wait
-//! The daemon counts for each process how long its threads have waited, as the process reports it: every 10 ms while it has a
-//! token. The span is the difference between two snapshots, one asked for when the instance takes the request, one when the
-//! answer has ended. So it is a sum whose place within `run` is not known, what was not reported yet is missing, and an instance
-//! that serves several requests at once counts the wait for each. Where a snapshot does not come there is no span.
+//! The daemon counts how long the threads of each process have waited for a token. A process with a token reports this every 10
+//! ms. The span's length is the difference between two snapshots: when the instance accepts the request, and when the answer
+//! has ended. So the span's place within `run` is unknown, and waits not yet reported are missing. If an instance serves
+//! several requests at once, each of them gets the whole wait. Without both snapshots there is no span.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, Uri, header};
@@ -36,15 +36,15 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 const TRACEPARENT: &str = "traceparent";
-/// Traces that wait to be sent; more are lost.
+/// Traces that wait to be sent; further traces are lost.
 const WAITING: usize = 1024;
 /// Traces in one message.
 const BATCH: usize = 256;
-/// The time in which a collector must have answered.
+/// Time limit for the collector's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions to the daemon at a time, of the 32 that it answers.
+/// Concurrent questions to the daemon, which answers at most 32.
 const QUESTIONS: usize = 8;
-/// The flag of a trace that is recorded.
+/// The flag of a recorded trace.
 const SAMPLED: u8 = 1;
 
 /// A place in a trace, as in `traceparent`.
@@ -56,7 +56,7 @@ struct Context {
 }
 
 impl Context {
-    /// The context in a header: lower-case hexadecimal digits, neither number 0, and of later versions what this one knows.
+    /// Parses a header in lower-case hexadecimal digits. Neither id may be 0, and fields of later versions are ignored.
     fn parse(text: &str) -> Option<Self> {
         let digits = |text: &str, count: usize| {
             let good = text.len() == count && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -76,7 +76,7 @@ impl Context {
     fn of(headers: &HeaderMap) -> Option<Self> {
         let mut all = headers.get_all(TRACEPARENT).iter();
         let first = all.next()?.to_str().ok()?;
-        // Several contradict each other.
+        // Several headers might contradict each other.
         all.next().is_none().then(|| Self::parse(first)).flatten()
     }
 
@@ -93,30 +93,30 @@ impl fmt::Display for Context {
     }
 }
 
-/// A number that no other trace or span has: keys that the system chose at random, hashed. Not 0.
+/// A unique id for a trace or a span, from random hash keys. Never 0.
 fn number() -> u64 {
     RandomState::new().hash_one(0_u8).max(1)
 }
 
-/// How an instance came to be ready.
+/// The load that made an instance ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// When its processes were ordered.
+    /// Time of the order for its processes.
     pub from: Timestamp,
-    /// When all of them took connections.
+    /// Time at which all processes accepted connections.
     pub until: Timestamp,
-    /// True if it was parked before, so that its weights were in the host's memory.
+    /// Whether the instance was parked before, with its weights in host memory.
     pub parked: bool,
 }
 
-/// The times of a request, as the host knows them.
+/// The times of a request on the host's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// Time at which the request arrived.
+    /// Arrival of the request.
     pub arrived: Timestamp,
-    /// How the instance that serves it came to be ready, once it has one.
+    /// The load of the instance that serves the request.
     pub load: Option<Load>,
-    /// When the instance took it.
+    /// Acceptance by the instance.
     pub reached: Option<Timestamp>,
 }
 
@@ -129,10 +129,10 @@ struct Phase {
 }
 
 impl Times {
-    /// The phases up to `ended`, without gaps; those that took no time are left out, but for the first and the last.
+    /// The phases up to `ended`, without gaps. Empty phases are left out, except for the first and the last.
     fn phases(&self, ended: Timestamp) -> Vec<Phase> {
         let reached = self.reached.unwrap_or(ended);
-        // An instance that was ready before the request came was not waited for.
+        // The request did not wait for a load that ended before it arrived.
         let load = self.load.filter(|load| load.until > self.arrived);
         let (from, until) = load.map_or((reached, reached), |load| (load.from, load.until));
         let from = from.clamp(self.arrived, reached);
@@ -147,7 +147,7 @@ impl Times {
         phases
     }
 
-    /// `Server-Timing` of an answer whose head has come: each phase in ms.
+    /// The header `Server-Timing`, with each phase in ms, once the head of the answer has arrived.
     pub fn server_timing(&self, now: Timestamp) -> String {
         let ms = |phase: &Phase| phase.until.saturating_since(phase.from).as_secs_f64() * 1e3;
         let entry = |phase: &Phase| format!("{};dur={:.3}", phase.name, ms(phase));
@@ -155,7 +155,7 @@ impl Times {
     }
 }
 
-/// A request whose spans will be sent.
+/// A request that is being traced.
 #[derive(Debug)]
 pub struct Traced {
     exporter: Arc<Exporter>,
@@ -164,14 +164,14 @@ pub struct Traced {
     context: Context,
     parent: Option<u64>,
     run: u64,
-    /// Status of the answer, once its head has come.
+    /// Status of the answer, once its head has arrived.
     pub status: Option<u16>,
     /// Names of the instance's processes at the daemon.
     clients: Vec<String>,
     before: Option<JoinHandle<Option<Waited>>>,
 }
 
-/// Gives the request to a function its place in a trace; what is to be recorded of it, if anything.
+/// Gives the request to a function its trace context in `headers`. Returns the record of the request if it is sampled.
 pub fn begin(
     exporter: Option<&Arc<Exporter>>,
     function: &str,
@@ -203,14 +203,14 @@ pub fn begin(
 }
 
 impl Traced {
-    /// An instance of `processes` processes has taken the request.
+    /// Notes that an instance with `processes` processes has accepted the request.
     pub fn reached(&mut self, instance: InstanceId, processes: usize) {
         let name = |index| super::host::client(&self.function, instance, index, processes);
         self.clients = (0..processes).map(name).collect();
         self.before = self.exporter.ask(&self.clients);
     }
 
-    /// The request is over: its spans are sent. `now` is the host's clock.
+    /// Sends the spans of an ended request. `now` is the host's clock.
     pub fn end(mut self, times: Times, now: Timestamp) {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let zero = since_epoch.saturating_sub(u128::from(now.as_nanos()));
@@ -227,7 +227,7 @@ impl Traced {
         });
     }
 
-    /// The spans in OTLP's JSON; `zero` is the time at which the host's clock began, in ns since 1970.
+    /// The spans in OTLP's JSON. `zero` is the start of the host's clock, in ns since 1970.
     fn spans(&self, times: Times, ended: Timestamp, zero: u128, waited: Option<u64>) -> Vec<Value> {
         let unix = |at: Timestamp| (zero + u128::from(at.as_nanos())).to_string();
         let span = |id: u64, parent: Option<u64>, kind: u8, phase: Phase, attributes: Value| {
@@ -279,15 +279,15 @@ impl Traced {
     }
 }
 
-/// Waits of an instance's processes for tokens, in all.
+/// Total wait for tokens of an instance's processes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Waited {
     ns: u64,
-    /// True if the daemon knows any of the processes.
+    /// Whether the daemon knows any of the processes.
     seen: bool,
 }
 
-/// Address of a collector: `http://HOST[:PORT][/PATH]`, by default with OTLP's path for traces.
+/// Address of a collector: `http://HOST[:PORT][/PATH]`. The default path is OTLP's path for traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collector {
     host: String,
@@ -310,19 +310,19 @@ impl FromStr for Collector {
     }
 }
 
-/// Sends traces to a collector, in messages of up to 256. A collector that is slow or gone costs traces, and no request.
+/// Sends traces to a collector, in messages of up to 256. A slow or missing collector loses traces but delays no request.
 #[derive(Debug)]
 pub struct Exporter {
     runtime: tokio::runtime::Handle,
     traces: mpsc::Sender<Vec<Value>>,
     lost: Arc<AtomicU64>,
-    /// Socket at which the node's daemon is asked for waits.
+    /// Socket of the node's daemon, for questions about waits.
     daemon: Option<PathBuf>,
     questions: Arc<Semaphore>,
 }
 
 impl Exporter {
-    /// Starts the task that sends; within a runtime.
+    /// Starts the task that sends traces. Needs a runtime.
     pub fn start(collector: Collector, daemon: Option<PathBuf>) -> Arc<Self> {
         let (traces, todo) = mpsc::channel(WAITING);
         let (lost, questions) = (Arc::default(), Arc::new(Semaphore::new(QUESTIONS)));
@@ -337,7 +337,7 @@ impl Exporter {
         }
     }
 
-    /// Asks the daemon how long these clients have waited so far; `None` where there is none, or it has enough to do.
+    /// Asks the daemon for the total wait of these clients. None without a daemon, or with too many questions under way.
     fn ask(&self, clients: &[String]) -> Option<JoinHandle<Option<Waited>>> {
         let place = Arc::clone(&self.questions).try_acquire_owned().ok()?;
         let (daemon, clients) = (self.daemon.clone()?, clients.to_vec());
@@ -389,7 +389,7 @@ fn message(traces: impl Iterator<Item = Vec<Value>>) -> Value {
 
 async fn post(collector: &Collector, message: Value) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let Collector { host, port, path } = collector;
-    // An IPv6 address has brackets in a URL alone.
+    // IPv6 addresses have brackets only in URLs.
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let stream = tokio::net::TcpStream::connect((name, *port)).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -450,7 +450,7 @@ mod tests {
         let load = |from, until| Some(Load { from: at(from), until: at(until), parked: false });
         for (load, reached, wanted) in [
             (None, Some(14), "queue;dur=4.000, run;dur=6.000"),
-            // Ready before the request came; while it waited; and not at all.
+            // The load ends before the arrival, during the wait, or does not exist.
             (load(2, 8), Some(14), "queue;dur=4.000, run;dur=6.000"),
             (load(2, 13), Some(14), "queue;dur=0.000, load;dur=3.000, queue;dur=1.000, run;dur=6.000"),
             (load(11, 13), Some(14), "queue;dur=1.000, load;dur=2.000, queue;dur=1.000, run;dur=6.000"),

@@ -1,17 +1,17 @@
-//! Measuring a function as it is deployed: the same program, over HTTP, at a few points of the share that it was given for that.
+//! Trials of a function at its deployment: the same program, under load over HTTP, at a few settings of the companion's share.
 //!
 //! # Algorithm
-//! 1. The program is started at the whole share and called once. A program that has not made itself known to the node's daemon
-//!    by then uses no GPU; it gets the smallest share that there is.
-//! 2. It is measured, its throughput in a closed loop with as many requests at once as it takes, its latency in an open loop at
-//!    two thirds of that: at the whole share, at a half and a quarter of
-//!    its SMs, and at half of its time with the SMs that served the most requests for their area (FaST-GShare, section 3.2,
-//!    measures a grid of these two). Where processes cannot be confined to a part of the SMs, at the whole share, at a half and a
-//!    quarter of its time.
-//! 3. On a slice or a whole device it is measured once, with one request at a time.
-//! 4. The node's daemon says how much of the device's time other processes had meanwhile. Beyond a part of it the least latency stands
-//!    for the percentiles, which are those of turns with the others.
-//! 5. Points that are too slow for the SLO stay in the table: the scaler does not take them.
+//! 1. Start the program with the whole share and call it once. A program that has not connected to the node's daemon by then
+//!    uses no GPU; it gets the smallest share.
+//! 2. Measure a setting: throughput in a closed loop at the function's concurrency, then latency in an open loop at two thirds
+//!    of that rate.
+//! 3. Repeat this at the whole share, at a half and a quarter of its SMs, and at half of its time with the SMs that served the
+//!    most requests per area (FaST-GShare, section 3.2, measures a grid of both). If the driver cannot confine processes to a
+//!    part of the SMs, use a half and a quarter of the time instead.
+//! 4. On a slice or a whole device there is one setting, with one request at a time.
+//! 5. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
+//!    percentiles, which would include the turns of others.
+//! 6. Points that are too slow for the SLO stay in the table: the scaler does not use them.
 
 use super::deployment::Wants;
 use super::host::{DISTURBED, Launch, client};
@@ -30,44 +30,43 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The part of its throughput at which a function's latency is measured. Two thirds: the load of an instance that has the
-/// headroom scalers leave, in a burst.
+/// Load of the latency measurement, as a part of the throughput: a burst on an instance with the headroom that scalers leave.
 const SLACK: f64 = 0.66;
 
-/// Calls of a measurement: their 95th percentile has three above it.
+/// Calls per measurement: three of them lie above the 95th percentile.
 const CALLS: u64 = 60;
-/// Calls before it, which load what is loaded at the first use.
+/// Calls before a measurement, which trigger lazy loading.
 const WARM_UP: u64 = 3;
-/// The longest time for the calls of a measurement, unless there are fewer than [`FEWEST`] of them.
+/// Time limit for a measurement's calls, once [`FEWEST`] are done.
 const LONGEST: Duration = Duration::from_millis(1_500);
-/// The fewest calls that are measured.
+/// Fewest measured calls.
 const FEWEST: usize = 5;
-/// The time in which a program must take connections: a cold start of a large model.
+/// Time limit until a program accepts connections: a cold start of a large model.
 const READY: Duration = Duration::from_secs(120);
-/// The time in which a call must be answered.
+/// Time limit of a call.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Result of the trials of a function, as it is kept.
+/// Result of a function's trials, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// The points.
+    /// Measured points.
     pub table: ProfileTable,
-    /// The most memory that the program took in bytes, and a quarter more.
+    /// Peak GPU memory of the program and a quarter more, in bytes.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
-    /// The kind of device that it was measured on.
+    /// Kind of the device under trial.
     pub regime: Regime,
-    /// The least latency of an answer.
+    /// Least latency of an answer.
     #[serde(rename = "least_ns")]
     pub least: Duration,
-    /// The most of the device's time that other processes had while a point was measured.
+    /// Largest share of GPU time that other processes used while a point was measured.
     #[serde(rename = "others_bp")]
     pub others: BasisPoints,
 }
 
 impl Measured {
-    /// This measurement with the points of another one; none where both have the same point.
+    /// The union of both measurements; none if they share a point.
     pub fn and(&self, other: &Self) -> Option<Self> {
         let points = self.table.points().iter().chain(other.table.points()).copied().collect();
         Some(Self {
@@ -80,13 +79,13 @@ impl Measured {
     }
 }
 
-/// Tells at which ports a program listens.
+/// Takes the ports at which a program listens in place of `$PORT`.
 type Tell = Box<dyn FnMut(&[u16]) + Send>;
 
 /// The program of a trial.
 struct Trial {
     process: HookedProcess,
-    /// The port that it is to listen at, and whom to tell that it listens elsewhere.
+    /// The expected port, and the callback for a program that listens elsewhere.
     port: u16,
     wrong: Tell,
     looks: Looks,
@@ -117,7 +116,7 @@ impl Program for Trial {
 /// Runs the trials of a function on the share of its companion.
 ///
 /// # Errors
-/// Why there is no result, for people.
+/// The reason for users, if there is no result.
 pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result<Measured, String> {
     let plan = &launch.version.plan;
     let Some(whole) = launch.parts.first().map(|part| part.share) else {
@@ -203,12 +202,12 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     }
     function.stop();
     let table = ProfileTable::sparse(points).map_err(|error| last.unwrap_or_else(|| error.to_string()))?;
-    // Work spaces grow with time: a quarter is left for that.
+    // Work spaces grow with time, so add a quarter.
     let memory = Bytes(memory.get() + memory.get() / 4).saturating_add(Bytes::from_mib(64));
     Ok(Measured { table, memory, regime: turn.regime, least, others })
 }
 
-/// The device under a trial.
+/// The device under trial.
 struct Turn {
     regime: Regime,
     /// The slice's part of its GPU.
@@ -227,13 +226,13 @@ impl Turn {
         Ok(Self { regime: device.spec.effective_regime(), part: of_slice() })
     }
 
-    /// A share of the slice or the device, as one of the whole GPU.
+    /// Converts a share of the slice or the device into a share of the whole GPU.
     fn of_gpu(&self, share: SmShare) -> SmShare {
         self.part.unwrap_or(share)
     }
 }
 
-/// Starts the program on a share. What it prints is in the function's log.
+/// Starts the program with a share. Its output goes to the function's log.
 fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Trial> {
     let service = launch.version.deployment.service.clone();
     let name = client(&service, launch.instance, 0, 1);
@@ -241,10 +240,10 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
     let (stdout, stderr) = process.take_output();
     let pipes = [stdout.map(std::os::fd::OwnedFd::from), stderr.map(std::os::fd::OwnedFd::from)];
     for pipe in pipes.into_iter().flatten() {
-        // The node is not kept for this: processes end with it.
+        // The closure must not keep the node alive: processes end with it.
         let (node, service, name) = (Arc::downgrade(node), service.clone(), name.clone());
         let add = move |line| node.upgrade().map(|node| node.logs.add(&service, &name, line)).is_some();
-        // Ends with the process, which the pipe is of.
+        // The thread ends with the process, at the end of the pipe.
         let follow = move || each_line(std::fs::File::from(pipe), add);
         std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
@@ -259,14 +258,14 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
     Ok(Trial { process, port, wrong: Box::new(wrong), looks: Looks::default() })
 }
 
-/// A point, its fastest answer, and the part of the device's time that other processes had meanwhile.
+/// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
 struct Seen {
     point: ProfilePoint,
     fastest: Duration,
     beside: BasisPoints,
 }
 
-/// Measures one point: its throughput with the function always busy, its latency at the load that an instance is given.
+/// Measures a point: throughput under full load, and latency at the load that an instance will get.
 fn point(
     function: &mut Http<Trial>,
     setting: Setting,
@@ -278,7 +277,8 @@ fn point(
         calls(function, concurrency, None, WARM_UP)?;
         let (begun, before) = (function.now(), beside());
         let (rate, busy) = calls(function, concurrency, None, CALLS)?;
-        // A function that is always busy uses up its time and waits for the next window, which one that has slack does not.
+        // Under full load a function exhausts its time and waits for the next window. With slack it does not, so latency needs
+        // a second run.
         let (_, calm) = calls(function, concurrency, Some(rate * SLACK), CALLS)?;
         let used = beside().zip(before).map(|(after, before)| after.saturating_sub(before));
         let took = function.now().saturating_since(begun);
@@ -298,14 +298,14 @@ fn point(
     measured
 }
 
-/// A time as a part of another one, at most all of it.
+/// A time as a part of another, at most all of it.
 fn part_of(time: Duration, whole: Duration) -> BasisPoints {
     let part = u128::from(time.as_nanos()) * 10_000 / u128::from(whole.as_nanos().max(1));
     u16::try_from(part).ok().and_then(BasisPoints::new).unwrap_or(BasisPoints::WHOLE)
 }
 
-/// Makes some calls: as many at once as the function takes, or one after the other at a rate. The rate at which they were
-/// answered, and how long each took, in order. Fewer than `most` where that would take longer than [`LONGEST`].
+/// Sends calls: as many at once as the function takes, or at a given rate. Returns the rate of answers and the latency of each
+/// call, sorted. Stops early after [`LONGEST`].
 fn calls(
     function: &mut Http<Trial>,
     concurrency: u32,
@@ -332,7 +332,7 @@ fn calls(
         }
         let until = if more && room { due(sent) } else { now.saturating_add(ANSWER) };
         match function.wait(until)? {
-            // Answers are not told apart: the oldest call has waited the longest.
+            // Answers carry no identity, so an answer counts for the oldest call.
             Some(at) => latencies.extend(under_way.pop_front().map(|sent| at.saturating_since(sent))),
             None if until > now.saturating_add(Duration::from_secs(20)) => {
                 return Err(ExecError::Refused(format!("no answer within {ANSWER}")));
@@ -346,13 +346,13 @@ fn calls(
     Ok((answered, latencies))
 }
 
-/// Requests for the area that a point takes, to compare.
+/// Requests per second per area of a point, for comparison.
 fn density(point: &ProfilePoint) -> u64 {
     let area = u64::from(point.sm.get()) * u64::from(point.quota.get());
     point.throughput.as_milli().saturating_mul(10_000) / area.max(1)
 }
 
-/// The share of a setting, which is no more than the whole.
+/// Limits the share to a setting within it.
 fn narrowed(whole: GpuShare, setting: Setting) -> Result<GpuShare, String> {
     let time = QuotaRange::new(setting.quota, setting.quota).map_err(|error| error.to_string())?;
     GpuShare::new(time, setting.sm, setting.sm, whole.memory()).map_err(|error| error.to_string())

@@ -44,8 +44,8 @@ fn annotate(cluster: &mut Cluster, name: &str, value: u32) {
 }
 
 proptest! {
-    /// After any events, in any order: what was just written needs no second write, the last pods go only when
-    /// requests have gone to the activator for long enough, and the conditions say what is.
+    /// After any events, in any order: a write is never repeated, the last pods go only after requests have gone to the
+    /// activator for long enough, and the conditions are true.
     #[test]
     fn a_pass_is_enough_and_pods_are_never_taken_from_under_requests(
         ops in prop::collection::vec(op(), 1..60),
@@ -84,7 +84,7 @@ proptest! {
                     pa: &cluster.pa,
                     sks: cluster.sks.as_ref(),
                     replicas: Some(cluster.replicas),
-                    // Those that are asked to go are not gone yet.
+                    // Pods that were asked to go are not gone yet.
                     ready: before.ready(now),
                     desired,
                     backed: routed && cluster.sks.as_ref().is_some_and(|sks| sks.spec.mode == Mode::Proxy),
@@ -167,7 +167,7 @@ fn a_target_that_never_gets_its_pods_is_given_up() {
     }
     let status = cluster.pa.status.clone().unwrap();
     assert_eq!((cluster.active(), status.desired_scale), ("Unknown", Some(-1)), "not ready after 2 s");
-    // Its pods never become ready.
+    // No pod becomes ready.
     cluster.apply(Write::Scale(0), after(2));
     cluster.apply(Write::Scale(1), after(5_000));
     let pass = cluster.pass(&settings, &defaults, None, after(609));

@@ -1,19 +1,19 @@
 //! Connections of a kubelet, which names the socket it dials by a path.
 //!
-//! The kubelet dials a registration socket by its path, and gRPC for Go makes an `:authority` of it: `%2Fvar%2Flib%2F...`. No
-//! authority of RFC 3986 looks like that to the HTTP library under tonic, which resets the stream. A server on a UNIX socket
-//! has no use for the authority, so [`Tolerant`] puts another one in its place before the library reads it.
+//! The kubelet dials a registration socket by its path, and gRPC for Go makes an `:authority` of it: `%2Fvar%2Flib%2F...`.
+//! No authority of RFC 3986 looks like that to the HTTP library under tonic, which resets the stream. A server on a UNIX
+//! socket does not need the authority, so [`Tolerant`] replaces it before the library reads it.
 //!
 //! # Algorithm
-//! HTTP/2 (RFC 9113) is cut into its frames. In the header block of a `HEADERS` frame, each literal field named `:authority`
-//! gets the value `PLAIN`; all else passes as it came. A block is read without its dynamic table: a field that refers to an
-//! earlier one finds there what was put there.
+//! HTTP/2 (RFC 9113) is cut into its frames. In the header block of a `HEADERS` frame, each literal field named
+//! `:authority` gets the value `PLAIN`; all else passes unchanged. A block is parsed without its dynamic table, because a
+//! reference to an earlier field finds the replaced entry.
 //!
 //! # Invariants
-//! - HPACK (RFC 7541) evicts by size and counts entries from the newest. `PLAIN` is not longer than what it replaces, so the
-//!   reader's table holds at least what the writer's does, and every reference finds its entry.
-//! - What cannot be read passes unchanged: a block over several frames, a field that is cut short. The library refuses it, or
-//!   not, as it would have.
+//! - HPACK (RFC 7541) evicts by size and counts entries from the newest. `PLAIN` is not longer than the replaced value, so
+//!   the reader's table holds at least the writer's entries, and every reference finds its entry.
+//! - An unreadable block passes unchanged, such as a block over several frames or a truncated field. The library handles it
+//!   as usual.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 
 /// The authority that the library sees, as a string of HPACK: its length, and one letter.
 const PLAIN: [u8; 2] = [1, b'k'];
-/// What a client sends before its first frame.
+/// Length of the client's preface before its first frame.
 const PREFACE: usize = 24;
 /// Length, type, flags, stream.
 const HEAD: usize = 9;
@@ -40,13 +40,13 @@ const AUTHORITY: usize = 1;
 /// The same name in the Huffman code of HPACK.
 const HUFFMAN: [u8; 8] = [0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// A connection whose client may send any authority.
+/// A connection that accepts any authority from its client.
 #[derive(Debug)]
 pub struct Tolerant {
     stream: UnixStream,
-    /// What came and has not been passed on: at most a frame and a read.
+    /// Received bytes that were not passed on: at most a frame and a read.
     raw: Vec<u8>,
-    /// What may be read, from `at` on.
+    /// Bytes ready to be read, from `at` on.
     out: Vec<u8>,
     at: usize,
     greeted: bool,
@@ -109,7 +109,7 @@ fn rewrite(kind: u8, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     let mut at = 0;
     while let Some(&first) = block.get(at) {
         let field = at;
-        // RFC 7541, section 6: what the first bits say, and how many are left for a number.
+        // RFC 7541, section 6: the meaning of the first bits, and the number of bits left for a number.
         let (bits, literal) = match first {
             0x80.. => (7, false),
             0x40..0x80 => (6, true),

@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The oldest version of the format that has all that is used here; every runtime with CDI reads it.
+/// The oldest version of the format with all fields used here; every runtime with CDI reads it.
 pub const VERSION: &str = "0.6.0";
 /// Class of our devices.
 pub const CLASS: &str = "share";
@@ -17,13 +17,13 @@ pub const CLASS: &str = "share";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
-    /// Of the format.
+    /// Version of the format.
     pub cdi_version: String,
     /// Vendor and class of its devices.
     pub kind: String,
-    /// What the driver remembers with it.
+    /// Notes of the driver.
     pub annotations: BTreeMap<String, String>,
-    /// Its devices.
+    /// Devices of this kind.
     pub devices: Vec<Device>,
 }
 
@@ -33,11 +33,11 @@ pub struct Spec {
 pub struct Device {
     /// Unique among its kind.
     pub name: String,
-    /// What it brings.
+    /// The changes to a container with this device.
     pub container_edits: Edits,
 }
 
-/// What is added to a container.
+/// The changes to a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Edits {
@@ -59,8 +59,8 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// The directory of the specs, and that of the files with which containers are told their share. One of each per claim,
-/// which appears and disappears at once.
+/// The directory of the CDI specs, and the directory of the share files for containers. Each claim has one file in both,
+/// which appears and disappears atomically.
 #[derive(Debug, Clone)]
 pub struct Directory {
     specs: PathBuf,
@@ -76,7 +76,7 @@ pub fn share_file(hook: &Path, uid: &str) -> PathBuf {
 }
 
 impl Spec {
-    /// What the hook reads: the variables that are for it, one to a line.
+    /// The share file: the hook's variables, one per line.
     fn share(&self) -> String {
         let variables = self.devices.iter().flat_map(|device| &device.container_edits.env);
         variables.filter(|line| line.starts_with("GSHARE_")).map(|line| format!("{line}\n")).collect()
@@ -88,11 +88,11 @@ impl Spec {
     }
 }
 
-/// Of names of temporary files.
+/// Number of the next temporary file.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Directory {
-    /// Makes the directories if need be, and removes what a driver that was killed while it wrote has left. Files of shares
+    /// Makes the directories if necessary, and removes leftovers of a driver that was killed during a write. Share files
     /// lie beside `hook`.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Directory {
             }
         }
         for name in names(&directory.shares)? {
-            // Of a claim whose spec is gone: with the node's last start, or by an unprepare that was killed.
+            // The claim's spec is gone, because the node restarted or an unprepare was killed.
             if name.strip_suffix(".env").is_none_or(|uid| !directory.file(uid).exists()) {
                 fs::remove_file(directory.shares.join(name))?;
             }
@@ -115,7 +115,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// The file of a claim, whose UID has been checked.
+    /// The file of a claim, by its checked UID.
     pub fn file(&self, uid: &str) -> PathBuf {
         self.specs.join(format!("{}{uid}.json", prefix()))
     }
@@ -133,7 +133,7 @@ impl Directory {
         Ok(names(&self.specs)?.into_iter().filter_map(uid).collect())
     }
 
-    /// The spec of a claim, if there is one. A file that cannot be read as one counts as none: it is written again.
+    /// The spec of a claim, if there is one. An invalid file counts as missing and is written again.
     ///
     /// # Errors
     /// When the file is there and cannot be read.
@@ -145,11 +145,10 @@ impl Directory {
         }
     }
 
-    /// Writes the spec of a claim, and first the file of its share: each reader sees the old one or the new one, also after a
-    /// crash.
+    /// Writes the share file of a claim and then its spec. Each reader sees the old or the new file, also after a crash.
     ///
     /// # Errors
-    /// When one cannot be written; what was there stays.
+    /// If a file cannot be written; the old file stays.
     pub fn write(&self, uid: &str, spec: &Spec) -> io::Result<()> {
         replace(&self.share_file(uid), spec.share().as_bytes())?;
         replace(&self.file(uid), &serde_json::to_vec_pretty(spec)?)
@@ -176,7 +175,7 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     fs::read_dir(directory)?.map(name).collect()
 }
 
-/// Puts a file in the place of one: each reader sees the old one or the new one, also after a crash.
+/// Replaces a file. Each reader sees the old or the new file, also after a crash.
 pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let serial = NEXT.fetch_add(1, Ordering::Relaxed);
     let temporary = file.with_extension(format!("{}-{serial}.tmp", std::process::id()));
@@ -188,7 +187,7 @@ pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     sync(file)
 }
 
-/// Makes what was done to the directory of a file outlive a crash.
+/// Syncs the directory of a file, so that changes to it survive a crash.
 fn sync(file: &Path) -> io::Result<()> {
     File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }

@@ -1,4 +1,4 @@
-//! From an allocated claim to what its containers get. Pure.
+//! Computes the CDI spec and the devices of an allocated claim. Pure.
 
 use super::slice::{MEMORY, QUOTA, SM};
 use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
@@ -10,17 +10,17 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Where the hook is in a container.
+/// Path of the hook in a container.
 pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
 /// The file with a container's share, beside the hook, which reads it in any environment.
 const SHARE: &str = "/usr/lib/gshare/share.env";
-/// Where the daemon's socket is in a container, in a directory of its own.
+/// Directory of the daemon's socket in a container, which holds nothing else.
 const SOCKET_DIR: &str = "/run/gshare";
 
 /// Why a claim is refused. Names the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// It goes into a file name.
+    /// The UID is no valid part of a file name.
     #[error("metadata.uid: `{uid}`: need 1 to 63 of a-z, A-Z, 0-9 and -")]
     BadUid {
         /// As given.
@@ -29,9 +29,9 @@ pub enum ClaimError {
     /// Another claim has that name by now.
     #[error("metadata.uid: the claim has {found}, the kubelet asks for {asked}")]
     OtherUid {
-        /// What the kubelet asks for.
+        /// UID in the kubelet's request.
         asked: String,
-        /// What the API server has.
+        /// UID at the API server.
         found: String,
     },
     /// The scheduler has not decided.
@@ -40,7 +40,7 @@ pub enum ClaimError {
     /// Nothing of it is this driver's, on this node.
     #[error("status.allocation.devices.results: none is of driver {DRIVER} and pool {pool}")]
     NotHere {
-        /// This node's pool.
+        /// Pool of this node.
         pool: String,
     },
     /// More shares than a process can be told of.
@@ -54,37 +54,37 @@ pub enum ClaimError {
     /// A GPU that this node does not have.
     #[error("{field}.device: {pool} has no `{device}`")]
     UnknownDevice {
-        /// Which result.
+        /// Path of the result.
         field: String,
-        /// This node's pool.
+        /// Pool of this node.
         pool: String,
         /// As given.
         device: String,
     },
-    /// It was allocated without a share.
+    /// The device was allocated without a share.
     #[error("{field}.adminAccess: true: need a share")]
     Admin {
-        /// Which result.
+        /// Path of the result.
         field: String,
     },
     /// A capacity that is missing or no such quantity.
     #[error("{field}.consumedCapacity[{key}]: {found}: need {need}")]
     Capacity {
-        /// Which result.
+        /// Path of the result.
         field: String,
-        /// Which capacity.
+        /// Name of the capacity.
         key: &'static str,
         /// As given.
         found: String,
-        /// What it must be.
+        /// The allowed values.
         need: String,
     },
     /// The share cannot be as it stands.
     #[error("{field}: {source}")]
     Share {
-        /// Which result.
+        /// Path of the result.
         field: String,
-        /// What is wrong.
+        /// The fault.
         source: SpecError,
     },
     /// An option of the claim or its class.
@@ -92,12 +92,12 @@ pub enum ClaimError {
     Option {
         /// Number of the option, from 0.
         index: usize,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }
 
-/// What a claim, or a `DeviceClass`, may say about its shares beyond their size.
+/// Options of a claim or a `DeviceClass` for its shares, beyond their size.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ShareOptions {
@@ -125,7 +125,7 @@ pub fn check_uid(uid: &str) -> Result<(), ClaimError> {
     Err(ClaimError::BadUid { uid: uid.to_owned() })
 }
 
-/// The CDI spec of an allocated claim: what its containers are given.
+/// The CDI spec of an allocated claim, with the changes to its containers.
 ///
 /// # Errors
 /// When the claim cannot be granted as it stands.
@@ -164,7 +164,7 @@ pub fn prepare(node: &Node, uid: &str, claim: &ResourceClaim) -> Result<cdi::Spe
             |name: &String| *name == result.request || result.request.starts_with(&format!("{name}/"));
         let requests = config.requests.as_deref().unwrap_or_default();
         if requests.is_empty() || requests.iter().any(names) {
-            // Those of the class come first.
+            // Options of the class come first.
             options = read_options(&opaque.parameters.0, options)
                 .map_err(|reason| ClaimError::Option { index, reason })?;
         }
@@ -212,7 +212,7 @@ fn is_daemon_wait(text: &str) -> bool {
     whole && text.parse::<DaemonWait>().is_ok()
 }
 
-/// A field of a claim that has no answer yet, and what is wrong with it.
+/// A field that no node can grant, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct BadField {
@@ -222,8 +222,8 @@ pub struct BadField {
     pub reason: String,
 }
 
-/// Whether a claim can be granted by some GPU, as far as it says by itself: what [`prepare`] would refuse on every node. The
-/// admission policy of the manifests says the same when a claim or a template is made.
+/// Whether a claim can be granted by some GPU, as far as it says by itself: finds the faults that [`prepare`] would refuse
+/// on every node. The admission policy of the manifests says the same when a claim or a template is made.
 ///
 /// # Errors
 /// Names the field.
@@ -382,7 +382,7 @@ fn spec(
     }
 }
 
-/// What the kubelet is told of a prepared claim. None if the spec is not one of ours for it.
+/// The answer to the kubelet about a prepared claim. None unless the spec is this driver's spec for the claim.
 pub fn answer(uid: &str, spec: &cdi::Spec) -> Option<kubelet::Device> {
     if spec.note("uid")? != uid {
         return None;

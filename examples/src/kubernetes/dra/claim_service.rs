@@ -1,4 +1,4 @@
-//! The driver as the kubelet sees it, and what it is asked.
+//! The driver's service for the kubelet.
 
 use super::cdi::Directory;
 use super::claim::{ClaimError, answer, check_uid, prepare};
@@ -17,31 +17,31 @@ use tonic::{Request, Response, Status};
 /// Why a claim is not prepared, or not undone.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// What the claim says.
+    /// The claim is invalid.
     #[error(transparent)]
     Claim(#[from] ClaimError),
     /// No such claim.
     #[error("no ResourceClaim {namespace}/{name}")]
     Unknown {
-        /// Its namespace.
+        /// Namespace of the claim.
         namespace: String,
-        /// Its name.
+        /// Name of the claim.
         name: String,
     },
     /// The API server.
     #[error("{}", said(.0))]
     Api(#[from] kube::Error),
-    /// Its CDI spec.
+    /// A file of the claim cannot be read or written.
     #[error("{path}: {source}")]
     File {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// Prepares the claims of one node. It remembers nothing: what is prepared is what has a CDI spec.
+/// Prepares the claims of one node. It has no state: a claim is prepared if it has a CDI spec.
 #[derive(Clone)]
 pub struct Driver {
     node: Arc<Node>,
@@ -62,7 +62,7 @@ impl Driver {
         Self { node, client, cdi, metrics: Metrics::default() }
     }
 
-    /// Counts what it does there.
+    /// Counts its work in these metrics.
     #[must_use]
     pub fn counting(self, metrics: Metrics) -> Self {
         Self { metrics, ..self }
@@ -72,7 +72,7 @@ impl Driver {
         let Claim { namespace, name, uid } = claim;
         check_uid(uid)?;
         let file = |source| PrepareError::File { path: self.cdi.file(uid), source };
-        // An allocation never changes while it is in use, so what was answered once is answered again.
+        // An allocation never changes while it is in use, so the earlier answer still holds.
         if let Some(spec) = self.cdi.read(uid).map_err(file)?
             && let Some(device) = answer(uid, &spec)
         {
@@ -91,12 +91,12 @@ impl Driver {
         answer(uid, &spec).ok_or_else(|| file(io::ErrorKind::InvalidData.into()))
     }
 
-    /// Removes the files of claims that are over, whose unprepare was missed: those that the API server no longer has, or has
-    /// under another UID or without an allocation. Gives the UIDs. A claim that is in use stays in the API server until its
-    /// pods are gone.
+    /// Removes the files of ended claims after a missed unprepare: the API server no longer has these claims, or has them
+    /// with another UID or without an allocation. Returns the UIDs. A claim that is in use stays in the API server until
+    /// its pods are gone.
     ///
     /// # Errors
-    /// When the API server or a file cannot be asked. What was removed before that stays so.
+    /// If the API server or a file cannot be read. Earlier removals stay.
     pub async fn sweep(&self) -> Result<Vec<String>, PrepareError> {
         let mut swept = Vec::new();
         let all =

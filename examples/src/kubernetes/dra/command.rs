@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Time between two looks at the slice, and after one that failed.
+/// Pause between two looks at the slice, and after a failed look.
 const LOOK: Duration = Duration::from_secs(60);
 /// Looks between two sweeps of the files of claims.
 const SWEEP: u64 = 10;
@@ -44,16 +44,16 @@ pub struct Options {
     /// How the hook is loaded.
     #[arg(long, value_enum, default_value_t = Injection::File)]
     pub inject: Injection,
-    /// MPS runs with its pipes here: SM partitions are what is summed.
+    /// Pipe directory of a running MPS; the scheduler then sums SM partitions.
     #[arg(long, value_name = "DIR", requires = "mps_shm")]
     pub mps_pipes: Option<String>,
-    /// Its shared memory, mounted at /dev/shm.
+    /// Shared memory of MPS, mounted at /dev/shm.
     #[arg(long, value_name = "DIR", requires = "mps_pipes")]
     pub mps_shm: Option<String>,
     /// Kind of the CDI devices of `nvidia-ctk cdi generate --device-name-strategy=uuid`, which bring the GPU itself.
     #[arg(long, default_value = "nvidia.com/gpu")]
     pub gpu_kind: String,
-    /// Where container runtimes look for CDI specs.
+    /// Directory of CDI specs, as container runtimes read it.
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     pub cdi: PathBuf,
     /// The kubelet's directory.
@@ -206,7 +206,7 @@ fn name_hook(preload_file: &Path) -> std::io::Result<()> {
     cdi::replace(preload_file, format!("{}\n", claim::HOOK).as_bytes())
 }
 
-/// What the driver would publish and write.
+/// Prints the slice and the CDI spec that the driver would write.
 fn dry_run(node: &Node, file: Option<&Path>) -> anyhow::Result<()> {
     println!("# no cluster: what gshare-dra would publish");
     let owner = OwnerReference {

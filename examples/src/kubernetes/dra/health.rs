@@ -1,7 +1,7 @@
-//! Health of the GPUs, as the kubelet is told of it (KEP-4680): it shows in the status of the pods that have shares of them.
+//! Health of the GPUs for the kubelet (KEP-4680), which shows it in the status of pods with shares of them.
 //!
-//! A GPU that `nvidia-smi` no longer lists, as after an error that took it off the bus, is unhealthy. Where `nvidia-smi` does not
-//! answer, the health of all is unknown. Simulated GPUs are healthy.
+//! A GPU that `nvidia-smi` no longer lists is unhealthy, for example after an error that took it off the bus. If
+//! `nvidia-smi` does not answer, the health of all GPUs is unknown. Simulated GPUs are healthy.
 
 use super::kubelet::health_server::DRAResourceHealth;
 use super::kubelet::{
@@ -30,7 +30,7 @@ impl Watch {
     }
 }
 
-/// Health of each GPU of a node; `listed`: those that are there, if that could be asked.
+/// Health of each GPU of a node. `listed` has the present GPUs, if `nvidia-smi` answered.
 fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchResourcesResponse {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let of = |gpu: &Gpu| DeviceHealth {

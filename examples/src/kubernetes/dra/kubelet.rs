@@ -6,11 +6,11 @@
 
 use std::collections::HashMap;
 
-/// What the kubelet asks first.
+/// The kubelet's first request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct InfoRequest {}
 
-/// Who the plugin is.
+/// Identity of the plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PluginInfo {
     /// `DRAPlugin`.
@@ -27,7 +27,7 @@ pub struct PluginInfo {
     pub supported_versions: Vec<String>,
 }
 
-/// What came of the registration.
+/// Result of the registration.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegistrationStatus {
     /// Whether the kubelet will call the plugin.
@@ -45,13 +45,13 @@ pub struct RegistrationStatusResponse {}
 /// A claim, by its names.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Claim {
-    /// Its namespace.
+    /// Namespace of the claim.
     #[prost(string, tag = "1")]
     pub namespace: String,
-    /// Its UID.
+    /// UID of the claim.
     #[prost(string, tag = "2")]
     pub uid: String,
-    /// Its name.
+    /// Name of the claim.
     #[prost(string, tag = "3")]
     pub name: String,
 }
@@ -64,7 +64,7 @@ pub struct NodePrepareResourcesRequest {
     pub claims: Vec<Claim>,
 }
 
-/// What came of it, by UID.
+/// Results, by UID of the claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourcesResponse {
     /// An entry for each claim.
@@ -72,10 +72,10 @@ pub struct NodePrepareResourcesResponse {
     pub claims: HashMap<String, NodePrepareResourceResponse>,
 }
 
-/// What came of one claim.
+/// Result for one claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourceResponse {
-    /// What its containers get.
+    /// Devices for the claim's containers.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
     /// Why it was refused, or empty.
@@ -89,16 +89,16 @@ pub struct Device {
     /// The requests of the claim that it answers.
     #[prost(string, repeated, tag = "1")]
     pub request_names: Vec<String>,
-    /// Its pool.
+    /// Pool of the device.
     #[prost(string, tag = "2")]
     pub pool_name: String,
-    /// Its name there.
+    /// Name of the device in the pool.
     #[prost(string, tag = "3")]
     pub device_name: String,
-    /// What the container runtime is told to add.
+    /// CDI devices for the container runtime to add.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: Vec<String>,
-    /// Which of the shares of a device that has several. Kubelets of Kubernetes 1.34 do not know it, and skip it.
+    /// Id of the share, on a device with several shares. Kubelets of Kubernetes 1.34 skip this field.
     #[prost(string, optional, tag = "5")]
     pub share_id: Option<String>,
 }
@@ -111,7 +111,7 @@ pub struct NodeUnprepareResourcesRequest {
     pub claims: Vec<Claim>,
 }
 
-/// What came of it, by UID.
+/// Results, by UID of the claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourcesResponse {
     /// An entry for each claim.
@@ -119,7 +119,7 @@ pub struct NodeUnprepareResourcesResponse {
     pub claims: HashMap<String, NodeUnprepareResourceResponse>,
 }
 
-/// What came of one claim.
+/// Result for one claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourceResponse {
     /// Why it failed, or empty.
@@ -171,7 +171,7 @@ pub const UNHEALTHY: i32 = 2;
 
 /// Entry of the list of versions when `NodeWatchResources` is served.
 pub const HEALTH_V1ALPHA1: &str = "v1alpha1.DRAResourceHealth";
-/// What is in the list of versions when `NodePrepareResources` of `dra.v1` is served.
+/// Entry of the list of versions when `NodePrepareResources` of `dra.v1` is served.
 pub const DRA_V1: &str = "v1.DRAPlugin";
 
 include!(concat!(env!("OUT_DIR"), "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin.rs"));

@@ -1,14 +1,13 @@
-//! A driver of Dynamic Resource Allocation: shares of GPUs that Kubernetes' own scheduler gives to pods.
+//! A driver of Dynamic Resource Allocation, by which Kubernetes' own scheduler gives shares of GPUs to pods.
 //!
 //! # Problem
 //! A pod claims "24 % of the SMs for 30 % of the time, with 1 GiB" as it claims CPUs, and its containers then run under the
-//! hook with that share. Kubernetes 1.34 can count it: a device of a `ResourceSlice` (`resource.k8s.io/v1`) that allows
-//! multiple allocations has consumable capacity (KEP-5075, feature gate `DRAConsumableCapacity`). No scheduler of ours is
-//! needed.
+//! hook with that share. Kubernetes 1.34 can count it: a device of a `ResourceSlice` (`resource.k8s.io/v1`) with multiple
+//! allocations has consumable capacity (KEP-5075, feature gate `DRAConsumableCapacity`). No scheduler of ours is needed.
 //!
 //! # Terms
-//! - **slice**: what the driver publishes, once per node: its GPUs with their capacity ([`mod@slice`]);
-//! - **claim**: a `ResourceClaim`; allocated, it says which device and how much of it: `status.allocation`;
+//! - **slice**: the list of a node's GPUs with their capacity, which the driver publishes ([`mod@slice`]);
+//! - **claim**: a `ResourceClaim`; its `status.allocation` names the device and the amount;
 //! - **share**: one allocation of one GPU, with an id when the GPU has several;
 //! - **CDI spec**: the file from which a container runtime learns what to add to a container ([`cdi`]).
 //!
@@ -20,32 +19,32 @@
 //!  kubelet ◀──────────────────── pod bound ──▶ container runtime reads the CDI spec: hook, daemon's socket, MPS
 //! ```
 //! 1. The kubelet finds the registration socket, asks `GetInfo`, and answers `NotifyRegistrationStatus`.
-//! 2. For each claim of a pod it calls `NodePrepareResources`. The driver reads the claim, makes a CDI spec of its allocation
-//!    ([`claim::prepare`], which is pure), writes it, and answers the names of its CDI devices.
+//! 2. For each claim of a pod it calls `NodePrepareResources`. The driver reads the claim, makes a CDI spec of its
+//!    allocation ([`claim::prepare`], which is pure), writes it, and answers the names of its CDI devices.
 //! 3. `NodeUnprepareResources` removes the file.
 //! 4. `NodeWatchResources` tells the health of the GPUs ([`mod@health`]).
 //!
 //! Worked example: `{sm: 24, quota: 30, memory: 1Gi}` with the option `quotaLimitPercent: 80` becomes `GSHARE_SM=24%`,
 //! `GSHARE_QUOTA=30%:80%`, `GSHARE_MEM=1073741824`.
 //!
-//! # What a GPU holds
-//! The scheduler adds up each capacity by itself, so it cannot see rectangles of time and SMs. What is summed is therefore
-//! one of the two, and either alone is enough for every share to be kept: where MPS runs, the SM partitions (they run side
-//! by side), else the quotas (they take turns). The other one is a bound on each claim. Eight shares of 24 % of the SMs for
-//! 40 % of the time fill a GPU under the packer; by SMs alone it holds four of them, by time two.
+//! # Capacity of a GPU
+//! The scheduler adds up each capacity separately, so it cannot see rectangles of time and SMs. Therefore only one of the
+//! two is summed, which alone guarantees every share: with MPS the SM partitions, which run side by side, otherwise the
+//! quotas, which take turns. The other is only a bound on each claim. Eight shares of 24 % of the SMs for 40 % of the time
+//! fill a GPU under the packer; by SMs alone the GPU holds four of them, by time two.
 //!
 //! # Invariants
-//! - A claim is prepared entirely or not at all, and preparing it again answers the same; the CDI spec is written to a
-//!   temporary file, synced and renamed, and carries all that is needed to answer again.
-//! - The driver holds no state: after a restart it answers from the CDI directory, without the API server. Files of claims
-//!   that are over are swept at the start and every ten minutes.
+//! - A claim is prepared entirely or not at all, and a second request gets the same answer. The CDI spec is written to a
+//!   temporary file, synced and renamed, and contains everything for a later answer.
+//! - The driver holds no state: after a restart it answers from the CDI directory, without the API server. Files of ended
+//!   claims are swept at the start and every ten minutes.
 //! - A slice is written when its values change, not when the API server spells them otherwise.
-//! - A container is told its share by variables and by a file beside the hook, which goes before them.
-//! - A claim that cannot be granted as it stands is refused with an error that names the field.
+//! - A container gets its share by variables and by a file beside the hook, which takes precedence.
+//! - An invalid claim is refused with an error that names the field.
 //!
 //! # Limits
-//! One share per claim: a process has one environment and one file of its share, which say one thing. What the hook limits is
-//! cooperative; MPS and MIG are what isolates. A GPU given to this driver must not be given out by another.
+//! A claim has one share, because a process has one environment and one share file. The hook's limits are cooperative; only
+//! MPS and MIG isolate. A GPU given to this driver must not be given out by another.
 
 pub mod authority;
 pub mod cdi;
@@ -67,18 +66,18 @@ pub const DRIVER: &str = "gpu.gshare.io";
 /// One GPU of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number on the node: `gpu-0` is the name of its device.
+    /// Number of the GPU on the node: `gpu-0` is the name of its device.
     pub index: u32,
-    /// Its UUID, as NVIDIA's tools print it.
+    /// UUID as NVIDIA's tools print it.
     pub uuid: String,
-    /// Its product name.
+    /// Product name.
     pub model: String,
-    /// Its memory.
+    /// Memory of the GPU.
     pub memory: Bytes,
 }
 
 impl Gpu {
-    /// Its name in the slice: a DNS label.
+    /// Name of the GPU in the slice: a DNS label.
     pub fn name(&self) -> String {
         format!("gpu-{}", self.index)
     }
@@ -90,34 +89,35 @@ pub enum Injection {
     /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
     /// is not read by the loader of musl, which could not load the hook.
     File,
-    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own `LD_PRELOAD` is
-    /// loaded after the hook; a CDI spec can only set the variable, so a claim replaces that of its container.
+    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own
+    /// `LD_PRELOAD` is loaded after the hook; a CDI spec can only set the variable, so a claim replaces its container's
+    /// value.
     Environment,
 }
 
-/// Where clients of a running MPS find it.
+/// Directories by which clients find a running MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpsDirs {
-    /// Its pipes (`CUDA_MPS_PIPE_DIRECTORY`).
+    /// Directory of the pipes (`CUDA_MPS_PIPE_DIRECTORY`).
     pub pipes: PathBuf,
-    /// Its shared memory, mounted at `/dev/shm`.
+    /// Directory of the shared memory, mounted at `/dev/shm`.
     pub shm: PathBuf,
 }
 
-/// What the driver gives out and how, on one node.
+/// The driver's settings on one node: its GPUs, and the way into containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// Name of the node, and of its pool.
     pub name: String,
-    /// Its GPUs.
+    /// GPUs of the node.
     pub gpus: Vec<Gpu>,
     /// The hook on the host.
     pub hook: PathBuf,
     /// How it is loaded; with [`Injection::File`], the file on the host that names it.
     pub injection: Injection,
-    /// That file.
+    /// The file on the host that names the hook, for [`Injection::File`].
     pub preload_file: PathBuf,
-    /// The daemon's socket on the host; its directory is what is mounted, so that a daemon that restarts is found again.
+    /// The daemon's socket on the host; its directory is mounted, so that containers find a restarted daemon.
     pub socket: PathBuf,
     /// MPS, if it runs.
     pub mps: Option<MpsDirs>,

@@ -1,11 +1,11 @@
-//! The GPUs of this node, asked of `nvidia-smi`, or simulated ones.
+//! The GPUs of this node, from `nvidia-smi` or simulated.
 
 use super::Gpu;
 use anyhow::{Context as _, bail, ensure};
 use gshare_core::Bytes;
 use std::process::Command;
 
-/// What `nvidia-smi` is asked for; memory comes in MiB.
+/// Query for `nvidia-smi`; it reports memory in MiB.
 const QUERY: [&str; 2] = ["--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"];
 
 /// The GPUs that `nvidia-smi` lists.

@@ -37,10 +37,10 @@ fn code(error: &kube::Error) -> u16 {
     }
 }
 
-/// Makes the slice of `node` what it should be; says how many writes that took.
+/// Brings the slice of `node` up to date. Returns the number of writes.
 ///
 /// # Errors
-/// When something of it could not be done; what was done stays.
+/// If a write fails; earlier writes stay.
 pub async fn publish(client: &Client, node: &Node) -> Result<usize, PublishError> {
     let nodes: Api<v1::Node> = Api::all(client.clone());
     let known = nodes.get_opt(&node.name).await?;

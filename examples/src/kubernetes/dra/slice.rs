@@ -1,4 +1,4 @@
-//! What the driver publishes: one `ResourceSlice` with the GPUs of its node.
+//! The `ResourceSlice` with the GPUs of a node, which the driver publishes.
 
 use super::claim::whole;
 use super::{DRIVER, Gpu, Node};
@@ -33,12 +33,12 @@ pub fn slice(node: &Node, owner: OwnerReference, generation: i64) -> ResourceSli
     }
 }
 
-/// Its name, the same at each start.
+/// Name of the slice, the same at each start.
 pub fn name(node: &Node) -> String {
     format!("{}-{DRIVER}", node.name)
 }
 
-/// What it says.
+/// Spec of the slice.
 pub fn spec(node: &Node, generation: i64) -> ResourceSliceSpec {
     ResourceSliceSpec {
         driver: DRIVER.into(),
@@ -75,7 +75,7 @@ fn device(gpu: &Gpu, side_by_side: bool) -> Device {
     }
 }
 
-/// Who asks for nothing gets all that one claim may have.
+/// A claim without a request gets the maximum of one claim.
 fn capacity(value: String, min: String, max: String, step: String) -> DeviceCapacity {
     let range = CapacityRequestPolicyRange {
         min: Quantity(min),
@@ -90,18 +90,18 @@ fn capacity(value: String, min: String, max: String, step: String) -> DeviceCapa
     DeviceCapacity { value: Quantity(value), request_policy: Some(policy) }
 }
 
-/// What is to be done so that the API server has exactly the slice of this node.
+/// The writes that leave the API server with exactly this node's slice.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     /// Names of slices to delete.
     pub delete: Vec<String>,
     /// A slice to make.
     pub create: Option<ResourceSlice>,
-    /// A slice to write over the one there is, at the version it was read at.
+    /// A slice to replace the existing slice, at the version that was read.
     pub replace: Option<ResourceSlice>,
 }
 
-/// Compares what there is with what there should be.
+/// Compares the existing slices with the wanted slice.
 pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Plan {
     let newest = found.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
     let mine = name(node);
@@ -146,7 +146,7 @@ fn by_value(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
     spec
 }
 
-/// Whether the API server kept what makes a device shareable; without its feature gate it drops that silently.
+/// Whether the API server kept the field for shared devices, which it silently drops without its feature gate.
 pub fn is_shareable(slice: &ResourceSlice) -> bool {
     slice.spec.devices.iter().flatten().all(|device| {
         device.allow_multiple_allocations == Some(true)

@@ -1,10 +1,10 @@
-//! When pods that the API server has refused are tried again. Pure: the time is told.
+//! Pauses before refused pods are tried again. Pure: the caller tells the time.
 //!
 //! # Algorithm
-//! - A FaSTPod whose pod was refused (a quota, `PodSecurity`, an admission policy) waits for [`FIRST`], then tries one pod; each
-//!   further refusal doubles the pause, up to [`LONGEST`]. A pod that is made, or a changed FaSTPod, ends that.
-//! - Pods of a namespace are made in batches of [`BATCH`]; in one that had a refusal in the last [`LONGEST`], one at a time. No
-//!   namespace is refused more than [`LIMIT`] times within a second, so that no tenant can keep the API server busy.
+//! - A FaSTPod with a refused pod (by a quota, `PodSecurity`, an admission policy) waits for [`FIRST`], then tries one pod;
+//!   each further refusal doubles the pause, up to [`LONGEST`]. A created pod or a changed FaSTPod ends the pause.
+//! - Pods of a namespace are made in batches of [`BATCH`]; after a refusal in the last [`LONGEST`], one at a time. No
+//!   namespace gets more than [`LIMIT`] refusals within a second, so no tenant can keep the API server busy.
 
 use super::FaSTPod;
 use super::fastpod_writes::Refused;
@@ -73,7 +73,7 @@ impl Backoff {
     ) -> bool {
         let times = self.namespaces.entry(namespace.to_owned()).or_default();
         times.push_back(now);
-        // Older ones count no more.
+        // Older refusals no longer count.
         times.drain(..times.len().saturating_sub(LIMIT));
         let pause = self.fastpods.get(uid).map(|entry| entry.pause);
         // Refusals of one batch count once.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most GPUs that a node is believed to have.
 const MAX_GPUS: u32 = 64;
 
-/// All GPUs with what is on them.
+/// All GPUs with their placements.
 pub(super) struct Gpus<'a> {
     packer: MaxRects,
     /// By the id of its first GPU, with their number.
@@ -73,17 +73,17 @@ impl<'a> Gpus<'a> {
         first.and_then(|first| self.nodes.get(first)).is_some_and(|(node, _)| closed(node).is_none())
     }
 
-    /// Where a placement is by now: other placements may have moved it within its GPU.
+    /// The present place of a placement, which may have moved within its GPU.
     pub(super) fn place_of(&self, placement: PlacementId) -> Option<Place> {
         let placement = self.packer.placement(placement)?;
         let (node, gpu) = node_of(&self.nodes, placement.gpu)?;
         Some(Place { node: node.name_any(), gpu, rectangle: placement.rectangle })
     }
 
-    /// Finds a place for a pod on a node that takes it; `failed` has what became of other pods at nodes.
+    /// Finds a place for a pod on a node that takes it; `failed` has the failures of other pods on nodes.
     ///
     /// # Errors
-    /// Reason and message of a condition. Where no node is left, why not; else what the GPUs of those that are left lack.
+    /// Reason and message of a condition: why no node is left, or the lack on the GPUs of the remaining nodes.
     pub(super) fn place(
         &mut self,
         share: &ResourceSpec,
@@ -116,9 +116,8 @@ impl<'a> Gpus<'a> {
         })
     }
 
-    /// Puts every pod that is there where it was made for: node, GPU and share are in its spec, which does not change. Only the
-    /// offsets of its rectangle are in annotations.
-    /// `known`: whether the FaSTPod that a pod says it is of is there.
+    /// Puts every existing pod back into its place. Node, GPU and share are in its spec, which never changes; only the
+    /// offsets of its rectangle are in annotations. `known` tells whether a pod's FaSTPod still exists.
     pub(super) fn hold<'p>(
         &mut self,
         pods: &[&'p Pod],
@@ -149,13 +148,13 @@ impl<'a> Gpus<'a> {
                 _ => later.push((pod, gpu, given.share)),
             }
         }
-        // Its neighbours were moved to make room for it, and not all of that was noted: room is made once more.
+        // Some neighbours moved to make room for this pod, but not all moves were noted: make room once more.
         for (pod, gpu, share) in later {
             let cordoned = self.packer.gpu(gpu).is_some_and(|gpu| gpu.cordoned);
             self.cordon(gpu, false);
             let placed = self.packer.place_where(&pod_share::demand(&share), &|other| other == gpu);
             if let Err(error) = &placed {
-                // It runs there all the same, so nothing more goes there.
+                // The pod runs there all the same, so nothing more goes to this GPU.
                 complaints.push(format!("pod {}: {error}", pod.name_any()));
             }
             self.cordon(gpu, cordoned || placed.is_err());
@@ -173,7 +172,7 @@ impl<'a> Gpus<'a> {
     }
 
     fn cordon(&mut self, gpu: GpuId, cordoned: bool) {
-        // It fails for GPUs that are not there only.
+        // An error only means that the GPU is gone.
         let _ = self.packer.set_cordoned(gpu, cordoned);
     }
 }

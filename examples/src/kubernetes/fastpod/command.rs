@@ -3,7 +3,7 @@
 use super::FaSTPod;
 use super::controller::{Controller, MANAGER};
 use super::fastpod_writes::{Observed, PLACED, Settings, Write, reconcile};
-use super::node::{Hooks, NAME};
+use super::node_hooks::{Hooks, NAME};
 use super::pod_share::Profiles;
 use super::pods::{Injected, Mounts, Place};
 use crate::kubernetes::controller_metrics::Metrics;
@@ -37,7 +37,7 @@ pub struct Options {
     /// MPS runs on every node, with its pipes here.
     #[arg(long, value_name = "DIR", requires = "mps_shm")]
     pub mps_pipes: Option<PathBuf>,
-    /// Its shared memory, mounted at /dev/shm.
+    /// Shared memory of MPS, mounted at /dev/shm.
     #[arg(long, value_name = "DIR", requires = "mps_pipes")]
     pub mps_shm: Option<PathBuf>,
     /// Containers get these files from their pod, or from their node, where `fastpod --node` runs.
@@ -49,7 +49,7 @@ pub struct Options {
     /// Containers of FaSTPods that may run on the node at a time.
     #[arg(long, requires = "node", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub slots: u32,
-    /// Answer by names of CDI devices, from a spec that is written here: for container runtimes that have CDI on.
+    /// Answer by names of CDI devices, from a spec in this directory: for container runtimes with CDI enabled.
     #[arg(long, value_name = "DIR", requires = "node")]
     pub cdi: Option<PathBuf>,
     /// The kubelet's directory.
@@ -87,7 +87,7 @@ pub struct Options {
 /// Runs the controller until it is asked to end.
 ///
 /// # Errors
-/// When there is no cluster, or a file is not what it should be.
+/// If there is no cluster, or a file is invalid.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     if options.crd {
         print!("{}", crd()?);
@@ -146,7 +146,7 @@ pub fn crd() -> anyhow::Result<String> {
     Ok(format!("# Made by `cargo run -p gshare-examples --bin fastpod -- --crd`.\n{text}"))
 }
 
-/// Reads the profiles of a directory. Other files, and hidden ones, are left alone.
+/// Reads the profiles of a directory. Other files and hidden files are skipped.
 fn profiles(directory: &Path) -> anyhow::Result<Profiles> {
     let mut profiles = Profiles::new();
     for entry in std::fs::read_dir(directory)? {

@@ -1,13 +1,13 @@
-//! Asks the API server what there is, and writes what [`reconcile`] wants.
+//! Reads objects from the API server, and makes the writes that [`reconcile`] computes.
 //!
-//! - **Conflict (409)**, **not found (404)**, **gone (410)** on a write: another client was faster. Pods are deleted, bound and
-//!   annotated by their UID and statuses written at the version they were read at, so nothing of theirs is overwritten; the next
-//!   look, soon after, sees what there is now.
-//! - **Refused** pods (a quota, an admission policy, a `podSpec` that is none): said in the condition of their FaSTPod, and
-//!   tried again after a pause that grows ([`super::backoff`]). One write that is refused keeps no other back.
-//! - Writes are made `AT_ONCE` at a time; those that make pods after all others, and each namespace in its own order.
-//! - **A watch** that ends or has gone too far back (410) is begun again by a list. Watches only say when to look, and are read
-//!   during looks, so that what came meanwhile makes one look more.
+//! - **Conflict (409)**, **not found (404)**, **gone (410)** on a write: another client was faster. Pods are deleted, bound
+//!   and annotated by UID, and statuses are written at the version that was read, so no other write is lost. The next look
+//!   follows soon.
+//! - **Refused** pods (a quota, an admission policy, an invalid `podSpec`): reported in the condition of their FaSTPod, and
+//!   tried again after a growing pause ([`super::backoff`]). A refused write holds up no other.
+//! - Up to `AT_ONCE` writes run at a time; pods are created last, and each namespace has its own order.
+//! - **A watch** that ends or is too old (410) is started again with a list. Watches only trigger looks. They are read
+//!   during looks too, so changes meanwhile cause one more look.
 
 use super::backoff::{Backoff, WINDOW};
 use super::fastpod_writes::{News, Observed, PodName, Settings, Write, degraded, news, reconcile};
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub written: usize,
     /// Writes that met something changed in between; the next look sees it.
     pub overtaken: usize,
-    /// Writes that were refused, and what is wrong with nodes or pods.
+    /// Refused writes, and faults of nodes or pods.
     pub complaints: Vec<String>,
     /// When to look again, even if nothing changes.
     pub again: Option<Duration>,
@@ -107,7 +107,7 @@ fn is_overtaken(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409 | 410))
 }
 
-/// Refused for what it is, not for want of an API server.
+/// Refused for its content, not for a missing API server.
 fn is_refused(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
@@ -119,7 +119,7 @@ impl Controller {
         Self { client, settings: Arc::new(settings), backoff, metrics }
     }
 
-    /// Counts what it does there.
+    /// Counts its work in these metrics.
     #[must_use]
     pub fn counting(self, metrics: Metrics) -> Self {
         Self { metrics, ..self }
@@ -147,7 +147,7 @@ impl Controller {
         Api::all(self.client.clone())
     }
 
-    /// Looks once, and writes what is wanted. One write that is refused does not keep the others back.
+    /// Looks once and makes the wanted writes. A refused write does not hold up the others.
     ///
     /// # Errors
     /// When the API server could not be asked.
@@ -187,7 +187,7 @@ impl Controller {
         metrics.set_all(&FASTPOD_HELD_UP, "reason", held_up);
     }
 
-    /// Writes what is wanted of what was observed.
+    /// Makes the writes for the observed objects.
     pub async fn write_all(&self, now: &Time, observed: &Observed) -> Outcome {
         let wanted = reconcile(now, observed, &self.settings);
         let mut outcome =
@@ -264,7 +264,7 @@ impl Controller {
         outcome
     }
 
-    /// Makes the pods of a namespace, those of a FaSTPod that is refused no further.
+    /// Makes the pods of a namespace. Stops at a FaSTPod's first refused pod.
     async fn create(
         &self,
         namespace: String,
@@ -325,7 +325,7 @@ impl Controller {
                     metadata: ObjectMeta {
                         name: Some(name.clone()),
                         namespace: Some(namespace.clone()),
-                        // The binding is for this pod, and not for another one of its name.
+                        // The binding is for this pod, and not for a later pod of the same name.
                         uid: Some(uid.clone()),
                         ..ObjectMeta::default()
                     },
@@ -355,8 +355,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Something to look at: an event of a FaSTPod, of a pod of one, or of a node. A watch that ends or is too old is
-    /// begun again, with a pause that grows; so is one that cannot be begun.
+    /// Something to look at: an event of a FaSTPod, of a pod of one, or of a node. A watch that ends, is too old or cannot
+    /// start is started again after a growing pause.
     pub fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
         let fastpods = Api::<FaSTPod>::all(self.client.clone());
         let pods = (Api::<Pod>::all(self.client.clone()), Config::default().labels(LABEL));

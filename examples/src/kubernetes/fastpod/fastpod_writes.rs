@@ -1,4 +1,4 @@
-//! The writes that bring a cluster to what its FaSTPods ask for. Pure: equal inputs give equal writes.
+//! The writes that make a cluster match its FaSTPods. Pure: equal inputs give equal writes.
 
 use super::cluster_gpus::Gpus;
 use super::pod_share::{self, Profiles};
@@ -56,14 +56,14 @@ pub struct Settings {
     pub profiles: Profiles,
 }
 
-/// Which pod.
+/// Identity of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
     pub name: String,
-    /// UID of the pod: another one of its name has another.
+    /// UID of the pod, which a later pod of the same name does not share.
     pub uid: String,
 }
 
@@ -90,7 +90,7 @@ pub enum Write {
     Create(Box<Pod>),
 }
 
-/// A FaSTPod with the status that it is to have, and the one that it has.
+/// A FaSTPod with its wanted and its present status.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
     fastpod: FaSTPod,
@@ -120,8 +120,8 @@ impl Told {
         conditions.into_iter().any(|condition| condition.type_ == PLACED && condition.status != "True")
     }
 
-    /// The FaSTPod as it is to be written, if it is another than the one that was read. `refused`: why the API server would
-    /// not have one of its pods.
+    /// The FaSTPod to write, if it differs from the observed FaSTPod. `refused`: why the API server refused one of its
+    /// pods.
     pub fn write(mut self, now: &Time, refused: Option<&str>) -> Option<FaSTPod> {
         if let (Some(why), Some(status)) = (refused, &mut self.fastpod.status) {
             let generation = self.fastpod.metadata.generation;
@@ -172,7 +172,7 @@ pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<New
 pub struct Wanted {
     /// Writes of pods, in this order.
     pub writes: Vec<Write>,
-    /// After them: what is to be said of each FaSTPod.
+    /// Written last: the status of each FaSTPod.
     pub statuses: Vec<Told>,
     /// Look again after this time, even if nothing changes.
     pub again: Option<Duration>,
@@ -201,7 +201,7 @@ fn order<K: kube::Resource>(object: &K) -> (Option<k8s_openapi::jiff::Timestamp>
     (created, object.namespace(), object.name_any())
 }
 
-/// Decides the writes by which the cluster becomes what its FaSTPods ask for.
+/// Computes the writes that make the cluster match its FaSTPods.
 pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted {
     let mut wanted = Wanted::default();
     let mut gpus = Gpus::new(&observed.nodes, &mut wanted.complaints);
@@ -227,7 +227,7 @@ pub fn reconcile(now: &Time, observed: &Observed, settings: &Settings) -> Wanted
         let told = turn.tell(share, placed);
         wanted.statuses.push(told);
     }
-    // The pod that was placed last may have moved the others of its GPU: places that they were given before are out of date.
+    // The last placed pod may have moved others on its GPU, so their earlier places are out of date.
     for (pod, placement) in held {
         let place = placement.and_then(|id| gpus.place_of(id));
         let moved = place.filter(|place| Place::of(pod).as_ref() != Some(place));
@@ -287,7 +287,7 @@ impl<'a> Turn<'a, '_, '_> {
         Ok((spec, share))
     }
 
-    /// A FaSTPod that does not say what its pods are to be like keeps those that it has, and gets no more.
+    /// A FaSTPod without a valid template keeps its pods and gets no more.
     fn settle(
         &mut self,
         asked: Result<Asked, Unplaced>,
@@ -302,7 +302,7 @@ impl<'a> Turn<'a, '_, '_> {
         let mut gone: BTreeSet<String> =
             live.iter().skip(self.replicas()).map(|pod| pod.name_any()).collect();
         for pod in &live {
-            // Never bound, and its place is gone: it has to be made for another one.
+            // Never bound, and its place is gone: it must be made again for another place.
             let lost = !Given::of(pod).is_some_and(|given| self.gpus.takes(&given));
             if node_name(pod).is_none() && lost {
                 gone.insert(pod.name_any());
@@ -341,7 +341,7 @@ impl<'a> Turn<'a, '_, '_> {
         }
     }
 
-    /// Deletes what has failed long enough ago; gives the nodes of what has not, and why it failed.
+    /// Deletes pods that failed long enough ago. Returns the nodes of the other failed pods, with the reasons.
     fn clear_failed(&mut self) -> BTreeMap<String, String> {
         let mut kept_out = BTreeMap::new();
         for pod in self.own.iter().filter(|pod| is_over(pod) && !is_going(pod)) {
@@ -429,7 +429,7 @@ impl Rollout {
         generation: Option<i64>,
         placed: Result<(), Unplaced>,
     ) -> Vec<Condition> {
-        // Times are written in whole seconds: one that is not would never be found again as it was written.
+        // Times are written in whole seconds, so a fraction would make each comparison with the written time fail.
         let second = k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0);
         let condition = |type_: &str, holds: bool, reason: &str, message: &str| {
             let status = if holds { "True" } else { "False" };

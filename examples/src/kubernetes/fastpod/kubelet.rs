@@ -22,7 +22,7 @@ pub struct ListAndWatchResponse {
 /// A device that one container may have.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
-    /// Unique among those of the resource.
+    /// Unique among the devices of the resource.
     #[prost(string, tag = "1")]
     pub id: String,
     /// [`HEALTHY`] or [`UNHEALTHY`].

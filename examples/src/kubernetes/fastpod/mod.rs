@@ -1,70 +1,71 @@
 //! FaSTPod: replicas of a pod that share GPUs, as a resource of Kubernetes (FaST-GShare, section 3.2 and Figure 4).
 //!
 //! # Problem
-//! A Deployment gives whole GPUs to its pods. A FaSTPod says in annotations what share of a GPU each of its pods needs, in
-//! SMs, time and memory, or names a profile from which the share is taken; the controller packs the pods over the GPUs of the
-//! nodes with the maximal-rectangles packer, makes them, binds them to the nodes, and says where each went. It needs no
-//! feature gate of Kubernetes; the claims of [`super::dra`] do.
+//! A Deployment gives whole GPUs to its pods. A FaSTPod states in annotations the GPU share of each pod, in SMs, time and
+//! memory, or names a profile for the share. The controller packs the pods onto the nodes' GPUs with the maximal-rectangles
+//! packer, creates them, binds them to the nodes, and reports their places. It needs no feature gate of Kubernetes; the
+//! claims of [`super::dra`] do.
 //!
 //! # Terms
 //! - **GPU of a node**: a node labelled `gshare.io/fastpod=true` has as many as its label `nvidia.com/gpu.count` says, with
 //!   `nvidia.com/gpu.memory` MiB each: the labels of NVIDIA's GPU feature discovery;
-//! - **place**: node, number of the GPU and rectangle, given to a pod when it is made; node, GPU and share are in the environment
-//!   of its containers, the rectangle is in its annotations, since it may move within the GPU;
+//! - **place**: node, number of the GPU and rectangle, given to a pod when it is made; node, GPU and share are in the
+//!   environment of its containers, the rectangle is in its annotations, since it may move within the GPU;
 //! - **profile**: what `gshare profile --output` writes, one file for each program.
 //!
 //! # Algorithm
-//! [`self::fastpod_writes::reconcile`] is a pure function from what the API server has to what is to be written;
-//! [`self::controller`] asks and writes, whenever a FaSTPod, a pod of one, or a node changes. Each time:
-//! 1. The packer is built again from the nodes' labels and the pods' annotations (`place_at`), so there is no state to lose,
-//!    and a restart is like any other time.
-//! 2. A pod that has a place and no node is bound to it (Binding subresource). One whose place is gone before that is deleted.
-//! 3. Surplus pods are deleted: of an older template, unbound and unready ones first.
-//! 4. What is missing is placed, FaSTPod by FaSTPod in the order of their creation. One that finds no room waits, and says so
-//!    in its condition `Placed`; others are not held up by it.
+//! [`self::fastpod_writes::reconcile`] is a pure function from the API server's objects to the writes; [`self::controller`]
+//! reads and writes, whenever a FaSTPod, a pod of one, or a node changes. Each time:
+//! 1. The packer is built again from the nodes' labels and the pods' annotations (`place_at`), so there is no state to
+//!    lose, and a restart is like any other time.
+//! 2. A pod with a place but without a node is bound (Binding subresource). If its place is gone before that, it is
+//!    deleted.
+//! 3. Surplus pods are deleted: first pods of an older template, then unbound and unready pods.
+//! 4. Missing pods are placed, FaSTPod by FaSTPod in the order of their creation. A FaSTPod without room waits with the
+//!    condition `Placed` false, and does not hold up others.
 //! 5. A changed template replaces one ready pod at a time.
 //! 6. When all are placed, the places are read from the packer: it may have moved rectangles within a GPU to make room.
-//!    That is noted at the pods that are there, and then the new ones are made.
+//!    Existing pods get a note of their new places, and then the new pods are made.
 //! 7. The status is written where it differs.
 //!
 //! Worked example (Figure 4): pods of 12 % of the SMs for 30 % of the time. Eight stack to 96 % of a GPU's SMs, and three
 //! such stacks stand side by side in 90 % of its time: 24 pods, if their memory fits.
 //!
 //! # A rectangle that moves
-//! A rectangle says that quotas and SM shares fit together; its offsets are virtual. The daemon of a node is told shares, not
-//! offsets, and finds a slot for each of its clients by itself. So a pod that runs is moved by a new annotation, and nothing
-//! on its node changes.
+//! A rectangle proves that quotas and SM shares fit together; its offsets are virtual. The daemon of a node gets only
+//! shares, and finds a slot for each client by itself. So a new annotation moves a running pod, and nothing on its node
+//! changes.
 //!
 //! # Invariants
-//! - Rectangles on a GPU never overlap, and their memory never adds up to more than it has; a pod that is being deleted
-//!   keeps its place until it is gone.
-//! - What is written is remembered: a second look at what the writes have made writes nothing.
-//! - One bad FaSTPod, pod or node is told and left out; the others are looked after. A FaSTPod whose pods the API server refuses
-//!   takes no places, and is tried again with one pod after a pause that doubles ([`backoff`]).
-//! - Where a pod is and what share it has is read from the environment in its spec, which no tenant can change.
-//!   Labels, owners and annotations of pods can be changed by tenants; the admission policy of the manifests refuses that.
-//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node`]), so that namespaces with Pod
-//!   Security `baseline` or `restricted` take the pods. A node that does not offer them gets none.
-//! - What holds replicas up is the reason of the conditions, and an Event each time that the reason is another.
+//! - Rectangles on a GPU never overlap, and their memory never exceeds the GPU's; a pod under deletion keeps its place
+//!   until it is gone.
+//! - A second look at the result of the writes writes nothing.
+//! - A bad FaSTPod, pod or node is reported and skipped; the others are served. If the API server refuses the pods of a
+//!   FaSTPod, it takes no places and is tried again with one pod after a doubling pause ([`backoff`]).
+//! - A pod's place and share are read from the environment in its spec, which no tenant can change. Tenants could change
+//!   labels, owners and annotations of pods, but the admission policy of the manifests refuses that.
+//! - Hook and socket come into a container by `hostPath` volumes, or by its node's kubelet ([`node_hooks`]), so namespaces with
+//!   Pod Security `baseline` or `restricted` accept the pods. A node without them gets no pods.
+//! - The conditions give the reason for missing replicas, and each new reason makes an Event.
 //!
 //! # Cost
-//! Three lists of the API server, in pages, for each batch of changes, and one packing of all pods. After one look 1,500 pods are made
-//! at most, and of those that are there the parts are kept that are looked at: `cargo bench -p gshare-examples --bench fastpod` prints
-//! pods per second, memory and idle requests for 500 nodes and 10,000 pods. One controller may work at a time:
-//! two would place pods on the same GPUs. Of several replicas one leads ([`super::lease`]).
+//! Three lists of the API server, in pages, for each batch of changes, and one packing of all pods. A look creates at most
+//! 1,500 pods, and keeps only the needed parts of existing pods: `cargo bench -p gshare-examples --bench fastpod` prints
+//! pods per second, memory and idle requests for 500 nodes and 10,000 pods. One controller may work at a time: two would
+//! place pods on the same GPUs. Of several replicas one leads ([`super::lease`]).
 //!
 //! # Differences from the paper
 //! - Figure 4 prints `replicas` inside `podSpec`, and containers without a name; here `replicas` is in `spec`, as in
-//!   FaST-GShare's own code, and a container has a name, which pods need.
+//!   FaST-GShare's own code, and containers have names, as pods require.
 //! - The API group is our own. The annotations are read with the prefixes of the paper (`faasshare/`) and of its code
 //!   (`fastgshare/`).
-//! - The controller starts no trials of its own: `gshare profile` measures on a machine that is free for it, and
-//!   [`pod_share`] takes the most effective share that keeps the time asked for (section 3.4.1, `p_eff`).
+//! - The controller starts no trials of its own: `gshare profile` measures on a free machine, and [`pod_share`] takes the
+//!   most effective share within the SLO (section 3.4.1, `p_eff`).
 //! - Nothing holds back other schedulers' pods from these GPUs: the nodes must be given to FaSTPods alone. The paper's code
-//!   starts pods that hold `nvidia.com/gpu`.
-//! - Of what a pod asks of its node, selector, required node affinity and taints are looked at ([`nodes`]); pod affinity,
-//!   preferences and spreading are not. Nodes' CPUs and memory are the kubelet's to check: a node that refuses a pod is left out
-//!   for its FaSTPod for a minute, and the condition says what the kubelet said.
+//!   starts pods to hold `nvidia.com/gpu`.
+//! - The controller checks a pod's node selector, required node affinity and taints ([`nodes`]), but not pod affinity,
+//!   preferences and spreading. The kubelet checks CPUs and memory: if a node refuses a pod, its FaSTPod avoids the node
+//!   for a minute, and the condition quotes the kubelet.
 
 #![allow(clippy::duplicated_attributes, reason = "two columns of the same type")]
 
@@ -74,7 +75,7 @@ pub mod command;
 pub mod controller;
 pub mod fastpod_writes;
 pub mod kubelet;
-pub mod node;
+pub mod node_hooks;
 pub mod nodes;
 pub mod pod_share;
 pub mod pods;
@@ -123,8 +124,8 @@ pub struct FaSTPodSpec {
     /// Labels that the pods get, by which Services find them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
-    /// What a pod runs. Scheduler, node and GPU are filled in. Read when pods are made, so that what the schema cannot know of
-    /// hinders no other FaSTPod.
+    /// Template of a pod. Scheduler, node and GPU are filled in. It is checked only when pods are made, so faults beyond
+    /// the schema affect no other FaSTPod.
     #[schemars(schema_with = "pod_spec")]
     pub pod_spec: Value,
 }
@@ -138,7 +139,7 @@ pub struct Selector {
     pub match_labels: BTreeMap<String, String>,
 }
 
-/// What has become of it.
+/// The observed state.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FaSTPodStatus {

@@ -89,7 +89,7 @@ pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) 
             return Some(Excluded::Tainted(format!("{}{value}:{}", taint.key, taint.effect)));
         }
     }
-    // A kubelet starts a pod whose extended resource it does not know.
+    // A kubelet starts a pod with an unknown extended resource.
     let offered = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let asked = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();

@@ -1,4 +1,4 @@
-//! What share of a GPU the pods of a FaSTPod get: as its annotations say, and from a profile what they leave out. Pure.
+//! The GPU share of a FaSTPod's pods, from its annotations and, for missing values, from a profile. Pure.
 
 use crate::SHARE_PREFIXES;
 use crate::kubernetes::DOMAIN;
@@ -12,10 +12,10 @@ pub type Profiles = BTreeMap<String, ProfileTable>;
 
 /// The share that annotations ask for.
 ///
-/// With `gshare.io/profile` the partition and the quota that are not given are those of the point of that profile that
-/// serves most for its area of a GPU (FaST-GShare, Algorithm 1, `p_eff`), among the points at what is given and, with
-/// `gshare.io/slo`, those whose 95th percentile is not above it. Without a limit of its own such a pod's limit is its request:
-/// it was measured so (section 3.3.2).
+/// With `gshare.io/profile`, a missing partition or quota comes from the profile's most efficient point per area of a GPU
+/// (FaST-GShare, Algorithm 1, `p_eff`). Only points that match the given values count and, with `gshare.io/slo`, only
+/// points with a 95th percentile within it. Without its own limit such a pod's limit is its request, as it was measured
+/// (section 3.3.2).
 ///
 /// # Errors
 /// Names the annotation.
@@ -63,7 +63,7 @@ pub fn share(annotations: &BTreeMap<String, String>, profiles: &Profiles) -> Res
     ResourceSpec::new(quota, point.sm, spec.memory()).map_err(|error| error.to_string())
 }
 
-/// The share that a pod was made with, as annotations that [`share`] reads back.
+/// The share of a pod as annotations, which [`share`] reads back.
 pub fn annotations(share: &ResourceSpec) -> BTreeMap<String, String> {
     let (quota, prefix) = (share.quota(), SHARE_PREFIXES[0]);
     let mut all = vec![
@@ -75,7 +75,7 @@ pub fn annotations(share: &ResourceSpec) -> BTreeMap<String, String> {
     all.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)).collect()
 }
 
-/// What is packed for a share.
+/// The demand of a share for the packer.
 pub fn demand(share: &ResourceSpec) -> Demand {
     let demand = Demand::new(share.quota().request(), share.sm());
     share.memory().map_or(demand, |memory| demand.with_memory(memory))
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(found(&[profile]), ("30%:30%".into(), "12%".into()));
         assert_eq!(found(&[profile, ("gshare.io/slo", "69ms")]), ("40%:40%".into(), "24%".into()));
         assert_eq!(found(&[profile, ("gshare.io/slo", "30ms")]), ("80%:80%".into(), "50%".into()));
-        // What is given stays.
+        // Given values stay.
         let sm = ("faasshare/sm_partition", "24");
         assert_eq!(found(&[profile, sm]), ("40%:40%".into(), "24%".into()));
         assert_eq!(found(&[profile, sm, ("gshare.io/slo", "50ms")]), ("80%:80%".into(), "24%".into()));

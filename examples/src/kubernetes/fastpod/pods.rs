@@ -1,7 +1,7 @@
 //! Pods of a FaSTPod: made with their placement, and read back from it. Pure.
 
 use super::FaSTPod;
-use super::node::RESOURCE;
+use super::node_hooks::RESOURCE;
 use super::pod_share::{self, Profiles};
 use crate::kubernetes::dra::Injection;
 use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
@@ -18,11 +18,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Whose pods these are, and no other scheduler's.
+/// Name of the scheduler of these pods.
 pub const SCHEDULER: &str = "gshare";
 /// Label of a pod: the UID of its FaSTPod.
 pub const LABEL: &str = "gshare.io/fastpod-uid";
-/// Label of the nodes whose GPUs are given out.
+/// Label of the nodes with GPUs for FaSTPods.
 pub const NODE_LABEL: &str = "gshare.io/fastpod";
 /// Variable of a container: `NODE/GPU`, for which its pod was made.
 const PLACE: &str = "GSHARE_PLACE";
@@ -96,7 +96,7 @@ impl Injected {
         files
     }
 
-    /// Adds to a template what its containers ask their node for.
+    /// Adds the containers' resource requests to a template.
     pub fn ask(&self, spec: &mut PodSpec) {
         if self.mounts == Mounts::HostPath {
             return;
@@ -250,7 +250,7 @@ pub fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Failed" | "Succeeded")
 }
 
-/// Why it is over: what its kubelet said.
+/// Why the pod is over, by its kubelet.
 pub fn failure(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let said =
@@ -307,7 +307,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     !is_going(pod) && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
-/// Changes whenever pods must be made again: with what they run, their share, and their labels.
+/// Changes whenever pods must be made again: with their template, their share, or their labels.
 pub fn template(fastpod: &FaSTPod, share: &ResourceSpec) -> String {
     let text =
         serde_json::json!([fastpod.spec.pod_spec, fastpod.spec.selector, pod_share::annotations(share)]);
@@ -360,11 +360,11 @@ pub fn pod(
     }
 }
 
-/// Brings the hook into all containers. Gives what the hook reads as `share.env`, from an annotation of the pod.
+/// Brings the hook into all containers. Returns the content of `share.env` for the hook, from an annotation of the pod.
 ///
-/// By [`Injection::File`] the hook is named in `/etc/ld.so.preload`: the loader of musl does not read it, so a container of Alpine
-/// starts without the hook, and what a template says in `LD_PRELOAD` stays. By [`Injection::Environment`] both are loaded, and a
-/// container that is not of glibc does not start.
+/// By [`Injection::File`] the hook is named in `/etc/ld.so.preload`: the loader of musl does not read it, so a container of
+/// Alpine starts without the hook, and a template's own `LD_PRELOAD` stays. By [`Injection::Environment`] both are loaded,
+/// and a container that is not of glibc does not start.
 fn inject(
     spec: &mut PodSpec,
     (name, run): (&str, RunId),
@@ -427,7 +427,7 @@ fn inject(
     file
 }
 
-/// Ours in the place of what the template says under the same names.
+/// Our values replace the template's values with the same names.
 fn set_environment(container: &mut Container, environment: &[(&'static str, String)]) {
     let all = container.env.get_or_insert_default();
     all.retain(|old| environment.iter().all(|(name, _)| old.name != *name));

@@ -1,7 +1,7 @@
 //! Arrays and mipmapped arrays: memory without padding, charged to the byte. Those whose memory the program maps itself
 //! (sparse ones, deferred mapping) have none of their own; mapping it is not supported.
 
-use super::memory::{allocate, free};
+use super::device_memory::{allocate, free};
 use super::*;
 
 /// An array, or one level of a mipmapped array.

@@ -132,7 +132,7 @@ impl Pool {
         let mut held = lock(&this.held);
         if held.free.first(bytes, 1).is_none() {
             let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
-            // `memory::charge` does not serve: it would trim this pool while it is locked.
+            // `device_memory::charge` does not serve: it would trim this pool while it is locked.
             if this.sort != Sort::Host {
                 this.device.charge(MemKind::Pool, missing)?;
             }

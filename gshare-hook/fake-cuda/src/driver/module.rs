@@ -301,7 +301,7 @@ impl Module {
             Found::Unknown => UNREADABLE_GLOBAL_BYTES,
             Found::No => return Err(NOT_FOUND),
         };
-        let address = memory::allocate(context, bytes.max(1), MemKind::Plain)?;
+        let address = device_memory::allocate(context, bytes.max(1), MemKind::Plain)?;
         globals.insert(key, Global { context, address, bytes });
         Ok((address, bytes))
     }
@@ -314,7 +314,7 @@ impl Module {
         // A context that has ended took its memory along.
         for global in std::mem::take(&mut *lock(&this.globals)).into_values() {
             if global.context.live() {
-                memory::free(global.address)?;
+                device_memory::free(global.address)?;
             }
         }
         Ok(())

@@ -39,7 +39,7 @@ entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     match driver.memory().at(dptr)?.what {
         What::Pooled(..) => memory_pool::free(dptr),
         What::InGraph(_) => graph_free(dptr),
-        What::Charged(MemKind::Plain) => memory::free(dptr),
+        What::Charged(MemKind::Plain) => device_memory::free(dptr),
         What::Imported => vmm::close_imported(dptr),
         _ => Err(INVALID_VALUE),
     }
@@ -199,7 +199,7 @@ pub(crate) fn graph_free(address: u64) -> Answer {
     let known = driver()?.memory();
     let alloc = known.at(address)?;
     if !matches!(alloc.what, What::InGraph(_)) {
-        return memory::free(address);
+        return device_memory::free(address);
     }
     let mut state = lock(&alloc.device.pools()?.graph);
     invalid_if(!known.set_in_use(address, false))?;

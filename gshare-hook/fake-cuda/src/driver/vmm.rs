@@ -248,7 +248,7 @@ entry!(cuMemCreate, driver, |handle, size, prop, flags| {
     invalid_if(handle.is_null() || flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     refuse_if(types & !1 != 0, NOT_SUPPORTED)?;
     not_while_capturing()?;
-    memory::charge(device, MemKind::Vmm, bytes)?;
+    device_memory::charge(device, MemKind::Vmm, bytes)?;
     let (file, offset) = heap_take(device.gpu, bytes)?;
     put(handle, Physical::create(device, bytes, types, file, offset, None))
 });
@@ -371,7 +371,7 @@ entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| 
     let join =
         driver.device.with_living(|engine, _| engine.join(driver.process, ticket.id, ticket.generation));
     if join.is_err() {
-        memory::charge(device, MemKind::Vmm, bytes)?;
+        device_memory::charge(device, MemKind::Vmm, bytes)?;
         let again = device.share(MemKind::Vmm, bytes, given)?;
         (ticket.id, ticket.generation) = (again.id, again.generation);
         write_ticket(given, ticket, bytes)?;

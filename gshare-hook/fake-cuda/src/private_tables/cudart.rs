@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::*;
-use crate::driver::context;
+use crate::driver::primary_context;
 
 table!(0 "CUDART_INTERFACE"
     [0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9],
@@ -23,7 +23,7 @@ functions! {
     }
     /// The primary context, made if there is none. Callers do not release it, so the call counts as no retain.
     fn primary_context(context: *mut sys::CUcontext, device: c_int) {
-        put(context, context::primary(device)?.handle())
+        put(context, primary_context::primary(device)?.handle())
     }
     fn load_compilers() { Ok(()) }
 }

@@ -11,7 +11,8 @@
 //! believed
 //! - at once, if the device worked all the while ([`Work`]) and the interval cannot hold other work's time;
 //! - when [`SUSPECTS`](crate::cost::SUSPECTS) in a row agree, if the device worked all the while but another turn's time may be in
-//!   the interval ([`Suspicion`]);
+//!   the interval ([`Suspicion`]); when four times as many agree, if the work ran in another process's turn, after a wait of its
+//!   stream;
 //! - never, if the stream may have run dry. The excess is summed, and once it passes a bound, the next launch of the row is
 //!   measured alone. The bound doubles while such measurements only confirm the known cost, so they stay rare.
 //!
@@ -49,6 +50,8 @@ pub(crate) struct Sample {
     pub(crate) room: u64,
     /// Whether the interval may hold part of another process's turn.
     pub(crate) shared: bool,
+    /// Whether the work ran [behind a wait](Segment::behind_wait) and in another process's turn, if that process had work.
+    pub(crate) outside: bool,
     /// Whether several threads launch, so the interval may hold launches of other threads.
     pub(crate) crowded: bool,
 }
@@ -65,7 +68,7 @@ impl Learning {
     }
 
     fn learn(&mut self, costs: &CostTable, segment: &Segment, row: Row, sample: Sample) {
-        let Sample { work: Work { length, most, whole }, room, shared, crowded } = sample;
+        let Sample { work: Work { length, most, whole }, room, shared, outside, crowded } = sample;
         let launches = u64::from(segment.launches.max(1));
         let each = length / launches;
         let Some(known) = costs.known(row) else {
@@ -93,7 +96,7 @@ impl Learning {
             costs.set(row, each);
             costs.learn(row, each);
         } else if each > known && whole && shared && !mingled {
-            match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER)) {
+            match self.suspicions.entry(row).or_default().add(surely(each, REMAINDER), outside) {
                 Some(proven) => costs.set(row, proven.max(known)),
                 // The doubt stays, so the measurements that must agree follow each other.
                 None if asked && held => costs.doubt(row),
@@ -138,7 +141,12 @@ mod tests {
             costs.doubt(row);
             let segment = Segment::of_one(row, 100_000, Measured::Alone, 0);
             let work = Work { length: measured, most: measured, whole: true };
-            learning.take(&costs, &segment, row, Sample { work, room: 0, shared: false, crowded: false });
+            learning.take(
+                &costs,
+                &segment,
+                row,
+                Sample { work, room: 0, shared: false, outside: false, crowded: false },
+            );
             assert_eq!(learning.bound, bound, "{measured} ns");
         }
     }

@@ -32,9 +32,18 @@ pub(crate) struct Timeline {
     pub(crate) overlap: Overlap,
     learning: Learning,
     /// Segments in the order in which their ends were recorded.
-    running: VecDeque<(SegmentId, Segment)>,
+    running: VecDeque<Running>,
     /// Time of the last completion, in ns.
     pub(crate) moved: u64,
+}
+
+/// A segment under way.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    id: SegmentId,
+    segment: Segment,
+    /// Whether its stream still waits before it.
+    waits: bool,
 }
 
 impl Timeline {
@@ -53,34 +62,34 @@ impl Timeline {
     }
 
     pub(crate) fn record(&mut self, id: SegmentId, segment: Segment) {
-        self.running.push_back((id, segment));
+        self.running.push_back(Running { id, segment, waits: segment.behind_wait });
     }
 
     fn place(&self, id: SegmentId) -> usize {
-        let at = self.running.iter().position(|(other, _)| *other == id);
+        let at = self.running.iter().position(|running| running.id == id);
         at.unwrap_or_else(|| panic!("segment {} is not being measured", id.0))
     }
 
     /// Takes a completed segment out.
     pub(crate) fn take(&mut self, id: SegmentId) -> Segment {
         let at = self.place(id);
-        self.running.remove(at).expect("a place within the queue").1
+        self.running.remove(at).expect("a place within the queue").segment
     }
 
     /// The wait before a segment is over.
     pub(crate) fn wait_over(&mut self, id: SegmentId) {
         let at = self.place(id);
-        self.running[at].1.behind_wait = false;
+        self.running[at].waits = false;
     }
 
     /// Whether the device cannot begin any of the segments yet, because their streams wait for something else.
     pub(crate) fn all_wait(&self) -> bool {
-        self.running.iter().all(|(_, segment)| segment.behind_wait)
+        self.running.iter().all(|running| running.waits)
     }
 
     /// The measurement longest under way, and whether its stream waits.
     pub(crate) fn oldest(&self) -> Option<(SegmentId, bool)> {
-        self.running.front().map(|(id, segment)| (*id, segment.behind_wait))
+        self.running.front().map(|running| (running.id, running.waits))
     }
 
     /// Whether nothing is being measured.
@@ -96,21 +105,23 @@ impl Timeline {
         (start, end): (u64, u64),
         crowded: bool,
     ) -> u64 {
-        let oldest = self.running.iter().map(|(_, other)| other.opened).min();
+        let oldest = self.running.iter().map(|other| other.segment.opened).min();
         let oldest = oldest.map_or(segment.opened, |oldest| oldest.min(segment.opened));
         let length = end.saturating_sub(start);
         // The first work of a turn may hold the end of another process's turn. Work that ends after the handover may hold the
         // beginning of one. A stream that was kept waiting made the device idle by itself.
         let held = segment.of == Measured::Held;
         let comes_first = self.is_first(if held { segment.opened } else { start });
-        let shared = comes_first || self.turns.outlasted(segment.opened, end) || (held && crowded);
+        let outlasted = self.turns.outlasted(segment.opened, end);
+        let shared = comes_first || outlasted || (held && crowded);
+        let outside = segment.behind_wait && outlasted;
         self.worked_until = self.worked_until.max(end);
         let work = Work::of(segment, length);
         let start = end - work.length.min(end);
         let known = segment.row.and_then(|row| costs.known(row));
         if let Some(row) = segment.row {
             let room = self.coverage.room(start, end);
-            self.learning.take(costs, segment, row, Sample { work, room, shared, crowded });
+            self.learning.take(costs, segment, row, Sample { work, room, shared, outside, crowded });
         }
         if let Some(known) = known.filter(|_| work.whole && comes_first) {
             let launches = u64::from(segment.launches);
@@ -140,14 +151,12 @@ impl Timeline {
 
     /// Whether the cost of anything under way is a guess.
     pub(crate) fn has_unknown_cost(&self, costs: &CostTable) -> bool {
-        let unknown =
-            |(_, segment): &(SegmentId, Segment)| segment.row.is_some_and(|row| costs.known(row).is_none());
-        self.running.iter().any(unknown)
+        self.running.iter().filter_map(|running| running.segment.row).any(|row| costs.known(row).is_none())
     }
 
     /// The latest possible start of the oldest segment not known to be over, in ns.
     pub(crate) fn began_at(&self, now: u64) -> u64 {
-        let Some((_, segment)) = self.running.front() else { return now };
+        let Some(Running { segment, .. }) = self.running.front() else { return now };
         let behind = if self.is_first(segment.opened) { self.behind.most() } else { 0 };
         self.worked_until.max(segment.opened.saturating_add(behind)).min(now)
     }

@@ -18,7 +18,8 @@
 //! - The token is *kept* until the queued work has drained. A client let in earlier would wait behind this work and measure it as
 //!   its own.
 //! - Work *behind a wait* of its stream for the host, a word or another stream does not keep the token: the device has nothing to do
-//!   for it. It runs when the wait is over, and is charged when it is measured.
+//!   for it. It runs when the wait is over, and is charged when it is measured. Nor is the token kept by a thread that wants to queue
+//!   more behind the wait than may be in flight.
 //! - Work that outlasts its turn is reported when it is measured. The total grows by it in any later turn.
 //!
 //! Worked example: 10 ms are allowed, bound 2 ms, kernels of 1 ms. Two kernels are let in, and each completion lets in one more.
@@ -408,7 +409,9 @@ impl<G: Ground> Device<G> {
         // Threads go on spending meanwhile, so both come from one balance: spent cost must also appear as queued.
         let Balance { in_flight, unspent } = self.credit.balance(self.ground.gate());
         let spent = unspent.is_zero() && self.queued_of(self.launched_of(in_flight), now) <= REMAINDER;
-        if left == 0 || !wants || spent {
+        // Nothing more can be launched, and nothing that was launched can begin.
+        let stuck = self.blocked && self.ground.gate().left().is_zero();
+        if left == 0 || !wants || spent || stuck {
             self.credit.stop(self.ground.gate());
             // Until `by`, the device works for this process. A client let in earlier would wait behind this work and measure it as
             // its own.

@@ -59,12 +59,15 @@ impl<M> Run<M> {
             return None;
         }
         let (count, taken) = (core::mem::take(&mut self.count), open.take());
-        self.limit = 0;
         let (mark, behind_wait) = (self.mark.take(), self.behind_wait);
         // The wait is over after most such calls. If it goes on, its later launches keep the token.
         self.behind_wait &= why != Ending::Synchronising;
         if mark.is_none() {
             self.skip = if measures_all { 0 } else { self.skip.saturating_sub(1) };
+        }
+        // Where no segment is to begin yet, the next launches may take the fast path.
+        if self.skip == 0 || why != Ending::Synchronising {
+            self.limit = 0;
         }
         // Programs with a synchronising call after every few short launches are measured only now and then.
         let worth = taken.predicted + taken.presumed >= WORTHWHILE_NS || measures_all;

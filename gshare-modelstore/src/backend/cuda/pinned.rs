@@ -1,18 +1,18 @@
-//! Host memory beside a GPU: it stays where it is, so that the GPU copies from and to it by itself.
+//! Page-locked host memory beside a GPU, for direct copies.
 //!
 //! # Problem
-//! A model that had to leave the GPU comes back from host memory. The driver copies from memory that it knows to be page-locked at
-//! the speed of the bus, and from any other in small pieces through a buffer of its own.
+//! A model that had to leave the GPU comes back from host memory. From memory that the driver knows to be page-locked it
+//! copies at the speed of the bus, and from other memory in small pieces through its own buffer.
 //!
-//! # How
-//! Page-locked is what the kernel promises, known to be is what one process's driver remembers. So:
-//! - an arena is locked by the kernel (`mlock`) from when it is sealed until it goes: the store has no context, which would take
-//!   hundreds of MB of the GPU;
-//! - a process that copies registers its own map of the arena for the time of the copy, and the driver copies straight from it or to it.
+//! # Algorithm
+//! The kernel locks pages, and the driver of each process must know about that. So:
+//! - the store locks each arena (`mlock`) from its seal to its end. It has no context, which would take hundreds of MB of
+//!   the GPU;
+//! - a copying process registers its own map of the arena during the copy, and the driver copies directly.
 //!
-//! Only maps of sealed files are kept, and those for reading, so a sealed arena stays what it is. What cannot be locked
-//! (`RLIMIT_MEMLOCK`, a driver that registers no memory that is only read) serves all the same; the store's figures say how many
-//! bytes are.
+//! Only read-only maps of sealed files are kept, so a sealed arena never changes. Memory that cannot be locked or
+//! registered (`RLIMIT_MEMLOCK`, a driver without read-only registration) works too, only slower; the store's figures show
+//! the locked bytes.
 #![allow(unsafe_code, reason = "calls to the CUDA driver, and memory that it copies to")]
 
 use super::{Context, size};
@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 const PORTABLE: u32 = 1;
 const READ_ONLY: u32 = 8;
 
-/// Memory that the driver knows to be page-locked.
+/// Memory that is registered as page-locked with the driver.
 #[derive(Debug)]
 struct Registered {
     at: usize,
@@ -55,8 +55,8 @@ impl Drop for Registered {
     }
 }
 
-/// Arenas in memory files as of [`HostBackend`], page-locked once they are sealed, as far as the limit of locked memory
-/// (`RLIMIT_MEMLOCK`) has room.
+/// Arenas in memory files like those of [`HostBackend`], page-locked after their seal within the limit of locked memory
+/// (`RLIMIT_MEMLOCK`).
 #[derive(Debug)]
 pub struct PinnedBackend;
 
@@ -70,7 +70,7 @@ impl ModelBackend for PinnedBackend {
 struct PinnedArena {
     inner: Arc<dyn ArenaMemory>,
     bytes: u64,
-    /// A locked map, once it is sealed; `None` where it cannot be locked.
+    /// A locked map, after the seal; `None` if it cannot be locked.
     pin: OnceLock<Option<SealedMap>>,
 }
 
@@ -117,29 +117,29 @@ impl ArenaMemory for PinnedArena {
 
 // --- Copies ----------------------------------------------------------------------------------------
 
-/// A file of host memory, mapped by the process that copies.
+/// A file of host memory, mapped by the copying process.
 #[derive(Debug)]
 enum HostMap {
     Sealed(SealedMap),
-    /// A file that is to be filled, and that no other process writes.
+    /// A file to be filled, without any other writer.
     Fresh(MmapRaw),
 }
 
-/// A place to copy from or to: an arena in host memory whose tensors lie as on the GPU, registered if the driver does that.
+/// The host side of a copy: an arena with the same places as on the GPU, registered if possible.
 #[derive(Debug)]
 pub(super) struct Copied {
-    /// Before the map, so that it is gone first.
+    /// Declared before the map, so that it is dropped first.
     _registered: Option<Registered>,
     map: HostMap,
     context: Arc<Context>,
 }
 
 impl Copied {
-    /// Maps an arena's file: for reading, if it is sealed, or for filling it.
+    /// Maps an arena's file: for reading if it is sealed, or for filling it.
     pub(super) fn map(context: &Arc<Context>, file: &OwnedFd, bytes: u64, fill: bool) -> io::Result<Self> {
         let map = if fill {
             let map = MmapOptions::new().len(size(bytes)?).map_raw(file)?;
-            // SAFETY: a map of our own. Memory that the system has not is an error here, and would be the end of the process later.
+            // SAFETY: a map of this process alone. A lack of memory is an error here, and would kill the process later.
             unsafe { madvise(map.as_mut_ptr().cast(), map.len(), Advice::LinuxPopulateWrite)? };
             HostMap::Fresh(map)
         } else {
@@ -153,7 +153,7 @@ impl Copied {
         Ok(Self { _registered: registered, map, context: context.clone() })
     }
 
-    /// Copies all tensors between here and the arena at `address`, from there if `out`; their hashes.
+    /// Copies all tensors between the host and the arena at `address`, from the arena if `out`. Returns their hashes.
     pub(super) fn copy(
         &self,
         address: sys::CUdeviceptr,
@@ -187,7 +187,7 @@ impl Copied {
         Ok(hashes)
     }
 
-    /// Has all tensors read, at their places in the arena; their hashes.
+    /// Has all tensors read to their places in the arena. Returns their hashes.
     pub(super) fn fill(
         &self,
         layout: &Layout,
@@ -201,8 +201,8 @@ impl Copied {
             if begin.checked_add(bytes).is_none_or(|end| end > map.len()) {
                 return Err(io::Error::from(io::ErrorKind::InvalidInput));
             }
-            // SAFETY: within the map, which lives longer than this and has its pages. It is a part of one tensor that no other
-            // thread is given, and the tensors of a layout that the store made do not overlap.
+            // SAFETY: within the map, which outlives the slice and has its pages. The slice is a part of one tensor that no
+            // other thread gets, and tensors in a layout of the store do not overlap.
             let part = unsafe { std::slice::from_raw_parts_mut(map.as_mut_ptr().add(begin), bytes) };
             from(at, part)?;
             buffer[..bytes].copy_from_slice(part);

@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use gshare_core::dag::{Dag, Profile};
 use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
-use gshare_profile::dag::{Hole, Point, Shape, Weighs, profile};
+use gshare_profile::dag_profile::{Hole, Point, Shape, Weighs, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
 use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;
@@ -34,10 +34,10 @@ const ENV_COMPONENT: &str = "GSHARE_FFS_COMPONENT";
 
 /// Build the DAG of a pipeline's function and measure its components on slices.
 ///
-/// The function is a program with both entry points of FluidFaaS, Figure 7, such as one of the Python package `gshare_ffs`. It runs
-/// once as a whole to tell its components and the bytes between them; then each component runs alone on each slice. The file that
-/// is written is read by `gshare partition`, and by `gshare up` for a deployment with `gshare/dag`. A component that does not run
-/// on a slice gets no profile for it.
+/// The function is a program with both entry points of FluidFaaS, Figure 7, such as a program of the Python package
+/// `gshare_ffs`. It runs once as a whole and reports its components and the bytes between them; then each component runs
+/// alone on each slice. `gshare partition` reads the written file, and so does `gshare up` for a deployment with
+/// `gshare/dag`. A component gets no profile for a slice on which it fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -45,19 +45,19 @@ EXAMPLES
   gshare build-dag --sim --slices 1g.10gb,2g.20gb --output dag.json -- ./pipeline
   gshare partition --free 1g.10gb,2g.20gb dag.json")]
 pub(crate) struct Options {
-    /// Slice profiles to measure on: NAME=DEVICE, with what `CUDA_VISIBLE_DEVICES` is to be (the UUID of a MIG device);
-    /// with --sim NAME alone.
+    /// Slice profiles to measure on: NAME=DEVICE, where DEVICE is the value of `CUDA_VISIBLE_DEVICES` (the UUID of a MIG
+    /// device). With --sim only NAME.
     #[arg(long, value_name = "SLICE", value_delimiter = ',', required = true)]
     slices: Vec<String>,
-    /// GPU model whose profiles these are.
+    /// GPU model of these profiles.
     #[arg(long, value_name = "MODEL", default_value = "A100-80")]
     gpu: String,
-    /// Measure on MIG devices of a simulated GPU, with the SMs and the memory that the model's table has; what kernels cost
-    /// is taken from this profile file [default: typical costs].
+    /// Measure on MIG devices of a simulated GPU, with the SMs and memory of the model's table and the kernel costs of this
+    /// profile file [default: typical costs].
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     sim: Option<String>,
-    /// Requests per call, several to measure with each; the function reads it from `GSHARE_BATCH`. The bytes between
-    /// components are those of the largest.
+    /// Requests per call; with several numbers, each is measured. The function reads the number from `GSHARE_BATCH`. The
+    /// bytes between components belong to the largest number.
     #[arg(
         long,
         value_name = "N",
@@ -66,22 +66,22 @@ pub(crate) struct Options {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     batch: Vec<u32>,
-    /// A request to run on, for a function that has no example of its own.
+    /// A request to run, for a function without an example of its own.
     #[arg(long, value_name = "FILE")]
     example: Option<PathBuf>,
     /// Longest measurement of one component on one slice.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     time: Duration,
-    /// Longest warm-up of one.
+    /// Longest warm-up of one component on one slice.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     warmup: Duration,
-    /// How much two windows of calls may differ in the steady state, in per cent; more on a machine that is not quiet.
+    /// Largest difference between two windows of calls in the steady state, in per cent. Raise it on a busy machine.
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     steady: u16,
-    /// How long loading, the first run and a call may take each.
+    /// Time limit for the load, for the first run, and for each call.
     #[arg(long, value_name = "TIME", default_value = "120s")]
     patience: Duration,
-    /// Write the DAG there [default: standard output].
+    /// Write the DAG to this file [default: standard output].
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print one JSON object: {"device": "simulated"|"real", "gpu", "batches", "dag", "holes": [{"point": {"component",
@@ -193,13 +193,13 @@ fn trial_config(options: &Options) -> anyhow::Result<TrialConfig> {
     Ok(config)
 }
 
-/// Makes the function tell its shape, on a slice.
+/// Runs the function on a slice for its shape.
 fn shape(options: &Options, place: &Place, slice: &Slice, folder: &Path) -> anyhow::Result<Shape> {
     let program = options.command[0].to_string_lossy();
     let mut command = place.command(options, slice, folder);
     let largest = options.batch.iter().max().context("--batch: none")?;
     command.env("GSHARE_BATCH", largest.to_string());
-    // The program's output does not belong to the DAG.
+    // Standard output is for the DAG, so the program's output is dropped.
     command.env_remove(ENV_COMPONENT).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| program.clone().into_owned())?;
     let Some(status) = wait_within(&mut child, options.patience)? else {
@@ -340,7 +340,7 @@ enum Scale<'a> {
 impl Scale<'_> {
     fn used(&self) -> anyhow::Result<u64> {
         match self {
-            // The context is included: NVML does not tell it from the rest.
+            // The context is included: NVML does not separate it.
             Self::Real { nvml, device, before } => Ok(nvml.memory(device)?.1.0.saturating_sub(*before)),
             // A function without a driver call has made no device.
             Self::Simulated { device, .. } if !device.exists() => Ok(0),

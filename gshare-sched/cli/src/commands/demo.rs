@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// Show three programs sharing one device, simulated where there is no GPU.
+/// Show three programs that share one device, simulated if there is no GPU.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Warns of a busy machine: where programs wait for a CPU, the device waits for them, and no scheduler can give them their
+/// Warns of a busy machine: while programs wait for a CPU, the device waits for them, and no scheduler can give them their
 /// shares.
 fn warn_of_load() {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -201,7 +201,7 @@ impl Stage {
         self.dir.path().join("gshare.sock")
     }
 
-    /// Puts these shares in force; running programs hear of them.
+    /// Puts these shares in force, also for running programs.
     fn promise(&mut self, shares: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut config = Config::at(self.socket());
         self.promises.clear();
@@ -297,7 +297,7 @@ impl Stage {
         Ok(Phase { clients })
     }
 
-    /// Each program's used GPU time, as far as it is known from outside.
+    /// GPU time used by each program, as seen from outside.
     fn used(&self) -> anyhow::Result<BTreeMap<String, Used>> {
         let mut used = BTreeMap::new();
         match &self.truth {

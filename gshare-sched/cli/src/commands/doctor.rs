@@ -1,4 +1,4 @@
-//! `gshare doctor`: the parts found on this node, and advice for the missing ones.
+//! `gshare doctor`: checks the parts on this node, and gives advice for missing parts.
 
 use super::sim::{self, Simulate};
 use super::{Where, bypass, cuda, print_json, private};
@@ -10,8 +10,8 @@ use gshared::nvml::Nvml;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// Look for a driver, MPS, MIG, the hook, permissions, a daemon, and processes that it does not know, and say what to do
-/// about each. Exits with 1 if something is BAD.
+/// Check the driver, MPS, MIG, the hook, permissions, the daemon, and processes unknown to the daemon, with advice for
+/// each. Exits with 1 if a check is BAD.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -138,7 +138,7 @@ fn mig() -> Option<Check> {
     })
 }
 
-/// The possible enforcer of each limit on this node; `gshare status` shows the present ones, client by client.
+/// The possible enforcer of each limit on this node; `gshare status` shows the present enforcers for each client.
 fn limits(simulated: bool) -> Check {
     let partition = Partition::of_node(simulated);
     let sm = partition.name();

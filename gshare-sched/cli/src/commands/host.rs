@@ -3,13 +3,13 @@
 use anyhow::{Context as _, bail};
 use std::path::PathBuf;
 
-/// The address of a host, and how to get in.
+/// The address of a host, and the credentials for it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Host {
     /// The host's address.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub(crate) host: String,
-    /// Directory with the files `basic-auth-user` and `basic-auth-password`, as the host has it.
+    /// Directory with the files `basic-auth-user` and `basic-auth-password`, as for the host.
     #[arg(long, value_name = "DIR")]
     credentials: Option<PathBuf>,
 }
@@ -32,7 +32,7 @@ impl Host {
         format!("{}: no host answers; `gshare up` starts one", self.host)
     }
 
-    /// The host's answer at a path.
+    /// Gets a path from the host.
     ///
     /// # Errors
     /// When no host answers.
@@ -41,10 +41,10 @@ impl Host {
         Ok(answer.body_mut().read_to_string()?)
     }
 
-    /// Tells the host to do something.
+    /// Posts to a path of the host.
     ///
     /// # Errors
-    /// When no host answers, or it refuses: the error is its own sentence.
+    /// When no host answers, or the host refuses; the error is the host's own sentence.
     pub(crate) fn post(&self, path: &str) -> anyhow::Result<()> {
         let request = ureq::post(&self.url(path)?).config().http_status_as_error(false).build();
         let mut answer = request.send_empty().with_context(|| self.no_answer())?;

@@ -104,7 +104,7 @@ pub fn execute(gshare: Gshare) -> ExitCode {
     }
 }
 
-/// Which daemon a command is about.
+/// The daemon that a command addresses.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Where {
     /// The daemon's socket [default: `GSHARE_SOCKET`; else the node's daemon, if one listens; else the private one].
@@ -143,7 +143,7 @@ fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
     })
 }
 
-/// Reads a file of at most `max` bytes: TOML where its name ends so, else JSON.
+/// Reads a file of at most `max` bytes: TOML if its name ends in `.toml`, else JSON.
 fn read_file<T: serde::de::DeserializeOwned>(path: &Path, max: u64) -> anyhow::Result<T> {
     let name = || path.display().to_string();
     let size = std::fs::metadata(path).with_context(name)?.len();
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use clap::{CommandFactory as _, Parser as _};
 
-    /// The words of a shell line before a comment, a pipe, a file or an explanation.
+    /// The words of a shell line before a comment, a pipe, a redirection or an explanation.
     fn words(line: &str) -> Vec<&str> {
         let command = line.split("  ").next().unwrap_or_default();
         command.split(' ').take_while(|word| !["#", "|", "<", ">"].contains(word)).collect()

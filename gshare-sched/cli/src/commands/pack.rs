@@ -22,10 +22,10 @@ const PICTURES: usize = 8;
 
 /// Pack pods onto GPUs, by share of GPU time, of SMs, and memory.
 ///
-/// FILE is TOML (`.toml`) or JSON: a list `gpu` of `count`, `memory`, `quota` and `sm`, and a list `pod` of `name`, `count`, `quota`,
-/// `sm`, `sm_limit`, `memory` and `apart`. `quota` is a share of the time ("0.4" or "40%"), `sm` per cent of the SMs ("12"
-/// or "12%"), `memory` a number of bytes ("1.5GiB"); `count` is 1 and the rest of a GPU is whole unless given. Pods with
-/// the same number `apart` never share a GPU.
+/// FILE is TOML (`.toml`) or JSON: a list `gpu` of `count`, `memory`, `quota` and `sm`, and a list `pod` of `name`,
+/// `count`, `quota`, `sm`, `sm_limit`, `memory` and `apart`. `quota` is a share of the time ("0.4" or "40%"), `sm` per cent
+/// of the SMs ("12" or "12%"), `memory` a number of bytes ("1.5GiB"); `count` defaults to 1, and a GPU's `quota` and `sm`
+/// to the whole. Pods with the same number `apart` never share a GPU.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -35,10 +35,10 @@ pub(crate) struct Options {
     /// GPUs and pods, as TOML or JSON.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Whose decisions.
+    /// Packing policy.
     #[arg(long, value_enum, default_value_t = Policy::MaxRects)]
     policy: Policy,
-    /// Place the pods one by one in the order of the file, as they would arrive. Without it all are known at once.
+    /// Place the pods one by one in the order of the file, as they would arrive. Otherwise all are known at once.
     #[arg(long)]
     online: bool,
     /// Draw the GPUs in use into this SVG file.
@@ -56,10 +56,10 @@ pub(crate) struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Policy {
-    /// Maximal rectangles, the best over all GPUs, re-arranging a GPU before another is opened.
+    /// Maximal rectangles, the best over all GPUs; re-arranges a GPU before it opens another.
     #[default]
     MaxRects,
-    /// Dilu's: by sums of SM requests, limits and memory; quotas are not looked at.
+    /// Dilu's policy: sums of SM requests, limits and memory, without quotas.
     Dilu,
 }
 

@@ -17,7 +17,7 @@ const MAX_FILE: u64 = 64 << 20;
 
 /// Cut a function's DAG into stages and put them on free MIG slices.
 ///
-/// Prints the pipeline that was chosen, why each better-ranked one was passed over, and the next that would do.
+/// Prints the chosen pipeline, a reason for each better-ranked pipeline that was rejected, and the next alternatives.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -27,25 +27,25 @@ pub(crate) struct Options {
     /// The DAG: components with profiles, and edges, as JSON or TOML.
     #[arg(value_name = "DAG")]
     dag: PathBuf,
-    /// Free slices by profile name; laid on as few GPUs as come out.
+    /// Free slices by profile name; each goes to the first GPU with a place for it.
     #[arg(long, value_name = "PROFILES", value_delimiter = ',', required = true)]
     free: Vec<String>,
-    /// GPU model whose profiles these are.
+    /// GPU model of these profiles.
     #[arg(long, value_name = "MODEL", default_value = "A100-80")]
     gpu: String,
-    /// What pipelines are ranked by: the paper's coefficient of variation, or the bottleneck on the free slices.
+    /// Rank of pipelines: the paper's coefficient of variation, or the bottleneck on the free slices.
     #[arg(long, value_enum, default_value_t = Rank::Bottleneck)]
     rank: Rank,
-    /// Which cuts are pipelines; each mode has all those of the one before.
+    /// Allowed cuts; each mode contains all cuts of the previous mode.
     #[arg(long, value_enum, default_value_t = Cuts::Series)]
     mode: Cuts,
     /// Batch size, as in the profiles.
     #[arg(long, default_value_t = 1)]
     batch: u32,
-    /// The latency a pipeline may have, such as `250ms`.
+    /// Highest latency of a pipeline, such as `250ms`.
     #[arg(long, value_name = "TIME")]
     slo: Option<Duration>,
-    /// Profile whose times the coefficient of variation is computed from [default: the first all components have].
+    /// Profile for the coefficient of variation [default: the first profile of all components].
     #[arg(long, value_name = "PROFILE")]
     reference: Option<String>,
     /// Memory of the run-time on every slice.
@@ -54,19 +54,19 @@ pub(crate) struct Options {
     /// Bytes per second between a slice and host memory.
     #[arg(long, value_name = "BYTES", default_value = "10GB")]
     hand_off_rate: Bytes,
-    /// Time that each hand-off takes besides, the same for any size.
+    /// Additional time of each hand-off, independent of its size.
     #[arg(long, value_name = "TIME", default_value = "100us")]
     hand_off_time: Duration,
-    /// Let idle memory of one GPU be cut into new slices where the free ones do not do.
+    /// Allow new slices in the idle memory of one GPU if the free slices do not suffice.
     #[arg(long)]
     carve: bool,
-    /// How many to list of those passed over, and of the alternatives; at most 1000.
+    /// Most rejected pipelines to list, and most alternatives; at most 1000.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(..=1_000))]
     top: u16,
     #[expect(clippy::doc_markdown, reason = "the text of --help, where backticks would show")]
     /// Print one JSON object: {"dag", "gpu", "free", "rank", "mode", "fell_back", "chosen", "passed_over",
     /// "passed_over_total", "alternatives"}; a pipeline is {"stages": [[{"components", "slice"}]], "cv", "bottleneck_ns",
-    /// "latency_ns", "compute_slices", "waste_bytes", "gpus"}, or with "why" where it does not fit.
+    /// "latency_ns", "compute_slices", "waste_bytes", "gpus"}, or with "why" if it does not fit.
     #[arg(long)]
     json: bool,
 }
@@ -79,11 +79,11 @@ enum Rank {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Cuts {
-    /// Where the whole flow passes.
+    /// Cuts that the whole flow passes.
     Series,
     /// Any chain of down-sets, stages one after another.
     Ideal,
-    /// Any partition with an acyclic quotient, independent stages side by side.
+    /// Any partition with an acyclic quotient; independent stages run side by side.
     Acyclic,
 }
 

@@ -15,7 +15,7 @@ use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
 use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, Planner, Step, TrainingSearch};
-use gshare_profile::run::{Record, Sink, run as run_strategy};
+use gshare_profile::record::{Record, Sink, run as run_strategy};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::Store;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
@@ -27,9 +27,9 @@ use std::path::{Path, PathBuf};
 
 /// Measure a program at many shares and batch sizes, and choose among them.
 ///
-/// The program loads, writes a line, and from then on answers each line it reads with a line; with --steps it works by
-/// itself and writes a line per step. Its batch size is in `GSHARE_BATCH`. Each trial is kept in --store as soon as it is over:
-/// run the same command again after a kill, and it goes on where it was.
+/// The program loads, writes a line, and then answers each line of its input with a line. With --steps it works by itself
+/// and writes a line per step. Its batch size is in `GSHARE_BATCH`. Each trial is stored in --store at its end: after a
+/// kill, the same command resumes with the next trial.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -38,13 +38,13 @@ EXAMPLES
   gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
   gshare profile --again resnet                  a function of `gshare up`: the host measures it anew")]
 pub(crate) struct Options {
-    /// What to find out.
+    /// Search strategy.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]
     strategy: Strategy,
-    /// inference: the longest p95 that a batch may take.
+    /// inference: longest allowed p95 of a batch.
     #[arg(long, value_name = "TIME", default_value = "50ms")]
     max_exec: Duration,
-    /// training: the batch size. grid: one or several.
+    /// training: the batch size. grid: one or more batch sizes.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     batch: Vec<u32>,
     /// grid: shares of the SMs in per cent.
@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// grid: shares of the time in per cent.
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "20,40,60,80,100")]
     quotas: Vec<u16>,
-    /// How calls are made: closed:N, even:RATE, poisson:RATE (calls per second) or trace:FILE (seconds, one per line).
+    /// Load: closed:N, even:RATE, poisson:RATE (calls per second) or trace:FILE (arrivals in seconds, one per line).
     #[arg(long, value_name = "LOAD", default_value = "closed:1")]
     load: String,
     /// Seed of a Poisson load, and of a simulated GPU.
@@ -65,10 +65,10 @@ pub(crate) struct Options {
     /// Longest warm-up of one setting.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     warmup: Duration,
-    /// How much two windows of calls may differ in the steady state, in per cent; more on a machine that is not quiet.
+    /// Largest difference between two windows of calls in the steady state, in per cent. Raise it on a busy machine.
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     steady: u16,
-    /// How long a call may take before the trial is given up.
+    /// Time limit for a call; a longer call ends the trial.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     answer_timeout: Duration,
     /// The program works by itself and writes a line per step, as a trainer does.
@@ -77,22 +77,22 @@ pub(crate) struct Options {
     /// Name of the profile in the store [default: the program].
     #[arg(long)]
     name: Option<String>,
-    /// The store; trials of this name that are in it are not made again.
+    /// The store of trials. Stored trials with this name are not repeated.
     #[arg(long, value_name = "FILE", default_value = "gshare-profile.jsonl")]
     store: PathBuf,
-    /// Write what was measured as a profile, for the scalers.
+    /// Write the measured points to this file, as a profile for the scalers.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print one JSON object: shares in basis points, times in ns, throughputs in thousandths of a request per second.
     #[arg(long)]
     json: bool,
-    /// Measure no program but a GPU that this profile (JSON, as from --output) describes, in virtual time.
+    /// Measure a simulated GPU with this profile (JSON, as from --output), in virtual time, and no program.
     #[arg(long, value_name = "FILE", conflicts_with = "command")]
     table: Option<PathBuf>,
-    /// --table: how much batches vary, in per cent.
+    /// --table: variation of batches, in per cent.
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     noise: u16,
-    /// Have the host of `gshare up` measure this function again. The function is served meanwhile.
+    /// Have the host of `gshare up` measure this function again, while it keeps serving.
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["table", "command"])]
     again: Option<String>,
     #[command(flatten)]
@@ -122,10 +122,10 @@ struct Summary<'a, A> {
     name: &'a str,
     context: &'a str,
     trials: usize,
-    /// Trials made by this run.
+    /// Number of trials in this run.
     measured_now: usize,
     answer: A,
-    /// The GPU's utilisation, where NVML could tell.
+    /// Utilisation of the GPU, if NVML reports it.
     utilisation: Vec<Seen>,
 }
 
@@ -233,7 +233,7 @@ where
         Err(error) => vec![format!("No answer: {error}")],
     };
     let points = points(&journal);
-    // Without points there is no profile to write, only the reason for the missing answer to print.
+    // Without points there is no profile to write, only a reason to print.
     if let Some(path) = options.output.as_ref().filter(|_| !points.is_empty()) {
         let table = ProfileTable::grid(points.clone()).or_else(|_| ProfileTable::sparse(points))?;
         let text = serde_json::to_string_pretty(&table)?;
@@ -378,7 +378,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             sm: Some(at.sm),
             mem: None,
             observe: false,
-            // Not the last trial's name: its process may still be on its way out.
+            // Not the last trial's name: its process may still be exiting.
             name: Some(format!("profile-{}-{number}", std::process::id())),
             slo_sensitive: None,
             best_effort: false,

@@ -6,11 +6,11 @@ use anyhow::Context as _;
 use gshared::ProcessUse;
 use serde::Deserialize;
 
-/// Show the functions of a host that `gshare up` started: their state, SLO, instances, and what they asked for and took.
+/// Show the functions of a host that `gshare up` started: state, SLO, instances, and requested and used GPU time.
 ///
-/// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the time
-/// with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share of the SMs, and
-/// divided where several processes were busy at once. MEMORY is memory times its time.
+/// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the
+/// time with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share
+/// of the SMs, and divided among processes that were busy at the same time. MEMORY is memory times its time.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -22,7 +22,7 @@ EXAMPLES
 pub(crate) struct Options {
     #[command(flatten)]
     host: Host,
-    /// Print the host's state as one JSON object, as its page gets it.
+    /// Print the host's state as one JSON object, the data of its page.
     #[arg(long)]
     json: bool,
     /// Show the use of this node's GPUs by each process.

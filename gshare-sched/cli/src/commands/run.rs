@@ -9,7 +9,7 @@
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
 //! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
-//! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, where MPS runs or the device is simulated |
+//! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, if MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
 //! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, in the service's own directory |
 
@@ -34,12 +34,12 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 /// Run a program under a share of the GPU.
 ///
-/// The daemon is asked first: where it refuses, or has no room on any device that the program will see, the program is not
-/// started. Its exit code is passed on, and signals are
-/// forwarded to it; 126 means that it cannot be started, 127 that there is none of that name, and 1 another failure of this
-/// command. Where no daemon listens, a private one is started for this user; it ends half a minute after its last client. The
-/// share that the daemon's configuration has for the name goes before the options here. Where a limit cannot be kept, the program's
-/// launches and allocations fail; with `GSHARE_ON_FAILURE=run` in the environment it runs without limits.
+/// The program starts only if the daemon accepts it and has room on a device that the program will see. Signals are
+/// forwarded to the program, and its exit code becomes the command's; 126 means that the program cannot be started, 127
+/// that it does not exist, and 1 any other failure. If no daemon listens, the command starts a private daemon for this
+/// user, which ends half a minute after its last client. A share for this name in the daemon's configuration overrides the
+/// options here. If a limit cannot be kept, the program's launches and allocations fail; with `GSHARE_ON_FAILURE=run` in
+/// the environment it runs without limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -50,7 +50,7 @@ EXAMPLES
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,
-    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: the time that is free].
+    /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: the free time].
     #[arg(long, value_name = "SHARE")]
     pub(crate) quota: Option<QuotaRange>,
     /// SM partition, in per cent of the SMs [default: 100].
@@ -65,21 +65,21 @@ pub(crate) struct Options {
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// The program has a latency to keep: others give way when its launching cycles get longer by more than this
+    /// The program has a latency objective: other programs yield when its launching cycles become longer by more than this
     /// percentage [30 if left out].
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "best_effort", value_parser = parse_tolerance)]
     pub(crate) slo_sensitive: Option<ServiceClass>,
-    /// The program takes what those with a latency to keep leave, and at least the request of its --quota.
+    /// The program gets the time that latency-sensitive programs leave, and at least the request of its --quota.
     #[arg(long)]
     pub(crate) best_effort: bool,
-    /// What launches do when the daemon is gone: keep the last share, or fail.
+    /// Policy for launches without a daemon: keep the last share, or fail.
     #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
     pub(crate) on_daemon_loss: OnDaemonLoss,
-    /// How long launches and allocations wait for a daemon that is gone or says nothing: 200ms to 600s.
+    /// Longest wait of launches and allocations for a missing or silent daemon: 200ms to 600s.
     #[arg(long, value_name = "TIME", default_value_t = DaemonWait::default())]
     pub(crate) daemon_wait: DaemonWait,
-    /// Wait until there is room on a device that the program will see.
+    /// Wait for room on a device that the program will see.
     #[arg(long)]
     pub(crate) wait: bool,
     #[command(flatten)]
@@ -104,7 +104,7 @@ fn parse_sm(text: &str) -> Result<SmShare, String> {
     if sm.is_zero() { Err(gshare_core::SpecError::ZeroSm.to_string()) } else { Ok(sm) }
 }
 
-/// Refuses a small number alone: `--mem 4` is hardly meant as four bytes.
+/// Refuses a small number without a unit: `--mem 4` hardly means four bytes.
 fn parse_memory(text: &str) -> Result<Bytes, String> {
     if text.parse::<f64>().is_ok_and(|number| number > 0.0 && number < 1_048_576.0) {
         return Err(format!(
@@ -193,8 +193,8 @@ pub(crate) const DEVICES: &str = "devices";
 /// Time between two requests for room.
 const ROOM_EVERY: std::time::Duration = std::time::Duration::from_millis(200);
 
-/// Makes sure of room on one of the program's devices, or waits for it. Without an answer from the daemon or the driver, the
-/// program starts, and its first context is refused if need be.
+/// Checks for room on one of the program's devices, or waits for it. Without an answer from the daemon or the driver the
+/// program starts, and may be refused at its first context.
 fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> anyhow::Result<()> {
     let ToDaemon::Hello { name, spec, .. } = hello else { return Ok(()) };
     let mut list = Command::new(std::env::current_exe()?);

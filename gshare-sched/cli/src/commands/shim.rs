@@ -12,13 +12,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// Weights from the model store, for Python programs that do not know of it.
+/// Weights from the model store, for Python programs without its client.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Shim {
-    /// A Python program's `torch.load(path)` and `safetensors.torch.load_file(path)` get tensors from the model store, so that all
-    /// processes have one copy of them in host memory; they are the program's to write, which copies the page. Anything that the
-    /// store does not serve is loaded as ever. A file of `torch.save` is converted once, into `$XDG_CACHE_HOME/gshare/weights`.
-    /// `GSHARE_SHIM_LOG=1` tells of each load. Sets `PYTHONPATH`, `GSHARE_STORE` and `GSHARE_STORE_LIBRARY`.
+    /// Serve a Python program's `torch.load(path)` and `safetensors.torch.load_file(path)` from the model store, so all
+    /// processes share one copy of the tensors in host memory. The program may write to its tensors, which copies the page.
+    /// Files that the store cannot serve are loaded as usual. A file of `torch.save` is converted once, into
+    /// `$XDG_CACHE_HOME/gshare/weights`. `GSHARE_SHIM_LOG=1` logs each load. Sets `PYTHONPATH`, `GSHARE_STORE` and
+    /// `GSHARE_STORE_LIBRARY`.
     #[arg(long)]
     shim: bool,
     /// The model store of --shim [default: `GSHARE_STORE`; else `GSHARE_STORE_SOCKET`; else /run/gshare/store.sock].

@@ -9,8 +9,8 @@ use std::ffi::CString;
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
-/// A kernel with every thread looking at the clock until `ms` milliseconds have passed. The simulated driver takes the time from
-/// the name.
+/// A kernel that spins on the clock for `ms` milliseconds in every thread. The simulated driver takes the time from the
+/// name.
 fn ptx(ms: u32) -> String {
     format!(
         "

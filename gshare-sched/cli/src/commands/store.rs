@@ -16,10 +16,10 @@ mod serve;
 
 pub(super) const DEFAULT_SOCKET: &str = "/run/gshare/store.sock";
 
-/// One copy of a model for all processes that use it.
+/// Keep one copy of a model for all processes that use it.
 ///
-/// `serve` runs the store; the others talk to one. With --json each prints one object: `ls` an array
-/// `models` of {name, `owner_uid`, access, bytes, tensors, content, source, tiers}, `stat` the store's figures, `get` {name,
+/// `serve` runs the store; the other commands are its clients. With --json each prints one object: `ls` an array `models`
+/// of {name, `owner_uid`, access, bytes, tensors, content, source, tiers}, `stat` the store's figures, `get` {name,
 /// content, bytes, tensors: [{name, dtype, shape, offset, bytes, hash}]}, `put` {name, content, bytes}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -41,44 +41,44 @@ pub(crate) struct Options {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Run a store in the foreground. SIGTERM and SIGINT stop it; clients keep what they have mapped.
+    /// Run a store in the foreground. SIGTERM and SIGINT stop it; clients keep their mappings.
     Serve(Serve),
-    /// What the store starts to fill memory of a GPU.
+    /// Program that the store starts to fill GPU memory.
     #[command(hide = true)]
     Loader,
-    /// The models that you may read.
+    /// List the models that you may read.
     Ls,
-    /// Memory, references, loads and evictions.
+    /// Show memory, references, loads and evictions.
     Stat,
     /// Load a safetensors file into the store, which keeps it as the model's source.
     Put {
         /// Name of the model.
         name: String,
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// Where to.
+        /// Memory for the model.
         #[arg(long, value_enum, default_value_t = Tier::Host)]
         tier: Tier,
-        /// Who may read it.
+        /// Users with read access.
         #[arg(long, value_enum, default_value_t = Who::Private)]
         access: Who,
     },
-    /// Take a reference to a model, say what is in it, and give the reference back.
+    /// Take a reference to a model, list its content, and release the reference.
     Get {
         /// Name of the model, or its content hash.
         model: String,
-        /// In which memory.
+        /// Memory for the model.
         #[arg(long, value_enum, default_value_t = Tier::Host)]
         tier: Tier,
-        /// How long to wait for a load.
+        /// Longest wait for a load.
         #[arg(long, value_name = "TIME", default_value = "60s")]
         timeout: gshare_core::Duration,
     },
-    /// Take a model out of memory. One that was not put from a file is gone with that.
+    /// Remove a model from memory. A model without a source file is lost then.
     Evict {
         /// Name of the model.
         name: String,
-        /// Forget where it came from, too, so that its name is free.
+        /// Forget its source file as well, which frees its name.
         #[arg(long)]
         forget: bool,
     },
@@ -86,7 +86,7 @@ enum Command {
     Pin {
         /// Name of the model.
         name: String,
-        /// No longer.
+        /// Undo the pin.
         #[arg(long)]
         off: bool,
     },
@@ -99,9 +99,9 @@ enum Command {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Tier {
-    /// Of the GPU.
+    /// GPU memory.
     Gpu,
-    /// Of the host.
+    /// Host memory.
     Host,
 }
 
@@ -217,7 +217,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
         Command::Verify { name } => {
             client.verify(name)?;
-            done(format!("{name} is what it was when it was loaded"))
+            done(format!("{name} is unchanged since it was loaded"))
         }
     }
 }

@@ -16,11 +16,11 @@ use view::View;
 /// Longest wait for a key, so that a signal ends the command soon.
 const TURN: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Show shares asked for and measured, SMs, memory and waits, live.
+/// Show requested and measured shares, SMs, memory and waits, live.
 ///
-/// On a terminal each client has a row with a bar of the time that it used against what it asked for, and the last 60
-/// measurements; columns that do not fit are left out. Keys: s sorts by the next column, r reverses, arrows and PgUp/PgDn
-/// move, ? explains, q ends. Elsewhere, and with --plain or --count, tables are printed one after another.
+/// On a terminal each client has a row with a bar of used against requested time, and the last 60 measurements; columns
+/// that do not fit are left out. Keys: s sorts by the next column, r reverses, arrows and PgUp/PgDn move, ? explains, q
+/// ends. Elsewhere, and with --plain or --count, tables are printed one after another.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES

@@ -14,10 +14,11 @@ const HOST: &str = "gshare-openfaas";
 pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command nor on the search path; \
     packages bring it along, and `cargo install --path examples/hosts/openfaas --bin gshare-openfaas` builds it in a checkout";
 
-/// Start the host of this node's functions: deploy them with a latency to keep, and they are measured, placed, scaled and served.
+/// Start the host of this node's functions. Deploy functions with a latency objective, and the host measures, places,
+/// scales and serves them.
 ///
-/// On the GPUs of this machine, or on simulated ones: `gshare up --sim=a100,devices=2`. `gshare up --demo` deploys some, puts
-/// them under load and tells what became of them. All arguments are the host's: `gshare up --help` lists them.
+/// The host uses the GPUs of this machine, or simulated GPUs: `gshare up --sim=a100,devices=2`. `gshare up --demo` deploys
+/// some functions, loads them and prints the results. All arguments go to the host: `gshare up --help` lists them.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 #[command(after_help = "\

@@ -9,11 +9,11 @@ use gshared::{Snapshot, journal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Say what a client waits for, or why it was denied memory or refused: which rule, since when and until when.
+/// Explain why a client waits, or why it was denied memory or refused: the rule, since when and until when.
 ///
-/// Without --at and --since the daemon answers for now. With one of them, or with --journal, the answer comes from the journal,
-/// which has each wait of 10 ms and more, each denial of memory and each refusal. Times count back from now, or from the end of
-/// the journal of a daemon that has ended.
+/// Without --at and --since the daemon answers for the present. With --at, --since or --journal, the answer comes from the
+/// journal, which records each wait of 10 ms and more, each denial of memory and each refusal. Times count back from now,
+/// or from the end of the journal of a daemon that has ended.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -24,13 +24,13 @@ EXAMPLES
   gshare why alice --at 90s                             what held her up 90 s ago
   gshare why alice --journal /var/lib/gshare/journal    everything that the journal knows of her")]
 pub(crate) struct Options {
-    /// Name of an instance, or number of a process; without it everything.
+    /// Name of an instance, or number of a process [default: everything].
     #[arg(value_name = "NAME|PID")]
     of: Option<String>,
-    /// The waits that lasted this long ago; if there were none, what came last before.
+    /// The waits in progress this long ago; if there were none, the last finding before.
     #[arg(long, value_name = "TIME")]
     at: Option<Duration>,
-    /// The waits, denials and refusals of this length of time.
+    /// The waits, denials and refusals within this last span of time.
     #[arg(long, value_name = "TIME", conflicts_with = "at")]
     since: Option<Duration>,
     /// Folder of a journal [default: the daemon's].

@@ -17,7 +17,7 @@
 //!
 //! A daemon's end ends its accounts. Long kernels of functions known as short are left out, as for the rate ([`book`](super::book)).
 
-use super::book::LONG;
+use super::node_book::LONG;
 use super::node_plan::Program;
 use gshare_core::{ClientId, ConnId, Duration, Quota, Timestamp};
 use std::collections::BTreeMap;

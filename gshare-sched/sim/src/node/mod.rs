@@ -27,7 +27,7 @@
 //! back, which both engines must refuse; a lost device; kernels of 30 to 400 ms; garbage on a connection.
 //!
 //! # Checks
-//! See `book.rs` for the rules and the bound of a wait, and [`shares`](ShareReport) for the comparison of shares. Beside these, the
+//! See `node_book.rs` for the rules and the bound of a wait, and [`shares`](ShareReport) for the comparison of shares. Beside these, the
 //! [checkers](crate::token::check) look at every call of the token scheduler, and both engines check their own invariants in builds
 //! with debug assertions.
 //!
@@ -48,24 +48,24 @@
 
 mod accounts;
 mod audited;
-mod book;
 mod daemon;
 mod faults;
 mod hooked_process;
+mod node_book;
 mod node_plan;
+mod node_world;
 mod outside;
 mod share_report;
 mod stream;
 mod worker;
-mod world;
 
 pub use accounts::AccountFigures;
-pub use book::Figures;
 pub use faults::{Fault, Kinds};
+pub use node_book::Figures;
 pub use node_plan::{Delays, GPUS, GpuPlan, INSTANCES, InstancePlan, NodePlan, Program, Shape};
+pub use node_world::{Got, NodeWorld};
 pub use share_report::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, divide};
 pub use worker::Done;
-pub use world::{Got, World};
 
 use crate::Make;
 use crate::token::Terms;
@@ -154,15 +154,15 @@ pub fn driven() -> [&'static str; 2] {
 /// Runs the node of a seed. After a failure, a second run of the seed tells its story.
 pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, NodeFailure> {
     let plan = NodePlan::draw(seed, setup.terms.window);
-    World::new(&plan, setup, false)
+    NodeWorld::new(&plan, setup, false)
         .run(seed)
-        .map_err(|failure| World::new(&plan, setup, true).run(seed).err().unwrap_or(failure))
+        .map_err(|failure| NodeWorld::new(&plan, setup, true).run(seed).err().unwrap_or(failure))
 }
 
 /// Runs one seed, and returns the last lines of its log beside its report.
 pub fn story(seed: u64, setup: &Setup) -> (Result<NodeReport, NodeFailure>, Vec<String>) {
     let plan = NodePlan::draw(seed, setup.terms.window);
-    let mut world = World::new(&plan, setup, true);
+    let mut world = NodeWorld::new(&plan, setup, true);
     let result = world.run(seed);
     (result, world.log())
 }

@@ -1,6 +1,6 @@
 //! Everything between the processes and the daemon: the queue of events, the connections and the log.
 
-use super::book::Book;
+use super::node_book::NodeBook;
 use super::node_plan::Delays;
 use super::worker::Done;
 use crate::event_queue::EventQueue;
@@ -113,7 +113,7 @@ impl Log {
 #[derive(Debug)]
 pub(super) struct Outside {
     pub(super) queue: EventQueue<Event>,
-    pub(super) book: Book,
+    pub(super) book: NodeBook,
     pub(super) log: Log,
     pub(super) delays: Delays,
     /// Frames are late until this time.
@@ -129,7 +129,7 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    pub(super) fn new(book: Book, delays: Delays, rng: Rng, logs: bool) -> Self {
+    pub(super) fn new(book: NodeBook, delays: Delays, rng: Rng, logs: bool) -> Self {
         Self {
             queue: EventQueue::new(),
             book,

@@ -6,7 +6,7 @@
 use super::Got;
 use super::daemon::name_of;
 use super::node_plan::{Program, Shape};
-use super::world::{Instance, Planned, World};
+use super::node_world::{Instance, NodeWorld, Planned};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Duration, ResourceSpec, ServiceClass, Timestamp};
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ const KERNEL: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Done {
-    /// The worker, by its number from [`World::start_worker`].
+    /// The worker, by its number from [`NodeWorld::start_worker`].
     pub worker: usize,
     /// The number given with the task.
     pub task: u64,
@@ -93,7 +93,7 @@ const PROGRAM: Program = Program {
     allocates: false,
 };
 
-impl World<'_> {
+impl NodeWorld<'_> {
     /// The time of the next event.
     pub fn next_at(&self) -> Option<Timestamp> {
         self.outside.queue.next_at().into_iter().chain(self.daemon.next_deadline()).min()

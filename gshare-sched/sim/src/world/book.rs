@@ -19,7 +19,7 @@
 //!   draining and stopping instances count until they are gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
-use super::bounds::{Bounds, Due};
+use super::deadlines::{Deadlines, Due};
 use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
 use super::tenants::Tenants;
 use gshare_core::profile::ProfileTable;
@@ -122,7 +122,7 @@ pub struct Book {
     pub(crate) requests: BTreeMap<RequestId, Request>,
     tenants: Tenants,
     /// The bounds of the platform, if it promises any, and the request of the present event, if it is new.
-    pub(super) bounds: Option<Bounds>,
+    pub(super) bounds: Option<Deadlines>,
     arrived: Option<RequestId>,
     /// The times of held devices and slices, if the plan has them recorded.
     pub(super) spans: Option<Spans>,

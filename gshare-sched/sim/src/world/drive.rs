@@ -1,7 +1,7 @@
 //! The loop: events in order of their time, the execution of orders, faults, and the book beside it all.
 
 use super::book::Book;
-use super::bounds::Bounds;
+use super::deadlines::Deadlines;
 use super::faults::Fault;
 use super::kernels::Nodes;
 use super::outcome::{Area, Outcome, Sample, device_time, name_of};
@@ -145,7 +145,7 @@ where
             });
         }
         let (mut book, mut floor) = (Book::new(), Floor::new(&plan.devices, nodes));
-        book.bounds = plan.bounds.clone().map(Bounds::new);
+        book.bounds = plan.bounds.clone().map(Deadlines::new);
         book.spans = plan.record.then(Default::default);
         floor.record = plan.record.then(Default::default);
         Self {

@@ -73,20 +73,20 @@ pub(super) struct Worker {
 /// The nodes while they run.
 #[derive(Debug)]
 pub(super) struct Running<'a> {
-    nodes: Vec<node::World<'a>>,
+    nodes: Vec<node::NodeWorld<'a>>,
     places: &'a [Option<(usize, usize)>],
     done: Vec<Done>,
 }
 
 impl<'a> Running<'a> {
     pub(super) fn new(nodes: &'a Nodes) -> Self {
-        let worlds = nodes.plans.iter().map(|plan| node::World::new(plan, &nodes.setup, false)).collect();
+        let worlds = nodes.plans.iter().map(|plan| node::NodeWorld::new(plan, &nodes.setup, false)).collect();
         Self { nodes: worlds, places: &nodes.places, done: Vec::new() }
     }
 
     /// The time of the next event on any node.
     pub(super) fn next_at(&self) -> Option<Timestamp> {
-        self.nodes.iter().filter_map(node::World::next_at).min()
+        self.nodes.iter().filter_map(node::NodeWorld::next_at).min()
     }
 
     /// Lets time pass on all nodes, and returns the completed tasks.
@@ -142,6 +142,6 @@ impl<'a> Running<'a> {
 
     /// The number of ended kernels on all nodes.
     pub(super) fn kernels(&self) -> u64 {
-        self.nodes.iter().map(node::World::kernels).sum()
+        self.nodes.iter().map(node::NodeWorld::kernels).sum()
     }
 }

@@ -69,8 +69,8 @@
 //! ```
 
 mod book;
-mod bounds;
 mod curve;
+mod deadlines;
 mod drive;
 mod faults;
 mod kernels;

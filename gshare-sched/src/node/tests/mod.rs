@@ -1,6 +1,6 @@
 //! The node in virtual time.
 
-mod memory;
+mod memory_limits;
 mod shares;
 
 use super::{Node, NodeConfig, vertical_scaler};

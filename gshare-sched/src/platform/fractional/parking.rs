@@ -1,7 +1,7 @@
 //! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
-//! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an instance with
-//! calls. The device is the one with the fewest victims; among equals, with the victims longest unused.
+//! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
+//! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 
 use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY};
 use super::{

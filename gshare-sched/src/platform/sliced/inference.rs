@@ -1,4 +1,4 @@
-//! An inference function on slices: a DAG of one component, whose times by slice are those of the function's measured points.
+//! An inference function on slices: a DAG of one component, with the times per slice from the function's measured points.
 
 use super::SlicedPool;
 use crate::mig::GpuModel;

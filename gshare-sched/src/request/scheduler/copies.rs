@@ -1,4 +1,4 @@
-//! Where copies are: each is filed under its GPU's present state, so the best of a model is found without a search.
+//! An index of copies: each is filed under its GPU's present state, so the best copy of a model is found without a search.
 
 use super::{CANDIDATES, LocalityScheduler, Phase, first_copy};
 use crate::request::RequestAction;
@@ -34,7 +34,7 @@ impl LocalityScheduler {
             .map(|(finish, _, gpu)| (finish - self.now.as_nanos(), gpu))
     }
 
-    /// Files what was left unfiled: before anybody looks where copies are.
+    /// Files the copies of the unfiled GPU, which must precede every look at the index.
     pub(super) fn file_all(&mut self) {
         if let Some(gpu) = self.unfiled.take() {
             self.refile(gpu);
@@ -93,7 +93,7 @@ impl LocalityScheduler {
         }
     }
 
-    /// Gives up what can be given up of the models that have too many copies.
+    /// Evicts surplus copies, where possible, of all models beyond their limit.
     pub(super) fn trim_over(&mut self, actions: &mut Vec<RequestAction>) {
         for model in core::mem::take(&mut self.over) {
             self.trim(model, actions);
@@ -103,8 +103,8 @@ impl LocalityScheduler {
         }
     }
 
-    /// Gives up copies beyond the model's limit that nothing runs on: first those that room is still being made for, then the
-    /// least recently used. The others go when what runs on them is done.
+    /// Evicts surplus copies without running requests: first copies that still wait for room, then the least recently used.
+    /// Other surplus copies go after their requests.
     fn trim(&mut self, model: u32, actions: &mut Vec<RequestAction>) {
         let mut gpus: Vec<u32> = self.m(model).copies.iter().map(|&(_, _, _, gpu)| gpu).collect();
         gpus.sort_unstable();
@@ -134,7 +134,7 @@ impl LocalityScheduler {
         }
     }
 
-    /// What ran on a copy is done: the copy goes if its model has too many.
+    /// Evicts a copy after its last request if its model has too many copies.
     pub(super) fn trim_copy(&mut self, gpu: u32, model: u32, actions: &mut Vec<RequestAction>) {
         if self.m(model).is_over() && !self.g(gpu).pins.contains(&model) {
             self.requeue_local(gpu, model);

@@ -21,7 +21,7 @@ impl LocalityScheduler {
         })
     }
 
-    /// Loading time that evicting one of the model's copies is expected to cause to those who ask for it while it is away.
+    /// Loading time that the eviction of one of the model's copies is expected to cost requests for it meanwhile.
     pub(super) fn worth(&self, model: u32, gpu: &Gpu) -> u64 {
         let known = self.m(model);
         let away = self.load_ns(model, gpu).saturating_add(self.infer_ns(model, gpu.kind));
@@ -32,8 +32,8 @@ impl LocalityScheduler {
         u64::try_from((load * u128::from(expected + waiting) / copies) >> 16).unwrap_or(u64::MAX)
     }
 
-    /// The models that have to go before the model of a request can be loaded on an idle GPU; `None` if that
-    /// does not suffice, or it has as many copies as it may have.
+    /// The models to evict before a request's model can be loaded on an idle GPU. `None` if that does not suffice, or the
+    /// model is at its limit of copies.
     pub(in crate::request) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
         let request = self.queue.get(slot);
         if self.m(request.model).is_full() {
@@ -124,7 +124,7 @@ impl LocalityScheduler {
         actions.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(model) });
     }
 
-    /// A request that is the GPU's waits for its model to be loaded there.
+    /// Gives the GPU a request that waits there for its model to be loaded.
     pub(super) fn miss(&mut self, gpu: u32, slot: u32, room: &Room, actions: &mut Vec<RequestAction>) {
         let Request { model, tenant, .. } = *self.queue.get(slot);
         self.stats.misses += 1;
@@ -163,7 +163,7 @@ impl LocalityScheduler {
         let on = self.g(gpu);
         let Phase::MakingRoom { model } = on.phase else { return };
         let bytes = self.m(model).bytes;
-        // A copy of this very model that is still on its way out would take the new one with it.
+        // A copy of the same model that is still being evicted would take the new copy with it.
         let leaving = on.copies.iter().any(|copy| copy.model == model && copy.state == CopyState::Evicting);
         if on.free < bytes || leaving {
             return;
@@ -181,7 +181,7 @@ impl LocalityScheduler {
         });
     }
 
-    /// Notes a use of the node's copy of the model; true if a new one is to be kept there.
+    /// Notes a use of the node's host copy of the model; true if the load should leave a new host copy.
     pub(super) fn host_copy(&mut self, node: u32, model: u32, actions: &mut Vec<RequestAction>) -> bool {
         let bytes = self.m(model).bytes;
         let Some(host) = self.hosts.get_mut(&node) else { return false };
@@ -267,7 +267,7 @@ impl LocalityScheduler {
         self.go_on(gpu, actions);
     }
 
-    /// A hit turned out to be none: load the model here, for the same request.
+    /// Loads the model for a request that was dispatched as a hit but did not find it.
     pub(super) fn not_resident(&mut self, gpu: u32, slot: u32, actions: &mut Vec<RequestAction>) {
         let model = self.queue.get(slot).model;
         let mut running = core::mem::take(&mut self.g_mut(gpu).running);

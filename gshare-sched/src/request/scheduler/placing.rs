@@ -1,4 +1,4 @@
-//! Which GPU serves which request: the turn of an idle GPU, and the decisions of a [`PlacementRule`] in it.
+//! The turn of an idle GPU, and the decisions of a [`PlacementRule`] in this turn.
 
 use super::{LocalityScheduler, Outcome, Room};
 use crate::request::RequestAction;
@@ -9,7 +9,7 @@ use std::ops::Bound;
 #[cfg(doc)]
 use crate::request::placement::PlacementRule;
 
-/// A decision that no longer shows what it was made from.
+/// A decision, detached from the view it was made from.
 enum Order {
     Run(u32),
     Queue(u32),
@@ -89,7 +89,7 @@ impl LocalityScheduler {
         // No request waits for a copy on this GPU (or the rule does not ask): in order of arrival until one lands here.
         let mut walk = Walk::new(&self.queue, self.g(gpu).kind);
         while let Some((cursor, slot)) = walk.first(&self.queue) {
-            // The request may be gone, and others of its model with it; the one before it is not.
+            // The request may be gone, along with others of its model, but its predecessor is still queued.
             let before = self.queue.prev(By::Class, slot);
             match (self.place_one(gpu, slot, actions), before) {
                 (Outcome::Here, _) => return,
@@ -100,7 +100,7 @@ impl LocalityScheduler {
         }
     }
 
-    /// The earliest waiting request whose model has a copy on the GPU.
+    /// The earliest waiting request for a model with a copy on the GPU.
     pub(super) fn earliest_hit(&self, gpu: u32) -> Option<(u64, u32)> {
         let cached = self.g(gpu).copies.iter().filter(|copy| copy.is_cached());
         let waiting = cached.map(|copy| self.queue.of_model(copy.model).head).filter(|slot| *slot != NONE);

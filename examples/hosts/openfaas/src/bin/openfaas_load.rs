@@ -1,12 +1,11 @@
-//! Load for the OpenFaaS host, by an open loop: a request is sent when its time has come, no matter what became of those before
-//! it, and its latency counts from that time.
+//! Open-loop load for the OpenFaaS host. Each request is sent at its scheduled time, and its latency counts from that time.
 //!
 //! ```sh
 //! openfaas_load http://127.0.0.1:8080 /function/resnet 30:20 110:20 20:20     # requests/s : seconds
 //! openfaas_load overhead http://127.0.0.1:8080 /function/resnet/echo http://127.0.0.1:9000 /echo
 //! ```
-//! The first prints a line for each second to standard error and one JSON object at the end, the second how long a call
-//! takes through the provider and directly, in turn.
+//! The first command prints a line per second to standard error, and a JSON object at the end. The second compares the latency
+//! of a call through the provider with a direct call, in alternation.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -24,9 +23,9 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::unbounded_channel;
 
-/// The latency that is promised: 69 ms, as in FaST-GShare, section 5.4.
+/// Latency objective: 69 ms, as in FaST-GShare, section 5.4.
 const SLO: Duration = Duration::from_millis(69);
-/// Calls of each kind of the comparison.
+/// Measured calls through the provider, and as many direct calls.
 const CALLS: usize = 1000;
 
 fn main() -> Result<()> {
@@ -58,7 +57,7 @@ fn phase(text: &str) -> Result<(u64, u64)> {
         .with_context(|| format!("`{text}`: need RATE:SECONDS"))
 }
 
-/// One call on a connection of its own.
+/// Sends one call over a new connection.
 async fn call(to: SocketAddr, path: &str) -> Result<(StatusCode, Bytes)> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
@@ -70,7 +69,7 @@ async fn call(to: SocketAddr, path: &str) -> Result<(StatusCode, Bytes)> {
     Ok((status, axum::body::to_bytes(Body::new(answer.into_body()), 1 << 20).await?))
 }
 
-/// Gaps between Poisson arrivals at one request per unit of time: always the same ones.
+/// The next gap between Poisson arrivals, in units of the mean gap. A fixed seed makes runs comparable.
 fn gap(state: &mut u64) -> f64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -127,7 +126,7 @@ async fn load(to: SocketAddr, path: &str, phases: &[(u64, u64)]) -> Result<()> {
                 Ok((status, body)) => Some(format!("{status}: {}", String::from_utf8_lossy(&body).trim())),
                 Err(error) => Some(format!("{error:#}")),
             };
-            // The other end is there until all are done.
+            // The receiver lives until all calls have reported.
             let _ = done.send((at, due.elapsed(), ok, why));
         });
     }
@@ -173,7 +172,7 @@ async fn call_get(to: SocketAddr, path: &str) -> Result<Bytes> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let mut request = Request::get(path).header("host", to.to_string());
-    // `user:password` of a provider that asks for one.
+    // `user:password` for a provider that requires credentials.
     if let Ok(pair) = std::env::var("OPENFAAS_CREDENTIALS") {
         use base64::Engine as _;
         let text = base64::engine::general_purpose::STANDARD.encode(pair);
@@ -190,7 +189,7 @@ async fn overhead(provider: (SocketAddr, &str), function: (SocketAddr, &str)) ->
             let begun = Instant::now();
             let (status, _) = call(to, path).await?;
             ensure!(status.is_success(), "{path}: {status}");
-            // The first ones are for the caches.
+            // The first rounds only warm caches up.
             if round >= 50 {
                 times[kind].push(begun.elapsed());
             }

@@ -1,4 +1,4 @@
-//! Requests: which instance one is given, and what becomes of it when that ends.
+//! Requests: arrival, dispatch to an instance, end and rejection.
 
 use super::{Host, Known, Request, Turn};
 use crate::api::ApiError;
@@ -8,10 +8,10 @@ use gshare_sched::platform::{PlatformEvent, Rejection};
 use tokio::sync::mpsc::UnboundedSender;
 
 impl Host {
-    /// A new request: its turn comes over `turn`.
+    /// Registers a request. Its turns arrive over `turn`.
     ///
     /// # Errors
-    /// When there is no such function, or it answers no requests.
+    /// 404 without such a function, 503 if no share can meet its SLO, 400 if it serves no requests.
     pub fn arrive(
         &mut self,
         now: Timestamp,
@@ -35,20 +35,19 @@ impl Host {
         told.map(|()| request)
     }
 
-    /// The instance has taken the request: it is not given to another one from here on. Not so if it was given to
-    /// another one already.
+    /// The instance has accepted the request, so the platform must not dispatch it again. False if it runs elsewhere by now.
     pub fn reached(&mut self, request: RequestId, instance: InstanceId) -> bool {
         let Some(of) = self.requests.get_mut(&request) else { return false };
         of.reached = of.on == Some(instance);
         of.reached
     }
 
-    /// The request is over, or its client has gone.
+    /// The request has ended, or its client has left.
     pub fn end(&mut self, now: Timestamp, request: RequestId) {
         let Some(of) = self.requests.get(&request) else { return };
         let on = of.on.and_then(|instance| self.instances.get_mut(&instance));
         if on.as_ref().is_some_and(|instance| instance.ends) {
-            // Its place is not free: it is over when the instance is gone.
+            // The place on this instance frees only with the instance's end.
             return;
         }
         let event = match of.on {
@@ -74,7 +73,7 @@ impl Host {
             return self.begin_turn(instance);
         }
         let Some(of) = self.requests.get_mut(&request) else {
-            // Its client has gone between two events.
+            // The client left between the arrival and the dispatch.
             return self.events.push_back(PlatformEvent::RequestDone { request, took: Duration::ZERO });
         };
         let Some(known) = self.instances.get_mut(&instance) else { return };
@@ -85,11 +84,11 @@ impl Host {
         (of.on, of.since) = (Some(instance), self.last);
         known.requests.insert(request);
         if known.ends {
-            // The platform gives it to another one when this one is gone.
+            // The platform dispatches the request again once this instance has ended.
             return;
         }
         let ports = known.processes.iter().map(|process| process.port).collect();
-        // A client that has gone says so itself.
+        // A client that has left reports so itself.
         let _ = of.turn.send(Turn::Go { instance, ports, load: known.load });
     }
 
@@ -98,7 +97,7 @@ impl Host {
             return self.no_turn(trial, reason);
         }
         let Some(of) = self.requests.get(&request) else { return };
-        // Another version serves its function now.
+        // The request waited for the old version; the new version serves it.
         if let (Rejection::Removed, Some(function)) = (reason, self.functions.get(&of.name)) {
             let function = function.serving;
             let again = PlatformEvent::RequestArrived { request, function, deadline: None };
@@ -114,7 +113,7 @@ impl Host {
     }
 }
 
-/// The answer to a request that will not be served.
+/// The HTTP error for a rejected request.
 pub fn refusal(reason: Rejection) -> ApiError {
     let status = match reason {
         Rejection::QueueFull | Rejection::TenantQueueFull => StatusCode::TOO_MANY_REQUESTS,

@@ -1,17 +1,17 @@
-//! Where a function is measured, what becomes of its measurement, and how answers correct that.
+//! Measurement of functions: the device for the trials, use of the results, and correction by served requests.
 //!
-//! # Where
-//! A function that is to be measured gets a companion on the platform. On devices whose time is shared the companion is a training job
-//! with the share that is measured on, of as many workers as the function has devices. The largest of [`TRIAL_SHARES`] with room at once
-//! is taken, else the smallest waits for room. A slice or a whole device serves one request at a time: there the companion answers
-//! one request, and the trials last as long as that. The function is measured on one slice of each size, the smallest first.
+//! # Device for the trials
+//! A function to be measured gets a companion on the platform. On devices with shared time the companion is a training job with
+//! one worker per device of the function. It takes the largest of [`TRIAL_SHARES`] with immediate room, or else waits for the
+//! smallest. A slice or a whole device serves one request at a time, so there the companion sends one request, which lasts as
+//! long as the trials. A function is tried on one slice of each size, smallest first.
 //!
 //! # A measurement is a prior
-//! - Beside other processes latencies are those of turns with them. Where others had more than [`DISTURBED`] of the device's time,
-//!   the least latency stands for the percentiles of a point (`trials.rs`).
-//! - A function that is too slow for its SLO by a disturbed measurement is measured again later, with a growing pause.
-//! - Served requests correct the point at which they were served. A point that turns out to be too slow is left for another one.
-//! - What was measured goes with the function: a function that was deleted is measured anew.
+//! - Other processes on the device add to latencies. If they used more than [`DISTURBED`] of its time, the least latency replaces
+//!   the percentiles of a point (`trials.rs`).
+//! - If a disturbed measurement is too slow for the SLO, the function is measured again after a pause, which grows each time.
+//! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another.
+//! - Deletion of a function deletes its measurement.
 
 use super::{Host, Launch, Order, Process, Request, Turn, Version};
 use crate::deployment::Wants;
@@ -30,31 +30,31 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The time of trials on a share, which never report that they are ready. They bound each of their steps themselves.
+/// Time limit of trials on a share: their companion never reports ready. Each step of the trials has a limit of its own.
 const TRIALS: Duration = Duration::from_secs(3_600);
-/// Shares that functions are measured on, in per cent of time and SMs, in the order in which they are tried.
+/// Shares for trials as per cent of time and SMs, in the order of attempts.
 const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
-/// The time that trials on a slice or a whole device take, as the platform plans with it: some calls, and two starts of the program.
+/// Planned time of trials on a slice or a whole device: some calls, and two starts of the program.
 const TURN: Duration = Duration::from_secs(10);
-/// Part of the device's time beyond which a measurement beside other processes says little about latencies.
+/// Share of GPU time of other processes above which measured latencies say little.
 pub(crate) const DISTURBED: BasisPoints = BasisPoints::percent(5);
-/// The first and the longest pause before a function is measured again.
+/// The first and the longest pause before a new measurement.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// Answers that correct a point: their 95th percentile has six above it.
+/// Answers per correction: seven of them lie above the 95th percentile.
 const ANSWERS: usize = 128;
 
 /// State of a function's measurement.
 #[derive(Debug, Default)]
 pub(super) struct Measuring {
-    /// How far the trials are.
+    /// Progress of the trials.
     pub(super) progress: Option<String>,
-    /// The measurement; on slices, that of the sizes so far.
+    /// The measurement; on slices, of the sizes so far.
     pub(super) found: Option<Measured>,
-    /// Sizes of slices that were tried, in parts of a GPU.
+    /// Slice sizes already tried, in parts of a GPU.
     tried: BTreeSet<SmShare>,
-    /// The pause before the next attempt after a failure.
+    /// Pause before the next attempt.
     pause: Option<Duration>,
-    /// Times of the last answers.
+    /// Latencies since the last correction.
     answers: Vec<Duration>,
 }
 
@@ -65,7 +65,7 @@ impl Measuring {
 }
 
 impl Host {
-    /// Gives a function a companion that measures it.
+    /// Gives a function a companion to measure it.
     pub(super) fn measure(&mut self, function: FunctionId) {
         let Some(view) = self.platform.function(function) else { return };
         match self.platform.regime_for(view.spec) {
@@ -107,7 +107,7 @@ impl Host {
         }
     }
 
-    /// A companion whose one request takes a whole device, or a slice of this size.
+    /// Adds a companion that takes a whole device, or a slice of `size`, for one request.
     fn measure_in_turn(&mut self, function: FunctionId, size: Option<SmShare>) {
         let Some(known) = self.versions.get_mut(&function) else { return };
         known.measuring.tried.extend(size);
@@ -123,7 +123,7 @@ impl Host {
         };
         let regime = if size.is_some() { Regime::Sliced } else { Regime::Whole };
         let moment = Duration::from_millis(1);
-        // Nobody's request: a tenant's limit must not keep the tenant's own requests and their measurement waiting for each other.
+        // The companion has no tenant: with a limit, a tenant's requests and their measurement could wait for each other.
         let spec = FunctionSpec::new(work, memory).with_regime(regime).with_loads(moment, moment);
         let trial = self.add_trial(function, &version);
         let request = RequestId::new(self.next_request);
@@ -165,7 +165,7 @@ impl Host {
         }
     }
 
-    /// Sizes of the slices that are here, in parts of a GPU.
+    /// Sizes of all slices here, in parts of a GPU.
     pub(super) fn sizes(&self) -> BTreeSet<SmShare> {
         let mut sizes = BTreeSet::new();
         for layout in self.devices.values().filter_map(|spec| spec.mig.as_ref()) {
@@ -180,7 +180,7 @@ impl Host {
         self.sizes().into_iter().find(|size| !tried.contains(size))
     }
 
-    /// The work of a companion that runs on slices of this size alone.
+    /// The work of a companion that fits only slices of `size`.
     fn slice_of(&self, size: SmShare, memory: Bytes) -> Result<Work, String> {
         let mut component = Component::new("all");
         let mut names = BTreeSet::new();
@@ -197,12 +197,12 @@ impl Host {
         Ok(Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) })
     }
 
-    /// Whether an instance is a companion's, and starts no process before its turn comes.
+    /// Whether the instance belongs to a companion that starts processes only at its turn.
     pub(super) fn takes_turns(&self, instance: InstanceId) -> bool {
         self.instances.get(&instance).is_some_and(|known| self.turn_of(known.function).is_some())
     }
 
-    /// The request of a companion that answers one.
+    /// The request by which a companion gets its turn.
     fn turn_of(&self, trial: FunctionId) -> Option<RequestId> {
         self.turns.iter().find(|(_, of)| **of == trial).map(|(request, _)| *request)
     }
@@ -224,11 +224,11 @@ impl Host {
         known.processes = vec![Process::default()];
         (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
         let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
-        // The receiver is gone only when the host ends.
+        // The receiver closes only at the end of the host.
         let _ = self.orders.send(Order::Measure(Launch { instance, index: 0, parts, version }, stop));
     }
 
-    /// The trials of a companion's instance are over, well or not.
+    /// Ends the turn of a companion's instance after its trials, successful or not.
     pub(super) fn end_turn(&mut self, instance: InstanceId) {
         let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else { return };
@@ -245,7 +245,7 @@ impl Host {
         self.remove_trial(trial);
     }
 
-    /// The platform is to forget a companion.
+    /// Removes a companion from the platform.
     pub(super) fn remove_trial(&mut self, trial: FunctionId) {
         let Some(known) = self.versions.get_mut(&trial) else { return };
         if !core::mem::replace(&mut known.over, true) {
@@ -253,7 +253,7 @@ impl Host {
         }
     }
 
-    /// A companion does not get its turn.
+    /// Handles a rejected turn of a companion.
     pub(super) fn no_turn(&mut self, trial: FunctionId, reason: Rejection) {
         let Some(function) = self.versions.get(&trial).and_then(|known| known.measures) else { return };
         self.remove_trial(trial);
@@ -262,7 +262,7 @@ impl Host {
         let sliced = view.is_some_and(|view| self.platform.regime_for(view.spec) == Regime::Sliced);
         match reason {
             Rejection::Removed | Rejection::Cancelled => {}
-            // A slice of another size may have the memory.
+            // The function may still fit a slice of another size.
             Rejection::NeverFits if sliced && self.next_size(function).is_some() => self.measure(function),
             Rejection::NeverFits => self.all_sizes_tried(function),
             _ => self.measure_later(function),
@@ -282,7 +282,7 @@ impl Host {
         }
     }
 
-    /// Takes the result of the trials of an instance.
+    /// Takes the result of an instance's trials.
     pub fn measured(&mut self, now: Timestamp, instance: InstanceId, found: Measured) {
         self.last = self.last.max(now);
         let Some(trial) = self.instances.get(&instance).map(|known| known.function) else { return };
@@ -309,7 +309,7 @@ impl Host {
         self.settle();
     }
 
-    /// The platform learns a measurement, unless it says that the function is too slow.
+    /// Tells the platform a measurement, unless the function is too slow for its SLO.
     fn learn(&mut self, function: FunctionId, found: Measured) {
         let Some(known) = self.versions.get_mut(&function) else { return };
         (known.measuring.progress, known.measuring.pause) = (None, None);
@@ -325,7 +325,7 @@ impl Host {
         }
     }
 
-    /// A function was measured, and no share does for what it wants. It is measured again if others were in its way.
+    /// Marks a function as hopeless after its measurement. Plans a new measurement if other processes disturbed this one.
     pub(super) fn give_up(&mut self, function: FunctionId, why: &str) {
         let Some(known) = self.versions.get_mut(&function) else { return };
         (known.problem, known.hopeless) = (Some(why.to_owned()), true);
@@ -346,7 +346,7 @@ impl Host {
         }
     }
 
-    /// Measures a function again after a pause, which grows with each attempt.
+    /// Plans a new measurement after a pause, which grows with each attempt.
     pub(super) fn measure_later(&mut self, function: FunctionId) {
         let Some(known) = self.versions.get_mut(&function) else { return };
         let pause = known.measuring.pause.unwrap_or(PAUSES.0);
@@ -355,7 +355,7 @@ impl Host {
         self.repeats.insert((self.last.saturating_add(pause), function));
     }
 
-    /// Begins the measurements whose pause is over.
+    /// Starts the measurements whose pause is over.
     pub(super) fn repeat_measurements(&mut self) {
         while let Some((at, function)) = self.repeats.pop_first() {
             if at > self.last {
@@ -370,7 +370,7 @@ impl Host {
         }
     }
 
-    /// How far the trials of an instance are.
+    /// Records the progress of an instance's trials.
     pub fn progress(&mut self, instance: InstanceId, text: &str) {
         let of = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function)?.measures);
         if let Some(of) = of {
@@ -378,7 +378,7 @@ impl Host {
         }
     }
 
-    /// An instance took this long until the head of its answer.
+    /// Records the time until the head of an instance's answer.
     pub fn answered(&mut self, now: Timestamp, instance: InstanceId, took: Duration) {
         let Some(known) = self.instances.get(&instance) else { return };
         let (function, share) = (known.function, known.parts.first().map(|part| part.share));
@@ -399,8 +399,8 @@ impl Host {
         }
     }
 
-    /// Served requests took another time than was measured: the point says that from now on, and the function moves to another point if
-    /// this one is too slow.
+    /// Replaces the latencies of a point by those of served requests, if these differ by more than a quarter. A point that
+    /// became too slow is left for another point.
     fn correct(
         &mut self,
         now: Timestamp,
@@ -449,7 +449,7 @@ impl Host {
     }
 }
 
-/// The work of a companion that has a whole device.
+/// The work of a companion that takes a whole device.
 fn whole_device() -> Result<Work, String> {
     let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 1.0, TURN, TURN);
     let table =
@@ -500,7 +500,7 @@ mod tests {
             deployed.map_err(|error| error.message).unwrap();
         }
 
-        /// The next order, but for those that keep a measurement.
+        /// The next order other than [`Order::Keep`].
         fn order(&self) -> Option<Order> {
             self.orders.try_iter().find(|order| !matches!(order, Order::Keep(..)))
         }
@@ -580,7 +580,7 @@ mod tests {
         test.instance();
     }
 
-    /// Else a program that ends at once would be started without a pause.
+    /// Without the pause the host would restart a crashing program in a loop.
     #[test]
     fn trials_that_fail_on_a_slice_come_again_after_growing_pauses() {
         let layout = MigLayout::named("A100-80", &["1g.10gb"]).unwrap();
@@ -648,7 +648,7 @@ mod tests {
         let first = test.instance();
         assert_eq!(first.parts[0].share.sm(), share(25), "the most requests for its area");
         test.host.listens(test.now, first.instance, 0);
-        // In time, and not as measured.
+        // Fast enough, but slower than measured.
         let answers = |test: &mut Test, ms| {
             for _ in 0..ANSWERS {
                 test.host.answered(test.now, first.instance, Duration::from_millis(ms));

@@ -1,21 +1,20 @@
-//! Functions by name, their processes and requests: what [`Platform`] decides, carried out.
+//! Functions by name, with their processes and requests: carries out the decisions of [`Platform`].
 //!
-//! Nothing is decided here but what belongs to names: which version of a function serves while another one starts, and on which
-//! share a function is measured. This part is told the time and starts no process itself: what is to be started goes out as
-//! an [`Order`], and a shell ([`super::node`]) tells what came of it.
+//! The host decides only questions of names: the version that serves while the next one starts, and the share for the trials.
+//! It has no clock and starts no process. Orders to start one leave as an [`Order`], and a shell ([`super::node`]) reports the
+//! results.
 //!
 //! # Versions
-//! Each deployment of a name is a function of its own for the platform. The one before it serves until the new one has a
-//! ready instance, or finds no room while the old one holds it; then the old one is removed, and requests that waited for it
-//! wait for the new one.
-//!
+//! For the platform each deployment of a name is a function of its own. The old version serves until the new one has a ready
+//! instance, or until the new one finds no room beside it. Then the old version is removed, and its waiting requests move to
+//! the new one.
 //!
 //! # Measuring
-//! `measuring.rs` deploys a companion for a function that is to be measured. The companion has a share, a slice or a whole device,
-//! and the shell runs the trials on that.
+//! For a function without a profile, `measuring.rs` deploys a companion function. The companion gets a share, a slice or a
+//! whole device, and the shell runs the trials there.
 
-mod devices;
 mod dispatching;
+mod lost_devices;
 mod measuring;
 mod processes;
 mod suitability;
@@ -44,39 +43,40 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// An order to the shell to start a process. The shell answers with [`Host::started`], or with [`Host::failed`].
+/// An order for the shell. The shell reports [`Host::started`] or [`Host::failed`].
 #[derive(Debug, Clone)]
 pub enum Order {
-    /// A process of an instance.
+    /// Start a process of an instance.
     Run(Launch),
-    /// The trials of a function; answered with [`Host::measured`].
+    /// Run the trials of a function; [`Host::measured`] takes the result.
     Measure(Launch, Arc<AtomicBool>),
-    /// A measurement to keep for the next deployment of the program; needs no answer.
+    /// Keep a measurement for the program's next deployment; needs no report.
     Keep(Arc<Version>, Measured),
-    /// Something for the model store to do; needs no answer.
+    /// Load or drop a model in the store; needs no report.
     Model(Errand),
 }
 
 /// A process to start.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The instance that it is of.
+    /// Instance that the process belongs to.
     pub instance: InstanceId,
-    /// The number of the process within the instance, from 0.
+    /// Number of the process in the instance, from 0.
     pub index: usize,
-    /// All parts of the instance: those of one process for a model that is spread over devices, else one for each process.
+    /// All parts of the instance. A model that is spread over devices has one process for all parts; otherwise each part has
+    /// its own.
     pub parts: Vec<Part>,
-    /// The function's version: which deployment, and what that asks for.
+    /// Deployment and plan of the function.
     pub version: Arc<Version>,
 }
 
 impl Launch {
-    /// Processes of the instance.
+    /// Number of processes of the instance.
     pub fn processes(&self) -> usize {
         if self.version.plan.devices > 1 { 1 } else { self.parts.len() }
     }
 
-    /// The parts of this process.
+    /// Parts that belong to this process.
     pub fn own_parts(&self) -> &[Part] {
         if self.version.plan.devices > 1 {
             return &self.parts;
@@ -85,61 +85,61 @@ impl Launch {
     }
 }
 
-/// A deployment of a function.
+/// One deployment of a function.
 #[derive(Debug, PartialEq)]
 pub struct Version {
-    /// The deployment.
+    /// The deployment as it was sent.
     pub deployment: FunctionDeployment,
-    /// The plan that the deployment asks for.
+    /// The checked plan of the deployment.
     pub plan: Plan,
 }
 
-/// Outcome for a request that waits.
+/// News for a request about its turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
-    /// An instance is free for it.
+    /// An instance is free for the request.
     Go {
-        /// The instance that is free.
+        /// The free instance.
         instance: InstanceId,
-        /// Where its processes listen, stage by stage.
+        /// Ports of its processes, in the order of stages.
         ports: Vec<u16>,
-        /// How it came to be ready.
+        /// The load that made the instance ready.
         load: Option<Load>,
     },
     /// Another version serves its function: it waits under this number now.
     Again(RequestId),
-    /// The request will not be served.
+    /// The request was rejected.
     No(Rejection),
-    /// No share does for what its function wants: why.
+    /// No share can meet the function's goal, for this reason.
     Hopeless(String),
-    /// The instance that had the request has lost its device: why.
+    /// The instance lost its device while it served the request, for this reason.
     DeviceLost(String),
 }
 
 #[derive(Debug)]
 struct Function {
     serving: FunctionId,
-    /// The version that takes over when it is ready.
+    /// The version that takes over once it is ready.
     next: Option<FunctionId>,
     created_ms: u64,
     replicas: Option<u32>,
     invocations: u64,
-    /// Work that versions before this one have done.
+    /// Work of earlier versions.
     before: Totals,
 }
 
-/// Work that a function has done, over all of its versions.
+/// Work of a function, summed over its versions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Totals {
     /// Counters of the platform.
     pub stats: FunctionStats,
-    /// Device time of its instances, in ns.
+    /// Device time of all instances, in ns.
     pub gpu_ns: u64,
-    /// Times that an instance was parked for another function.
+    /// Number of times that an instance was parked for another function.
     pub parked: u64,
-    /// Times that an instance took the place of another one on better slices.
+    /// Number of moves of an instance to better slices.
     pub migrated: u64,
-    /// Requests that went through several stages.
+    /// Number of requests that went through several stages.
     pub pipelined: u64,
 }
 
@@ -162,20 +162,20 @@ impl Totals {
 #[derive(Debug)]
 struct Known {
     version: Arc<Version>,
-    /// The function that this one measures.
+    /// The function that this companion measures; none for an ordinary version.
     measures: Option<FunctionId>,
-    /// Whether it has been removed from the platform, as a companion is after its measurement.
+    /// Whether the companion has been removed from the platform, after its measurement.
     over: bool,
     measuring: Measuring,
     gpu_ns: u64,
     parked: u64,
     migrated: u64,
     pipelined: u64,
-    /// Why an instance of it did not start, or its trials gave nothing, the last time.
+    /// Reason for the last failed start or failed trials.
     problem: Option<String>,
-    /// Whether no share does for what it wants.
+    /// Whether no share can meet the function's goal.
     hopeless: bool,
-    /// Whether it was a training job, and has done its work.
+    /// Whether the function was a training job that has finished.
     completed: bool,
 }
 
@@ -194,14 +194,14 @@ struct Instance {
     parts: Vec<Part>,
     processes: Vec<Process>,
     requests: BTreeSet<RequestId>,
-    /// Whether a process of it takes no connections any more or has failed: all of them are to end.
+    /// Whether all processes are to end, because one has failed or refuses connections.
     ends: bool,
-    /// Set to end the trials that it runs.
+    /// Flag that ends the instance's trials.
     stop: Option<Arc<AtomicBool>>,
-    /// When its processes were ordered, the last time; and how that went.
+    /// Time of the last order for its processes, and the load that followed.
     ordered: Timestamp,
     load: Option<Load>,
-    /// Device time by process, as last heard.
+    /// Device time by process, as last reported, in ns.
     gpu_ns: BTreeMap<String, u64>,
 }
 
@@ -211,7 +211,7 @@ struct Request {
     turn: UnboundedSender<Turn>,
     on: Option<InstanceId>,
     since: Timestamp,
-    /// Whether the instance has it: from then on it is not tried again.
+    /// Whether the instance has accepted the request, which is then never sent to another instance.
     reached: bool,
 }
 
@@ -219,36 +219,36 @@ struct Request {
 #[derive(Debug)]
 pub struct Host {
     platform: Platform,
-    /// Memory that is booked for a function of which nothing is known.
+    /// Memory booked for a function of unknown size.
     guess: Bytes,
     functions: BTreeMap<String, Function>,
     versions: BTreeMap<FunctionId, Known>,
     instances: BTreeMap<InstanceId, Instance>,
     requests: BTreeMap<RequestId, Request>,
-    /// Requests without a client: each takes a slice or a device for the trials of this companion.
+    /// Requests that companions make to get a slice or a device; they have no client.
     turns: BTreeMap<RequestId, FunctionId>,
-    /// Functions that are measured again, and when.
+    /// Functions to measure again, by time.
     repeats: BTreeSet<(Timestamp, FunctionId)>,
-    /// All devices that were ever here.
+    /// All devices seen so far, lost ones included.
     devices: BTreeMap<GpuId, DeviceSpec>,
     next_function: u32,
     next_request: u64,
     orders: std::sync::mpsc::Sender<Order>,
     last: Timestamp,
-    /// Events that the platform is to be told because of its own orders.
+    /// Reports to the platform that its own orders have caused.
     events: VecDeque<PlatformEvent>,
-    /// The last decisions, the oldest first.
+    /// The last decisions, oldest first.
     decisions: VecDeque<Decision>,
-    /// Devices that are lost, and why.
+    /// Lost devices and the reasons.
     lost: BTreeMap<GpuId, String>,
-    /// Processes that are killed and were of instances that are gone: a driver that lost its device may keep one for long.
+    /// Killed processes of instances that are gone. On a lost device the driver may keep such a process for long.
     leaving: BTreeMap<(InstanceId, usize), HookedProcess>,
-    /// Processes that have ended, to be dropped elsewhere.
+    /// Ended processes, which the caller drops outside of the lock.
     gone: Vec<HookedProcess>,
 }
 
 impl Host {
-    /// A host without functions over a platform that knows its devices.
+    /// A host without functions, for a platform with known devices.
     pub fn new(platform: Platform, guess: Bytes, orders: std::sync::mpsc::Sender<Order>) -> Self {
         Self {
             platform,
@@ -272,22 +272,22 @@ impl Host {
         }
     }
 
-    /// When [`Host::deadline`] is to be called.
+    /// The time of the next call of [`Host::deadline`].
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.platform.next_deadline().into_iter().chain(self.repeats.first().map(|(at, _)| *at)).min()
     }
 
-    /// Lets deadlines pass.
+    /// Handles all deadlines up to `now`.
     pub fn deadline(&mut self, now: Timestamp) {
         self.inform(now, PlatformEvent::DeadlineReached);
         self.repeat_measurements();
         self.settle();
     }
 
-    /// Tells the platform of a device or a tenant.
+    /// Passes an event on to the platform and carries out the resulting orders.
     ///
     /// # Errors
-    /// The platform's refusal.
+    /// 400 with the platform's refusal.
     pub fn tell(&mut self, now: Timestamp, event: PlatformEvent) -> Result<(), ApiError> {
         self.last = self.last.max(now);
         let mut actions = Vec::new();
@@ -308,7 +308,7 @@ impl Host {
             match (self.platform.handle(self.last, event, &mut actions), learns) {
                 (Ok(()), _) => {}
                 (Err(error), Some(function)) => self.give_up(function, &self.in_words(&error.to_string())),
-                // An instance may be reported that the platform has given up meanwhile.
+                // The platform may have given up the reported instance meanwhile.
                 (Err(error), None) => eprintln!("openfaas: {error}"),
             }
             self.carry_out(actions);
@@ -338,7 +338,7 @@ impl Host {
         self.events.push_back(PlatformEvent::Instance { instance, report });
     }
 
-    /// Tells the platform what came of its orders.
+    /// Passes reports on to the platform.
     fn settle(&mut self) {
         if let Some(event) = self.next_event() {
             self.inform(self.last, event);
@@ -405,7 +405,7 @@ impl Host {
 
     fn errand(&self, function: FunctionId, fetch: bool) {
         let errand = self.versions.get(&function).and_then(|of| Errand::of(&of.version, fetch));
-        // The receiver is gone only when the host ends.
+        // The receiver closes only at the end of the host.
         let _ = errand.map(|errand| self.orders.send(Order::Model(errand)));
     }
 }
@@ -416,7 +416,7 @@ impl Known {
     }
 }
 
-/// Name of the process with this place in an instance.
+/// Name of an instance's process at the daemon, by its place.
 pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> String {
     match count {
         1 => format!("{name}-{}", instance.number()),
@@ -424,7 +424,7 @@ pub fn client(name: &str, instance: InstanceId, index: usize, count: usize) -> S
     }
 }
 
-/// A tenant's number, by its place in the list of tenants; the first is 1, since 0 is who names none.
+/// Number of a tenant, by place in the list. The first is 1, because 0 stands for deployments without a tenant.
 pub fn tenant(place: usize) -> TenantId {
     TenantId::new(u32::try_from(place + 1).unwrap_or(u32::MAX))
 }

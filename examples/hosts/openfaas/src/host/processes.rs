@@ -1,4 +1,4 @@
-//! The processes of instances: ordered, started, ended, and what that tells of their instance.
+//! Processes of instances: order, start and end, and the reports that follow about the instance.
 
 use super::{Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Host {
-    /// A process took no connection, or broke one off as it ends: it is ended, and its requests get another instance.
+    /// Ends an instance that refused or broke a connection. Its waiting requests go to other instances.
     pub fn unreachable(&mut self, instance: InstanceId) {
         if let Some(known) = self.instances.get_mut(&instance) {
             known.ends = true;
@@ -18,7 +18,7 @@ impl Host {
         self.kill(instance);
     }
 
-    /// A process of an instance runs, and will listen at `port`.
+    /// A process of an instance has started and will listen at `port`.
     pub fn started(
         &mut self,
         now: Timestamp,
@@ -29,12 +29,12 @@ impl Host {
     ) {
         let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else {
-            // The instance's device was lost before the process began.
+            // The instance's device was lost before the process started.
             process.kill();
             self.leaving.insert((instance, index), process);
             return;
         };
-        // Another process of it may have failed before this one was started.
+        // Another process of the instance may have failed meanwhile.
         let unwanted = known.ends || leaves;
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
         let Some(place) = known.processes.get_mut(index) else { return };
@@ -43,12 +43,12 @@ impl Host {
         }
         (place.process, place.port) = (Some(process), port);
         if trains {
-            // A worker does not listen: it works from its start.
+            // Training workers do not listen and count as ready at once.
             self.listens(now, instance, index);
         }
     }
 
-    /// A process of an instance takes connections.
+    /// A process of an instance accepts connections. The instance is ready when all of its processes do.
     pub fn listens(&mut self, now: Timestamp, instance: InstanceId, index: usize) {
         self.last = self.last.max(now);
         let life = self.life(instance);
@@ -72,7 +72,7 @@ impl Host {
         }
     }
 
-    /// Whether a process has ended; what it served has failed then.
+    /// Whether a process has ended. If so, the requests that it served fail.
     pub fn has_ended(&mut self, now: Timestamp, instance: InstanceId, index: usize) -> bool {
         if let Some(process) = self.leaving.get_mut(&(instance, index)) {
             let ended = process.has_ended();
@@ -91,13 +91,12 @@ impl Host {
         ended
     }
 
-    /// The processes that have ended since this was asked. Their cgroups and folders go as they are dropped, which takes time: not while
-    /// others wait for the host.
+    /// Takes the processes that have ended. Drop them without the lock: removal of cgroups and folders takes time.
     pub fn take_gone(&mut self) -> Vec<HookedProcess> {
         core::mem::take(&mut self.gone)
     }
 
-    /// A process could not be started, or its trials gave nothing.
+    /// A process could not start, or its trials failed.
     pub fn failed(&mut self, now: Timestamp, instance: InstanceId, index: usize, why: String) {
         let function = self.instances.get(&instance).map(|known| known.function);
         let measured = function.and_then(|id| self.versions.get(&id)?.measures);
@@ -115,7 +114,7 @@ impl Host {
         self.ended(now, instance, index);
     }
 
-    /// Why the function of this instance does not start.
+    /// Records the reason why an instance's function does not start.
     pub fn explain(&mut self, instance: InstanceId, why: String) {
         let function = self.instances.get(&instance).map(|known| known.function);
         if let Some(of) = function.and_then(|id| self.versions.get_mut(&id)) {
@@ -134,7 +133,7 @@ impl Host {
         let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
         let completes = trains && known.processes.get(index).is_some_and(done);
         if !completes {
-            // Stages and workers are of no use without each other, those that are yet to be started included.
+            // Stages and workers need each other, so processes that are yet to start must end too.
             known.ends = true;
             self.kill(instance);
         }
@@ -142,7 +141,7 @@ impl Host {
         self.settle();
     }
 
-    /// Reports an instance none of whose processes is left.
+    /// Reports an instance after its last process has ended.
     pub(super) fn if_all_ended(&mut self, instance: InstanceId) {
         let life = self.life(instance);
         let Some(known) = self.instances.get_mut(&instance) else { return };
@@ -165,7 +164,7 @@ impl Host {
         for request in requests {
             let Some(of) = self.requests.get_mut(&request) else { continue };
             if of.reached {
-                // Its client sees the connection end.
+                // The client sees the connection end.
                 let took = self.last.saturating_since(of.since);
                 self.requests.remove(&request);
                 self.events.push_back(PlatformEvent::RequestDone { request, took });
@@ -181,7 +180,7 @@ impl Host {
                 }
                 InstanceReport::Completed
             }
-            // So that one that dies as it starts is not started again at once.
+            // `Refused` makes the platform pause before the next start of a program that dies early.
             () if starting => InstanceReport::Refused,
             () => InstanceReport::Gone,
         };
@@ -196,7 +195,7 @@ impl Host {
         }
     }
 
-    /// Forgets a version that no name has and nothing of which runs.
+    /// Forgets a version that no function uses, after its last instance.
     pub(super) fn forget_if_gone(&mut self, id: FunctionId) {
         let named = self.functions.values().any(|of| of.serving == id || of.next == Some(id));
         let runs = self.instances.values().any(|instance| instance.function == id);
@@ -251,7 +250,7 @@ impl Host {
             } else {
                 Order::Run(launch)
             };
-            // The receiver is gone only when the host ends.
+            // The receiver closes only at the end of the host.
             let _ = self.orders.send(order);
         }
     }
@@ -266,7 +265,7 @@ impl Host {
         }
     }
 
-    /// A process of an instance, to look at.
+    /// Process ids of an instance.
     pub fn pids(&self, instance: InstanceId) -> Vec<u32> {
         let processes = self.instances.get(&instance).map(|known| &known.processes);
         processes
@@ -276,7 +275,7 @@ impl Host {
             .collect()
     }
 
-    /// Device time since its start of the process with this name at the node's daemon, in ns.
+    /// Records the device time of a process since its start, in ns. `client` is its name at the daemon.
     pub fn used(&mut self, client: &str, ns: u64) {
         let Some((_, number)) = client.rsplit_once('-') else { return };
         let number = number.split_once('.').map_or(number, |(number, _)| number);
@@ -302,14 +301,14 @@ mod tests {
         HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap()
     }
 
-    /// Waits for the end of a process that ends.
+    /// Waits until an ending process has ended.
     fn wait(host: &mut Host, instance: InstanceId, index: usize) {
         while !host.has_ended(NOW, instance, index) {
             std::thread::yield_now();
         }
     }
 
-    /// Starts the second worker of a job after the first one has failed in this way.
+    /// Starts the second worker of a job after the first worker has failed in this way.
     fn starts_late(way: &str, fails: impl Fn(&mut Host, InstanceId)) {
         let (mut host, [first, second], _orders) = training();
         let id = first.instance;

@@ -1,4 +1,4 @@
-//! Why a deployment cannot be served by the devices of this node, in the words of its annotations.
+//! Reasons why the devices of this node cannot serve a deployment, with the annotation to change.
 
 use super::{DISTURBED, Host, Version};
 use crate::deployment::{Plan, Wants};
@@ -8,7 +8,7 @@ use gshare_core::{Bytes, FunctionId};
 use gshare_sched::platform::{DeviceSpec, Regime};
 
 impl Host {
-    /// Why no device of this node will ever do for a plan.
+    /// The reason why no device of this node can ever serve a plan; none if one can.
     pub fn unsuitable(&self, plan: &Plan) -> Option<String> {
         let spec = plan.spec(plan.bounds, self.guess).ok()?;
         let regime = self.platform.regime_for(&spec);
@@ -67,8 +67,10 @@ impl Host {
         })
     }
 
-    /// Whether a version may use its measurement of an earlier deployment. One that is too slow refuses the deployment, but not if others
-    /// were in its way, nor when an earlier host has accepted the function.
+    /// Whether a version may use the measurement of an earlier deployment.
+    ///
+    /// A measurement on another kind of device is not used. A measurement that is too slow for the SLO still counts, and the
+    /// deployment is refused, unless other processes disturbed it or an earlier host accepted the function.
     pub fn can_use(&self, version: &Version, restored: bool) -> bool {
         let Wants::Profile { table, .. } = &version.plan.wants else { return false };
         let Some(found) = &version.plan.measured else { return false };
@@ -78,7 +80,7 @@ impl Host {
         same && (!doubtful || self.too_slow(version, table, Some(found)).is_none())
     }
 
-    /// Why none of a function's points is fast enough for its SLO.
+    /// The reason why every measured point is too slow for the function's SLO; none if a point is fast enough.
     pub(super) fn too_slow(
         &self,
         version: &Version,
@@ -120,7 +122,7 @@ impl Host {
         Some(why)
     }
 
-    /// An engine's text with the functions' own names in place of their numbers.
+    /// Replaces the function numbers in an engine's message by the functions' names.
     pub(super) fn in_words(&self, text: &str) -> String {
         let (mut words, mut rest) = (String::new(), text);
         while let Some(at) = rest.find("fn") {
@@ -139,7 +141,7 @@ impl Host {
     }
 }
 
-/// The memory of a device, or of its largest slice.
+/// Memory of a device, or of its largest MIG slice.
 fn largest(device: &DeviceSpec) -> Bytes {
     let Some(layout) = &device.mig else { return device.memory };
     let slices = layout.slices().iter().filter_map(|at| layout.model().get(at.profile));

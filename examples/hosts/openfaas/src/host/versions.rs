@@ -1,4 +1,4 @@
-//! Which version of a function serves, and which one is to take over.
+//! Deployment and removal of functions, and the change from one version of a function to the next.
 
 use super::{Function, Host, Instance, Known, Measuring, Totals, Version};
 use crate::api::ApiError;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Host {
-    /// Deploys a function, or another version of one.
+    /// Deploys a function, or a new version of a function.
     ///
     /// # Errors
-    /// When the platform refuses; nothing changed then.
+    /// 400 if the function's profile is too slow for its SLO, or the platform refuses the function. Nothing changes then.
     pub fn deploy(
         &mut self,
         now: Timestamp,
@@ -79,7 +79,8 @@ impl Host {
         id
     }
 
-    /// Versions that are ready, or that the one before is in the way of, take over.
+    /// Lets each new version take over once an instance of it is ready, or if it cannot or need not start beside the old
+    /// version.
     pub(super) fn change_over(&mut self) {
         loop {
             let ready = |function: &Function| {
@@ -110,7 +111,7 @@ impl Host {
         }
     }
 
-    /// The platform is to drain and forget a version, and what measures it.
+    /// Has the platform drain and forget a version, and ends the trials that measure it.
     pub(super) fn drop_version(&mut self, id: FunctionId) {
         let measures = |(_, known): &(&FunctionId, &Known)| known.measures == Some(id) && !known.over;
         let trials: Vec<FunctionId> =
@@ -130,7 +131,9 @@ impl Host {
         }
     }
 
-    /// Ends a function: what waits for it is refused, its instances finish what they have.
+    /// Removes a function. Its waiting requests are refused, and its instances finish the requests that they serve.
+    ///
+    /// False if there is no such function.
     pub fn remove(&mut self, now: Timestamp, name: &str) -> bool {
         self.last = self.last.max(now);
         let Some(function) = self.functions.remove(name) else { return false };
@@ -141,10 +144,11 @@ impl Host {
         true
     }
 
-    /// Asks for `replicas` instances. A function whose load scales it keeps at least that many; 0 lets the next request wake it up.
+    /// Sets the number of instances. A function that load scales keeps at least `replicas`; with 0 the next request starts one
+    /// again.
     ///
     /// # Errors
-    /// When there is no such function, or more are asked for than its most.
+    /// 404 without such a function; 400 for a training job, or for more replicas than the function's maximum.
     pub fn set_replicas(&mut self, now: Timestamp, name: &str, replicas: u32) -> Result<(), ApiError> {
         let function = self.functions.get(name).ok_or_else(|| ApiError::unknown_function(name))?;
         let (newest, created_ms) = (function.next.unwrap_or(function.serving), function.created_ms);
@@ -158,7 +162,7 @@ impl Host {
             return Err(ApiError::bad(format!("replicas: {replicas}: need at most {most}")));
         }
         if replicas == 0 {
-            // The scaler lets instances go when no load has come for a while; here the caller asked for it.
+            // The scaler stops idle instances only after a while, but this caller wants them gone now.
             let mut plan = plan.clone();
             if let Some(view) = self.platform.function(newest)
                 && let (Wants::Measured, Work::Inference { profile: Some(table) }) =
@@ -180,7 +184,7 @@ impl Host {
     }
 }
 
-/// Fewest and most instances, when `replicas` were asked for.
+/// The fewest and the most instances of a function for a requested number of replicas.
 fn bounds(plan: &Plan, replicas: Option<u32>) -> (u32, u32) {
     match replicas {
         None => plan.bounds,

@@ -1,4 +1,4 @@
-//! Views of functions, and the checks that must hold between the books.
+//! Views of functions for the API, and checks of the host's books against the platform's.
 
 use super::{Host, Totals, Version, client};
 use crate::deployment::Wants;
@@ -8,59 +8,60 @@ use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Rejectio
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// An instance, to show.
+/// An instance as clients see it.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct InstanceView {
-    /// Its number.
+    /// Number of the instance.
     pub instance: InstanceId,
-    /// The state in its life.
+    /// State of its life.
     pub life: Life,
-    /// Where it runs.
+    /// Its share on each device.
     pub parts: Vec<Part>,
-    /// Requests that it has.
+    /// Number of requests in service.
     pub requests: usize,
-    /// Its processes.
+    /// Process ids.
     pub pids: Vec<u32>,
-    /// Names of its processes at the node's daemon.
+    /// Names of the processes at the node's daemon.
     pub clients: Vec<String>,
 }
 
 /// A function at one moment.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The deployment.
+    /// The newest version.
     pub version: Arc<Version>,
-    /// When, in ms since 1970.
+    /// Time of the first deployment, in ms since 1970.
     pub created_ms: u64,
-    /// Requests so far.
+    /// Number of requests so far.
     pub invocations: u64,
-    /// Its instances.
+    /// Instances of the serving version and of the next one.
     pub instances: Vec<InstanceView>,
-    /// Requests that wait for an instance.
+    /// Number of requests that wait for an instance.
     pub waiting: u64,
-    /// Work done so far.
+    /// Work done so far, by all versions.
     pub totals: Totals,
-    /// Whether it is being measured, and how far that is.
+    /// Progress of the trials, while the function is being measured.
     pub measuring: Option<String>,
-    /// Its measured points, once it was measured.
+    /// Measured points, once there are any.
     pub profile: Option<ProfileTable>,
-    /// The most of the device's time that other processes had while it was measured.
+    /// Largest share of GPU time that other processes used during the trials.
     pub others: Option<BasisPoints>,
-    /// GPU memory in bytes that is booked for an instance.
+    /// GPU memory booked for an instance, in bytes.
     pub memory: Bytes,
-    /// Why an instance of it did not start the last time, or has lost its device and no other one is ready since.
+    /// Why the function does not run: a failed start, a lost device, or a size that fits no device; none once an instance is
+    /// ready.
     pub problem: Option<String>,
-    /// Whether it was a training job, and has done its work.
+    /// Whether the function was a training job that has finished.
     pub completed: bool,
 }
 
 impl View {
-    /// Instances that serve, or will, and hold or wait for a device.
+    /// Number of instances that serve, start, or are parked.
     pub fn replicas(&self) -> u64 {
         self.count(|life| matches!(life, Life::Starting | Life::Ready | Life::Parked))
     }
 
-    /// Instances that serve.
+    /// Number of instances that are ready.
     pub fn available(&self) -> u64 {
         self.count(|life| life == Life::Ready)
     }
@@ -70,16 +71,16 @@ impl View {
     }
 }
 
-/// Decisions that are kept.
+/// Number of decisions kept.
 const DECISIONS: usize = 200;
 
-/// A decision of the platform, to show.
+/// A decision of the platform, for users.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Decision {
-    /// When, in ns since the host began.
+    /// Time since the start of the host, in ns.
     #[serde(rename = "at_ns")]
     pub at: Timestamp,
-    /// A sentence for people: the decision and its reason.
+    /// The decision and its reason, as one sentence.
     pub what: String,
 }
 
@@ -99,7 +100,7 @@ impl Host {
         }
     }
 
-    /// Keeps a decision for people to read. Which instance serves a request is no news.
+    /// Records a decision for users, except for dispatches: there is one for each request.
     pub(super) fn note(&mut self, action: &PlatformAction) {
         let name = |id: &FunctionId| {
             self.versions.get(id).map_or_else(
@@ -149,7 +150,7 @@ impl Host {
         self.decided(what);
     }
 
-    /// Keeps a sentence among the decisions.
+    /// Appends a sentence to the decisions.
     pub(super) fn decided(&mut self, what: String) {
         if self.decisions.len() >= DECISIONS {
             self.decisions.pop_front();
@@ -157,7 +158,7 @@ impl Host {
         self.decisions.push_back(Decision { at: self.last, what });
     }
 
-    /// The last decisions, the newest first.
+    /// The last decisions, newest first.
     pub fn decisions(&self) -> Vec<Decision> {
         self.decisions.iter().rev().cloned().collect()
     }
@@ -167,12 +168,12 @@ impl Host {
         self.functions.keys().cloned().collect()
     }
 
-    /// The functions, by name.
+    /// Views of all functions, by name.
     pub fn views(&self) -> Vec<View> {
         self.functions.keys().filter_map(|name| self.view(name)).collect()
     }
 
-    /// A function.
+    /// View of one function; none if there is no such function.
     pub fn view(&self, name: &str) -> Option<View> {
         let function = self.functions.get(name)?;
         let newest = function.next.unwrap_or(function.serving);
@@ -224,17 +225,16 @@ impl Host {
         })
     }
 
-    /// Checks the books against the platform's.
+    /// Checks the host's books against the platform's.
     ///
     /// # Panics
-    /// When they differ.
+    /// If they differ.
     pub fn invariants(&self) {
         let mut known = BTreeSet::new();
         self.platform.instances(&mut |view| {
             known.insert(view.instance);
         });
         for (id, instance) in &self.instances {
-            // One that has ended is reported in the same breath.
             assert!(known.contains(id), "{id} is not the platform's");
             for request in &instance.requests {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} is elsewhere");

@@ -15,7 +15,7 @@ pub(super) struct Options {
     /// Print the JSON schema of a line in, a line out and the configuration, and exit.
     #[arg(long)]
     schema: bool,
-    /// Configuration of the engine: a JSON file; what it leaves out is the default.
+    /// Configuration of the engine as a JSON file; missing fields have their defaults.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -30,7 +30,7 @@ impl Options {
     }
 }
 
-/// A line in: an event and its time. A line without an event is passed over.
+/// A line in: an event and its time. A line without an event is skipped.
 #[derive(Deserialize, JsonSchema)]
 struct Input<Event, Config> {
     /// The time in ns since an epoch of the host's choice; never less than on the line before.

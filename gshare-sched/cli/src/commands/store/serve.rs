@@ -18,7 +18,7 @@ use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A --config file is TOML with any of these, which flags override:
+/// A --config file is TOML with any of these settings, which flags override:
 ///
 ///     socket = "/run/gshare/store.sock"
 ///     host = "4GiB"
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 ///     device = 0
 ///     models = "/srv/models"
 ///     mode = "666"
-///     # What each user may have in memory and load, and what the user of uid 1000 may.
+///     # Limits of each user, and of the user with uid 1000.
 ///     [limits]
 ///     bytes = "2GiB"
 ///     models = 20
@@ -43,34 +43,34 @@ pub(super) struct Serve {
     /// Host memory for models [default: 4GiB].
     #[arg(long, value_name = "BYTES")]
     host: Option<Bytes>,
-    /// Memory of a GPU for models [default: none]. The store has no context there; a process that lives as long as one load fills it, and
-    /// clients map it for reading. Host memory is page-locked then, as far as the limit of locked memory allows.
+    /// GPU memory for models [default: none]. The store itself has no CUDA context: a short-lived process per load fills
+    /// the memory, and clients map it for reading. Host memory is then page-locked, up to the limit of locked memory.
     #[arg(long, value_name = "BYTES")]
     gpu: Option<Bytes>,
-    /// Which GPU [default: 0].
+    /// Number of the GPU [default: 0].
     #[arg(long, value_name = "N")]
     device: Option<u32>,
     #[command(flatten)]
     simulate: Simulate,
-    /// Directory whose *.safetensors files are models for everybody, loaded when they are asked for.
+    /// Directory of *.safetensors files that all users may read as models, loaded on demand.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// Memory for the models of each user other than those of --user-limit [default: half of it, for users other than root and the
-    /// store's own].
+    /// Memory for the models of each user without a --user-limit [default: half of it, except for root and the store's own
+    /// user].
     #[arg(long, value_name = "BYTES")]
     limit: Option<Bytes>,
-    /// What one user may have in memory.
+    /// Memory for the models of one user.
     #[arg(long, value_name = "UID=BYTES", value_parser = user_limit)]
     user_limit: Vec<(u32, Bytes)>,
     /// Permissions of the socket, octal [default: 666].
     #[arg(long, value_name = "MODE", value_parser = octal)]
     mode: Option<u32>,
-    /// End when the process of this number does, which is the parent.
+    /// End with the process of this number, the parent.
     #[arg(long, value_name = "PID", hide = true)]
     dies_with: Option<i32>,
 }
 
-/// A unit as people write it.
+/// A quantity with its unit.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "String", bound = "T: std::str::FromStr, T::Err: std::fmt::Display")]
 struct Text<T>(T);
@@ -178,7 +178,7 @@ impl Serve {
     }
 
     fn serve(&self, mut config: ServerConfig, gpu: Option<Bytes>, device: u32) -> anyhow::Result<()> {
-        // Before the store exists, so that no signal in between is lost.
+        // Before the store starts, so that no signal in between is lost.
         let mut signals = Signals::new([SIGTERM, SIGINT])?;
         if let Some(parent) = self.dies_with {
             set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -186,7 +186,8 @@ impl Serve {
             anyhow::ensure!(alive, "the process that started this one is gone");
         }
         let socket = config.socket.clone();
-        // Models are descriptors, and each user may have a part of them. Where the system refuses more, the part is smaller.
+        // Each model takes a descriptor, and each user may take a part of them. The part is smaller if the system refuses
+        // more.
         let open = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: open.maximum, ..open });
         let server = match gpu {

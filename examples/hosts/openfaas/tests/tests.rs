@@ -2,10 +2,10 @@
 
 mod common;
 
+mod browser;
 mod chaos;
 mod confined;
 mod images;
 mod openfaas;
-mod page;
+mod spans;
 mod story;
-mod traces;

@@ -6,7 +6,7 @@ use gshare_core::{BasisPoints, Bytes, Duration, Quota, SmShare};
 use gshare_profile::executor::simulated_gpu;
 use gshare_profile::meter::Utilisation;
 use gshare_profile::planner::{Grid, Trial};
-use gshare_profile::run::{Record, Sink, run};
+use gshare_profile::record::{Record, Sink, run};
 use gshare_profile::trial::TrialConfig;
 use gshare_profile::trial_file::{Store, StoreError};
 

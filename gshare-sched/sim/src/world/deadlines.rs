@@ -52,14 +52,14 @@ impl<K> Default for Ends<K> {
 
 /// The ends of waits and orders, by the bounds of a platform.
 #[derive(Debug, Default)]
-pub(super) struct Bounds {
+pub(super) struct Deadlines {
     config: PlatformConfig,
     waits: Ends<RequestId>,
     waiting: BTreeMap<FunctionId, u32>,
     due: Ends<(InstanceId, Due)>,
 }
 
-impl Bounds {
+impl Deadlines {
     pub(super) fn new(config: PlatformConfig) -> Self {
         Self { config, ..Self::default() }
     }

@@ -1,7 +1,7 @@
-//! The devices of this node: what they are called for the platform, and what a process gets to find one.
+//! Devices of this node: their description for the platform, and the environment that a process needs to see them.
 //!
-//! NVML lists them, the simulated driver's as well as a real one's. A process of this host sees no simulated driver itself, so
-//! it asks a copy of itself that does (`--inventory`): one for each `--sim`, each a board with a device file of its own.
+//! NVML lists real and simulated devices alike. This process itself sees no simulated driver. So for each `--sim` it starts a
+//! copy of itself (`--inventory`) that does: each simulated board has its own device file.
 
 use anyhow::{Context as _, bail, ensure};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId, ProfileId};
@@ -19,20 +19,20 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Prints the devices that this process finds, for the process that started it. A hidden command of the host.
+/// Prints the devices that this process sees, as JSON. Hidden command for the host's copy of itself.
 ///
 /// # Errors
-/// When NVML does not answer.
+/// If NVML does not answer.
 pub fn print_inventory() -> anyhow::Result<()> {
     println!("{}", serde_json::to_string(&Nvml::load()?.inventory()?)?);
     Ok(())
 }
 
-/// Answers each line that comes in with the devices that are lost, as a JSON list in one line, or `null` where NVML does not tell.
-/// Ends with its input. A hidden command of the host, for the process that started it.
+/// Answers each input line with a line of JSON: the list of lost devices, or `null` if NVML cannot tell. Ends with its input.
+/// Hidden command for the host's copy of itself.
 ///
 /// # Errors
-/// When the answer cannot be written.
+/// If the answer cannot be written.
 pub fn print_lost() -> anyhow::Result<()> {
     let mut health = NvmlHealth::default();
     for line in std::io::stdin().lock().lines() {
@@ -42,7 +42,7 @@ pub fn print_lost() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Health of simulated boards: a copy of this program for each of them, in the board's environment, is asked.
+/// Health of simulated boards. A copy of this program in each board's environment answers.
 #[derive(Debug)]
 struct SimulatedHealth(Vec<Board>);
 
@@ -50,7 +50,7 @@ struct SimulatedHealth(Vec<Board>);
 struct Board {
     environment: Vec<(OsString, OsString)>,
     asked: Option<(Child, BufReader<ChildStdout>)>,
-    /// Devices that the copy has named last; they stand while it names no others.
+    /// Lost devices as last reported, kept while the copy cannot tell.
     lost: Vec<LostDevice>,
 }
 
@@ -70,7 +70,7 @@ impl Board {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// Ends the copy; the next question starts another one.
+    /// Ends the copy; the next question starts a new copy.
     fn end(&mut self) {
         if let Some((mut child, _)) = self.asked.take() {
             let _ = child.kill();
@@ -104,59 +104,59 @@ impl DeviceHealth for SimulatedHealth {
 /// A device of the platform.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// The driver's name of it.
+    /// The driver's name for the device.
     pub name: String,
     /// The device as the platform knows it.
     pub spec: DeviceSpec,
-    /// The UUID of a GPU without MIG devices.
+    /// UUID of the GPU, used if it has no MIG devices.
     uuid: String,
-    /// Its MIG devices with their UUIDs, by place.
+    /// MIG devices with their UUIDs, by place.
     slices: Vec<(SliceAt, String)>,
-    /// Variables that a process needs to find the driver of this device.
+    /// Variables that lead a process to the driver of this device.
     environment: Vec<(OsString, OsString)>,
 }
 
 impl Device {
-    /// The name of the part's device, or of its slice, in `CUDA_VISIBLE_DEVICES`.
+    /// Value of `CUDA_VISIBLE_DEVICES` for a part: the UUID of the device or of the slice.
     fn visible(&self, part: &Part) -> &str {
         let slice = part.slice.and_then(|at| self.slices.iter().find(|(place, _)| *place == at));
         slice.map_or(&self.uuid, |(_, uuid)| uuid)
     }
 
-    /// Files of a simulated device that a container sees: the folder of its driver, and the device's own file.
+    /// Mounts of a simulated device for a container: the driver's folder and the device file.
     pub fn mounts(&self) -> Vec<Mount> {
         let find = |name: &str| self.environment.iter().find(|(key, _)| key == name);
         let value = |name: &str| find(name).map(|(_, value)| value);
-        // The driver's folder comes first in the list of folders, before those of this host's own environment.
+        // The driver's folder comes first, before the folders of the host's own environment.
         let folders = value("LD_LIBRARY_PATH").into_iter().flat_map(std::env::split_paths).take(1);
         let file = value("GSHARE_SIM_DEVICE").map(|file| Mount { writable: true, ..Mount::read(file) });
         folders.map(Mount::read).chain(file).collect()
     }
 
-    /// The UUIDs that the node's daemon may know it by: of the GPU, or of its MIG devices.
+    /// UUIDs by which the node's daemon may know the device: of the GPU, or of its MIG devices.
     pub fn uuids(&self) -> impl Iterator<Item = &str> {
         let whole = self.slices.is_empty().then_some(self.uuid.as_str());
         whole.into_iter().chain(self.slices.iter().map(|(_, uuid)| uuid.as_str()))
     }
 }
 
-/// All devices of this node, and what keeps simulated ones alive.
+/// All devices of this node, and the folders of simulated drivers.
 #[derive(Debug, Default)]
-pub struct Devices {
-    /// By the platform's name.
+pub struct Inventory {
+    /// Devices by the platform's id.
     pub all: BTreeMap<GpuId, Device>,
-    /// Whether the driver keeps to SM partitions by itself: a simulated one does.
+    /// Whether all devices are simulated; the simulated driver enforces SM partitions without MPS.
     pub simulated: bool,
     simulators: Vec<SimulatorDir>,
-    /// The environment of each simulated board.
+    /// Environment of each simulated board.
     boards: Vec<Vec<(OsString, OsString)>>,
 }
 
-impl Devices {
-    /// One device for functions that use no GPU, where there is none.
+impl Inventory {
+    /// One placeholder device, for functions that use no GPU.
     pub fn none() -> Self {
         let mut devices = Self::default();
-        // Its memory bounds nothing, and is within what each packer counts with.
+        // Large enough to bound nothing, and small enough for the arithmetic of every packer.
         let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 16));
         let (name, uuid) = ("no GPU".to_owned(), String::new());
         let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
@@ -164,16 +164,16 @@ impl Devices {
         devices
     }
 
-    /// Whether this machine's driver has a device.
+    /// Whether this machine's driver finds a device.
     pub fn are_here() -> bool {
         inventory(&[]).is_ok_and(|found| !found.is_empty())
     }
 
-    /// The devices of this machine's driver, or of simulated boards whose files are in `state`. GPUs with these numbers serve
-    /// one request at a time.
+    /// Finds the devices of this machine's driver, or of simulated boards with files in `state`. GPUs with a number in `whole`
+    /// serve one request at a time.
     ///
     /// # Errors
-    /// When a driver does not answer, a MIG layout is not one that is known, or a GPU in `whole` is none that could be.
+    /// If a driver does not answer, a MIG layout is unknown, or a GPU in `whole` is missing or has MIG devices.
     pub fn find(boards: &[Spec], whole: &[u32], state: &Path) -> anyhow::Result<Self> {
         let mut devices = Self { simulated: !boards.is_empty(), ..Self::default() };
         if boards.is_empty() {
@@ -202,11 +202,11 @@ impl Devices {
         Ok(devices)
     }
 
-    /// Variables of a process with these parts: `CUDA_VISIBLE_DEVICES`, and those that find the driver; none for parts on devices that
-    /// are not here.
+    /// Environment of a process with these parts: `CUDA_VISIBLE_DEVICES`, and the path to the driver. Empty for parts on
+    /// unknown devices.
     ///
     /// # Errors
-    /// When the parts are on simulated boards with a driver each, of which a process sees one.
+    /// If the parts are on simulated boards with a driver each: a process sees only one of them.
     pub fn variables(&self, parts: &[Part]) -> std::io::Result<Vec<(OsString, OsString)>> {
         let devices: Vec<(&Device, &Part)> =
             parts.iter().filter_map(|part| Some((self.all.get(&part.gpu)?, part))).collect();
@@ -222,10 +222,10 @@ impl Devices {
         Ok(variables)
     }
 
-    /// Gives the files of simulated devices to another user. Files of real ones are anybody's.
+    /// Gives the files of simulated devices to another user. Files of real devices are open to all users.
     ///
     /// # Errors
-    /// When a file is not ours to give.
+    /// If a file belongs to another user.
     pub fn give(&self, user: User) -> std::io::Result<()> {
         let all = self.all.values().flat_map(|device| &device.environment);
         for (_, file) in all.filter(|(name, _)| name == "GSHARE_SIM_DEVICE") {
@@ -237,8 +237,8 @@ impl Devices {
         Ok(())
     }
 
-    /// News of lost devices for a daemon in this process, whose NVML knows nothing of simulated boards; `None` where there are
-    /// none of those.
+    /// A source of lost simulated devices for a daemon in this process, whose own NVML does not see them. None without
+    /// simulated boards.
     pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
         let board =
             |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };
@@ -246,7 +246,7 @@ impl Devices {
         (!boards.is_empty()).then(|| Box::new(SimulatedHealth(boards)) as Box<dyn DeviceHealth>)
     }
 
-    /// Why a device is lost, if it is among these.
+    /// The reason for the loss of a device, if the list contains it.
     pub fn why_lost<'a>(&self, gpu: GpuId, lost: &'a [LostDevice]) -> Option<&'a str> {
         let device = self.all.get(&gpu)?;
         let found = lost.iter().find(|one| device.uuids().any(|uuid| uuid == one.uuid))?;
@@ -269,7 +269,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Devices of one name have one kind.
+    /// The kind of the devices with this name, or a new kind.
     fn kind(&self, name: &str) -> GpuKind {
         let same = self.all.values().find(|device| device.name == name).map(|device| device.spec.kind);
         let next = self.all.values().map(|device| device.spec.kind.number() + 1).max().unwrap_or(0);
@@ -277,7 +277,7 @@ impl Devices {
     }
 }
 
-/// A simulated GPU that is cut is the only one of its driver: several of them have a driver each.
+/// Splits simulated GPUs with MIG devices into boards of one GPU, each with its own driver.
 fn single(spec: &Spec) -> Vec<Spec> {
     match spec.devices {
         Some(count) if !spec.mig.is_empty() => {
@@ -289,8 +289,8 @@ fn single(spec: &Spec) -> Vec<Spec> {
     }
 }
 
-/// The model of GPU that has MIG devices of these names, and the place of each. Where NVML does not tell a place, devices of
-/// one profile are alike, and take the places that the profile may have in order.
+/// The GPU model with MIG profiles of these names, and the place of each MIG device. If NVML reports no places, devices of one
+/// profile are interchangeable and take the profile's places in order.
 fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
     let profile = |slice: &Found| {
         let rest = slice.name.split_once("MIG ").map_or("", |(_, rest)| rest);
@@ -310,7 +310,7 @@ fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
     Ok((layout, places))
 }
 
-/// GPUs that NVML names to a process with this environment.
+/// The GPUs that NVML shows to a process with this environment.
 fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--inventory").envs(environment.iter().map(|(key, value)| (key, value)));

@@ -1,4 +1,4 @@
-//! Devices that are lost and come back: what that does to the instances and requests there.
+//! Loss and return of devices, and the consequences for their instances and requests.
 
 use super::{Host, Turn};
 use gshare_core::{FunctionId, GpuId, InstanceId, Timestamp};
@@ -6,18 +6,19 @@ use gshare_sched::platform::{DeviceSpec, PlatformEvent};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-/// The words for a lost device.
+/// The reason that users see while a device is lost.
 fn said(gpu: GpuId, why: &str) -> String {
     format!("GPU {} is lost: {why}", gpu.number())
 }
 
 impl Host {
-    /// Why a device is lost, if it is.
+    /// The reason for the loss of a device; none while it works.
     pub fn why_lost(&self, gpu: GpuId) -> Option<&str> {
         self.lost.get(&gpu).map(String::as_str)
     }
 
-    /// A device is lost: its instances end, and the platform gives their places to others. Does nothing when that is known.
+    /// Takes down the instances on a lost device and tells the platform, which places new ones elsewhere. Has no effect if the
+    /// loss is known already.
     pub fn lose_device(&mut self, now: Timestamp, gpu: GpuId, why: &str) {
         if self.lost.contains_key(&gpu) {
             return;
@@ -26,7 +27,7 @@ impl Host {
         self.lost.insert(gpu, why.to_owned());
         let said = said(gpu, why);
         self.decided(said.clone());
-        // Requests that an instance has taken end before the platform hears of the loss, or it would give them to another one.
+        // Accepted requests must end before the platform hears of the loss, or it would dispatch them again.
         for instance in self.on_device(gpu) {
             self.break_off(instance, &said);
         }
@@ -41,7 +42,7 @@ impl Host {
         }
     }
 
-    /// A device is there, or is back. Does nothing when it was not lost.
+    /// Reports a device as found again. Has no effect unless it was lost.
     pub fn device_back(&mut self, now: Timestamp, gpu: GpuId, spec: &DeviceSpec) {
         let Some(why) = self.lost.remove(&gpu) else { return };
         self.last = self.last.max(now);
@@ -53,19 +54,19 @@ impl Host {
         self.inform(now, PlatformEvent::DeviceFound { gpu, spec: spec.clone() });
     }
 
-    /// Instances with a part on the device, or parked from it.
+    /// Instances with a part on this device, parked ones included.
     fn on_device(&self, gpu: GpuId) -> Vec<InstanceId> {
         let there = self.instances.iter().filter(|(_, of)| of.parts.iter().any(|part| part.gpu == gpu));
         there.map(|(id, _)| *id).collect()
     }
 
-    /// Ends the requests that an instance has taken, and sends it no other one.
+    /// Fails the requests that an instance has accepted, and blocks new ones.
     fn break_off(&mut self, instance: InstanceId, why: &str) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         known.ends = true;
         for request in known.requests.clone() {
             let Some(of) = self.requests.get(&request).filter(|of| of.reached) else { continue };
-            // A client that has gone needs no answer.
+            // A client that has left needs no answer.
             let _ = of.turn.send(Turn::DeviceLost(why.to_owned()));
             let took = self.last.saturating_since(of.since);
             self.requests.remove(&request);
@@ -74,7 +75,7 @@ impl Host {
         }
     }
 
-    /// Kills an instance of which the platform needs no report; its function.
+    /// Kills an instance without a report to the platform. Returns its function.
     fn take_down(&mut self, instance: InstanceId, why: &str) -> Option<FunctionId> {
         let mut known = self.instances.remove(&instance)?;
         if let Some(stop) = &known.stop {

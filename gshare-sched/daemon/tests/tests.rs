@@ -2,10 +2,10 @@
 
 mod common;
 
-mod accounts;
+mod charges;
 mod embed;
 mod garbage;
 mod guards;
-mod life;
 mod page;
 mod registry;
+mod restart;

@@ -6,14 +6,14 @@ mod common;
 mod hooked;
 
 mod build_dag;
-mod command;
+mod command_line;
 mod end_to_end;
 mod family;
 mod observed;
-mod partition;
-mod profile;
+mod partition_command;
+mod profile_command;
 mod scaling;
 mod simulated;
 mod store_command;
 mod strangers;
-mod why;
+mod why_command;

@@ -12,7 +12,7 @@ fn destroy(context: Ref<Context>) -> Answer {
     refuse_if(!context.retire(), INVALID_CONTEXT)?;
     #[cfg(feature = "runtime-tables")]
     crate::private_tables::storage::context_ends(context);
-    memory::free_all_of(context)?;
+    device_memory::free_all_of(context)?;
     driver.device.with(|engine, now| {
         for stream in context.all_streams() {
             stream.retire();
@@ -201,10 +201,10 @@ entry!(cuCtxSetLimit, context, |limit, value| {
     if limit == 2 {
         let heap = match value.saturating_sub(LIMITS[2]) {
             0 => 0,
-            more => memory::allocate(context, more as u64, MemKind::Plain)?,
+            more => device_memory::allocate(context, more as u64, MemKind::Plain)?,
         };
         if let Some(before) = limits.insert(HEAP_AT, heap as usize).filter(|at| *at != 0) {
-            memory::free(before as u64)?;
+            device_memory::free(before as u64)?;
         }
     }
     limits.insert(limit, value);

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gshare-sched/tests/support/pack.rs"]
+#[path = "../../gshare-sched/tests/support/packer_model.rs"]
 mod support;
 
 fuzz_target!(|bytes: &[u8]| support::run_bytes(bytes));

@@ -3,7 +3,7 @@
 use gshare_core::dag::Profile;
 use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
-use gshare_profile::dag::{DagRunError, Point, Shape, ShapeComponent, ShapeEdge, Weighs, profile};
+use gshare_profile::dag_profile::{DagRunError, Point, Shape, ShapeComponent, ShapeEdge, Weighs, profile};
 use gshare_profile::executor::{Begin, ExecError, Executor, Ready, Reply, Virtual};
 use gshare_profile::trial::TrialConfig;
 
@@ -52,7 +52,7 @@ fn shape(names: &[&str], edges: &[(&str, &str)]) -> Shape {
 fn run(
     shape: &Shape,
     slices: &[&str],
-) -> (Result<gshare_profile::dag::DagProfile, DagRunError>, Vec<String>) {
+) -> (Result<gshare_profile::dag_profile::DagProfile, DagRunError>, Vec<String>) {
     run_with(shape, slices, &[1])
 }
 
@@ -60,7 +60,7 @@ fn run_with(
     shape: &Shape,
     slices: &[&str],
     batches: &[u32],
-) -> (Result<gshare_profile::dag::DagProfile, DagRunError>, Vec<String>) {
+) -> (Result<gshare_profile::dag_profile::DagProfile, DagRunError>, Vec<String>) {
     let slices: Vec<String> = slices.iter().map(|&name| name.to_owned()).collect();
     let mut make = |point: &Point| {
         let (ms, gib) = if point.component == "a" { (40, 3) } else { (20, 12) };

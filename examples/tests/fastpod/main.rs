@@ -3,36 +3,26 @@
 #![cfg(feature = "kubernetes")]
 
 #[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/api_server.rs"]
+#[path = "../support/api_server.rs"]
 mod api_server;
-#[path = "fastpod/backoff.rs"]
 mod backoff;
 #[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/cluster.rs"]
+#[path = "../support/cluster.rs"]
 mod cluster;
 #[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/control_plane.rs"]
+#[path = "../support/control_plane.rs"]
 mod control_plane;
-#[path = "fastpod/decisions.rs"]
 mod decisions;
-#[path = "support/kustomize.rs"]
+#[path = "../support/kustomize.rs"]
 mod kustomize;
-#[path = "fastpod/lease.rs"]
 mod lease;
-#[path = "fastpod/life.rs"]
 mod life;
-#[path = "fastpod/manifests.rs"]
 mod manifests;
-#[path = "fastpod/manners.rs"]
 mod manners;
-#[path = "fastpod/monitoring.rs"]
 mod monitoring;
-#[path = "fastpod/node.rs"]
-mod node;
+mod node_hooks;
 #[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/policy.rs"]
+#[path = "../support/policy.rs"]
 mod policy;
-#[path = "fastpod/requests.rs"]
 mod requests;
-#[path = "fastpod/tenants.rs"]
 mod tenants;

@@ -4,9 +4,9 @@ mod common;
 
 mod accounts;
 mod daemon_loss;
+mod launch_model;
 mod long_waits;
 mod parts;
 mod property;
-mod run;
 mod turns;
 mod unlimited;

@@ -1,25 +1,27 @@
-//! The part of a node in the injection of FaSTPods: hook and socket come into containers by the kubelet, not by volumes of the pod.
+//! The part of a node in the injection of FaSTPods: the kubelet brings hook and socket into containers, instead of volumes
+//! of the pod.
 //!
 //! # Problem
-//! A pod that mounts files of its node has `hostPath` volumes, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
-//! The share of a pod is in its environment and in a volume of its own annotations, which both levels allow; files of the node (hook, `ld.so.preload`, the daemon's socket, MPS) have to come from the node.
+//! A pod needs `hostPath` volumes for files of its node, but namespaces with `PodSecurity` `baseline` or `restricted`
+//! refuse these. Both levels allow the pod's share in its environment and in a volume of its annotations. Files of the node
+//! (hook, `ld.so.preload`, the daemon's socket, MPS) must come from the node.
 //!
 //! # What works on a node
-//! - A pod's annotation `cdi.k8s.io/...` does not: containerd and CRI-O read such annotations, and the field `CDIDevices` of the
-//!   CRI, of the *container* that the kubelet describes, and the kubelet takes both from device plugins and drivers of Dynamic
-//!   Resource Allocation alone. Pods' own annotations reach the sandbox only. So a tenant can neither ask for CDI devices nor be
-//!   given them by a controller.
+//! - A pod's annotation `cdi.k8s.io/...` does not: containerd and CRI-O read such annotations, and the field `CDIDevices`
+//!   of the CRI, of the *container* that the kubelet describes, and the kubelet takes both from device plugins and drivers
+//!   of Dynamic Resource Allocation alone. Pods' own annotations reach the sandbox only. So a tenant can neither ask for
+//!   CDI devices nor be given them by a controller.
 //! - A **device plugin** does: a container that asks for the extended resource [`RESOURCE`] gets what the plugin answers to
-//!   `Allocate`. Mounts are carried out by every runtime. Names of CDI devices are where the runtime has CDI on (containerd 1.7 with
-//!   `enable_cdi = true`, 2.0 and later without; CRI-O 1.23): a containerd 1.7 that has it off starts the container *without* them
-//!   and says nothing, and the program would run without its limits. Mounts are therefore what is answered, and CDI where the
-//!   operator says `--cdi`.
+//!   `Allocate`. Every runtime supports mounts. CDI devices need a runtime with CDI enabled (containerd 1.7 with
+//!   `enable_cdi = true`, 2.0 and later by default; CRI-O 1.23): a containerd 1.7 without it silently starts the container
+//!   *without* them, and the program would run without its limits. So the plugin answers with mounts, and with CDI only by
+//!   the operator's `--cdi`.
 //!
 //! # Algorithm
-//! The plugin is found by the kubelet's plugin watcher, like a driver, so that a kubelet that starts again finds it again. It offers
-//! `slots` devices, of which each container takes one: they count nothing, since shares are packed by the controller. They are
-//! healthy while all files are there: a node without them offers none, and the controller sends it nothing
-//! ([`super::nodes::Excluded::Resource`]); a kubelet would start a pod whose resource it does not know.
+//! The kubelet's plugin watcher finds the plugin, like a driver, also after a restart of the kubelet. It offers `slots`
+//! devices, of which each container takes one: they count nothing, since shares are packed by the controller. The devices
+//! are healthy while all files exist: a node without the files offers no device, and the controller sends it no pod
+//! ([`super::nodes::Excluded::Resource`]); a kubelet would start a pod with an unknown resource.
 //!
 //! With `--cdi` the plugin writes one CDI spec at its start, for all containers of the node.
 
@@ -51,7 +53,7 @@ const LOOK: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub struct Hooks {
     files: Arc<[File]>,
-    /// Devices that are offered: containers that may run at a time.
+    /// Number of offered devices: containers that may run at a time.
     slots: u32,
     by_cdi: bool,
     metrics: Metrics,
@@ -64,10 +66,10 @@ fn missing(files: &[File]) -> Option<&Path> {
 }
 
 impl Hooks {
-    /// A plugin that gives containers the files of `injected`; with `cdi`, by a spec that is written to that directory.
+    /// A plugin that gives containers the files of `injected`; with `cdi`, by a spec in that directory.
     ///
     /// # Errors
-    /// When the spec cannot be written.
+    /// If the spec cannot be written.
     pub fn new(injected: &Injected, slots: u32, cdi: Option<&Path>) -> io::Result<Self> {
         let files: Arc<[File]> = injected.files().into();
         if let Some(directory) = cdi {
@@ -92,7 +94,7 @@ impl Hooks {
         Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics: Metrics::default() })
     }
 
-    /// Counts what it does there.
+    /// Counts its work in these metrics.
     #[must_use]
     pub fn counting(self, metrics: Metrics) -> Self {
         Self { metrics, ..self }
@@ -146,7 +148,7 @@ impl DevicePlugin for Hooks {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        // The state is what was told last.
+        // The last reported state.
         let looks = stream::unfold((self.clone(), None), |(hooks, told)| async move {
             loop {
                 let missing = missing(&hooks.files);

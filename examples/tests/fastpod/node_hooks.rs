@@ -4,7 +4,7 @@ use gshare_examples::kubernetes::dra::kubelet::registration_client::Registration
 use gshare_examples::kubernetes::dra::kubelet::{InfoRequest, RegistrationStatus};
 use gshare_examples::kubernetes::fastpod::kubelet::device_plugin_client::DevicePluginClient;
 use gshare_examples::kubernetes::fastpod::kubelet::*;
-use gshare_examples::kubernetes::fastpod::node::{Hooks, NAME, RESOURCE};
+use gshare_examples::kubernetes::fastpod::node_hooks::{Hooks, NAME, RESOURCE};
 use gshare_examples::kubernetes::fastpod::pods::Injected;
 use gshare_examples::kubernetes::plugin::Sockets;
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@
 //! | shares | each instance with enough work gets its share of the measured GPU time: see [`share_report`](super::share_report) |
 //! | rate | while a daemon serves it, an instance and all processes of its name take at most its limit, plus the allowance below |
 //! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
-//! | wait | no thread waits for credit longer than [`Book::bound`] |
+//! | wait | no thread waits for credit longer than [`NodeBook::bound`] |
 //! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
 //! | account | a process is charged the GPU time of its kernels: see [`accounts`](super::accounts) |
 //! | turn | a turn ends once, and only for the client of its grant; totals never shrink |
@@ -169,7 +169,7 @@ impl Figures {
 
 /// The book. See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct NodeBook {
     window: Duration,
     in_flight: Duration,
     wrong: Option<Wrong>,
@@ -186,7 +186,7 @@ pub(super) struct Book {
     pub(super) figures: Figures,
 }
 
-impl Book {
+impl NodeBook {
     pub(super) fn new(window: Duration, in_flight: Duration, error_max: u64) -> Self {
         let (daemon_since, shares) = (Some(Timestamp::ZERO), Shares::new(error_max));
         let accounts = Accounts::new(window, in_flight);
@@ -761,7 +761,7 @@ mod tests {
 
     /// Whether the book accepts a wait with this beginning and end after the stop of a daemon, which lasts 6 s.
     fn accepts(begins: Duration, ends: Duration) -> bool {
-        let mut book = Book::new(Duration::from_millis(100), Duration::from_millis(5), 0);
+        let mut book = NodeBook::new(Duration::from_millis(100), Duration::from_millis(5), 0);
         let quota = QuotaRange::new(Quota::WHOLE, Quota::WHOLE).unwrap();
         let spec = ResourceSpec::new(quota, SmShare::WHOLE, None).unwrap();
         let moment = (Duration::from_millis(1), Duration::from_millis(1));

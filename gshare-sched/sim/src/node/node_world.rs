@@ -1,9 +1,9 @@
 //! The event loop, which takes each event to the part of the node concerned.
 
-use super::book::{Book, GIVEN_UP, LONG};
 use super::daemon::{Daemon, garbage, hello, name_of, uuid};
 use super::faults::Fault;
 use super::hooked_process::{Identity, Life, Process};
+use super::node_book::{GIVEN_UP, LONG, NodeBook};
 use super::node_plan::{NodePlan, Program, Shape, smaller};
 use super::outside::{Event, Outside};
 use super::{NodeFailure, NodeReport, Setup};
@@ -54,7 +54,7 @@ struct Device {
 
 /// A node and its surroundings. See the [module](super).
 #[derive(Debug)]
-pub struct World<'a> {
+pub struct NodeWorld<'a> {
     plan: &'a NodePlan,
     setup: &'a Setup,
     rng: Rng,
@@ -78,11 +78,11 @@ const SETTLES: Duration = Duration::from_millis(500);
 /// The length of a stopped process's lease: a token with its slack and grace, and the queued work.
 const STOPPED_LEASE: Duration = Duration::from_millis(80);
 
-impl<'a> World<'a> {
+impl<'a> NodeWorld<'a> {
     /// Builds the node of a plan; `logs` states whether the log keeps lines.
     pub fn new(plan: &'a NodePlan, setup: &'a Setup, logs: bool) -> Self {
         let mut rng = Rng::new(plan.seed);
-        let mut book = Book::new(setup.terms.window, plan.in_flight, setup.error_max);
+        let mut book = NodeBook::new(setup.terms.window, plan.in_flight, setup.error_max);
         let (mut instances, mut planned, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for (gpu, device) in plan.gpus.iter().enumerate() {
             book.add_gpu(device.memory);
