@@ -15,8 +15,8 @@ use gshare_sched::mig::GpuModel;
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Life,
-    MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError, PlatformEvent, Regime, Rejection,
-    Work,
+    MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError, PlatformEvent, Regime,
+    Rejection, Work,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;

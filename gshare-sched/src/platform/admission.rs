@@ -57,8 +57,11 @@ impl Platform {
                 Ok(())
             }
             PlatformEvent::RequestDone { request, .. } => {
-                let of =
-                    self.cluster.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
+                let of = self
+                    .cluster
+                    .requests
+                    .get(request)
+                    .ok_or(PlatformError::UnknownRequest { request: *request })?;
                 match of.runs_on().is_some_and(|instance| self.cluster.instances.get(instance).is_some()) {
                     true => Ok(()),
                     false => Err(PlatformError::NotRunning { request: *request }),

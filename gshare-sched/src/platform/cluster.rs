@@ -182,7 +182,7 @@ impl Cluster {
     }
 
     /// Instances missing from the function's minimum.
-    fn missing(&self, function: FunctionId) -> u32 {
+    pub(super) fn missing(&self, function: FunctionId) -> u32 {
         let of = self.functions.get(&function).filter(|of| of.state == FunctionState::Deployed);
         of.map_or(0, |of| of.spec.min_instances.saturating_sub(of.staying))
     }
@@ -235,11 +235,9 @@ impl Platform {
         for function in self.cluster.lacking.clone() {
             let of = self.cluster.functions.get(&function);
             let of = of.filter(|of| of.state == FunctionState::Deployed);
-            if let Some(of) = of
-                && of.not_before <= now
-            {
-                let (pool, missing) = (of.pool, self.cluster.missing(function));
-                self.tell(pool, |pool, cluster| pool.keep_minimum(cluster, function, missing));
+            if let Some(of) = of {
+                let (pool, may_start) = (of.pool, of.not_before <= now);
+                self.tell(pool, |pool, cluster| pool.keep_minimum(cluster, function, may_start));
             }
             if self.cluster.missing(function) == 0 {
                 self.cluster.lacking.remove(&function);

@@ -37,7 +37,6 @@ pub(super) struct Instance {
     pub(super) since: Timestamp,
 }
 
-
 impl Instance {
     /// Its parts on devices; none while it is parked.
     pub(super) fn parts(&self) -> &[Part] {
@@ -319,9 +318,6 @@ impl Cluster {
     fn forget(&mut self, instance: InstanceId) -> Option<Instance> {
         let of = self.instances.remove(instance)?;
         self.version += 1;
-        if of.life == Life::Starting {
-            self.start_failed(of.function);
-        }
         if of.stays() {
             self.stays_no_more(of.function);
         }
@@ -339,6 +335,9 @@ impl Platform {
         match report {
             InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
                 let Some(of) = self.forget(instance) else { return };
+                if of.life == Life::Starting {
+                    self.cluster.start_failed(of.function);
+                }
                 self.tell(of.pool, |pool, cluster| pool.gone(cluster, instance, report));
                 self.drop_if_done(of.function);
             }

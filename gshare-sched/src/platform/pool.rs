@@ -1,7 +1,10 @@
 //! Pools: the devices of one regime, shared out by engines of their own.
 
 use super::cluster::Cluster;
-use super::{DeviceSpec, FractionalPool, InstanceReport, Life, Moving, Part, Regime, SlicedPool, TenantLimits, WholePool};
+use super::{
+    DeviceSpec, FractionalPool, InstanceReport, Life, Moving, Part, Regime, SlicedPool, TenantLimits,
+    WholePool,
+};
 use core::fmt;
 use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 
@@ -66,7 +69,12 @@ pub(super) trait Pool: Send {
     fn regime(&self) -> Regime;
 
     /// The device is the pool's from now on; no process runs on it.
-    fn device_joined(&mut self, cluster: &mut Cluster, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError>;
+    fn device_joined(
+        &mut self,
+        cluster: &mut Cluster,
+        gpu: GpuId,
+        spec: &DeviceSpec,
+    ) -> Result<(), PoolError>;
 
     /// The device is gone, with every instance that had a part on it or was parked from it.
     fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]);
@@ -102,9 +110,10 @@ pub(super) trait Pool: Send {
     /// An instance has ended.
     fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport);
 
-    /// Starts the missing instances of a function's minimum where there is room now, or counts the function as unmet. Called
-    /// after each change of its instances or bounds, also where none is missing, and while some are, after each change of room.
-    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, missing: u32);
+    /// Starts the missing instances of a function's minimum where there is room now, or counts the function as unmet; starts none
+    /// unless it may. Called after each change of its instances or bounds, also where none is missing, and while some are, after
+    /// each change of room.
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool);
 
     /// [`next_deadline`](Self::next_deadline) has come.
     fn deadline(&mut self, cluster: &mut Cluster);

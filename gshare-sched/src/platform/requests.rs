@@ -214,7 +214,9 @@ impl Platform {
     /// Counts a request held back by its tenant's limit, if admitted requests of the function wait: more instances would then
     /// serve more of the tenant's requests.
     fn held(&mut self, request: RequestId, function: FunctionId) {
-        let Some(of) = self.cluster.functions.get(&function).filter(|of| !of.queue.is_empty()) else { return };
+        let Some(of) = self.cluster.functions.get(&function).filter(|of| !of.queue.is_empty()) else {
+            return;
+        };
         let held = self.cluster.requests.get_mut(&request).filter(|of| of.place == Place::Line);
         if let Some(held) = held.filter(|_| of.state == FunctionState::Deployed) {
             held.counted = true;

@@ -160,10 +160,12 @@ impl<S> Function<S> {
     pub fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
         let points = self.spec.profile.points();
         let mut order: Vec<(InstanceId, &ProfilePoint)> = Vec::new();
-        for (id, instance) in self.instances.iter().filter(|(_, instance)| instance.stage != Stage::Draining) {
+        for (id, instance) in self.instances.iter().filter(|(_, instance)| instance.stage != Stage::Draining)
+        {
             order.push((*id, &points[instance.point]));
         }
-        order.sort_by(|(a, x), (b, y)| x.cmp_efficacy(y).then(x.throughput.cmp(&y.throughput)).then(b.cmp(a)));
+        order
+            .sort_by(|(a, x), (b, y)| x.cmp_efficacy(y).then(x.throughput.cmp(&y.throughput)).then(b.cmp(a)));
         order.into_iter().map(|(id, point)| (id, point.throughput)).collect()
     }
 

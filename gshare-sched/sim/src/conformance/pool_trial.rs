@@ -290,7 +290,8 @@ impl Alone {
     /// Checks that the platform's view equals the book, and that functions have their minimums.
     fn agree(&mut self, now: Timestamp) -> Result<(), Broken> {
         let mut views = Vec::new();
-        self.inner().instances(&mut |view| views.push((view.instance, view.function, view.requests as usize)));
+        self.inner()
+            .instances(&mut |view| views.push((view.instance, view.function, view.requests as usize)));
         let book = self.book.instances.iter().map(|(id, one)| (*id, one.function, one.requests.len()));
         let book: Vec<_> = book.collect();
         claim(views == book, VIEWS, || {

@@ -12,8 +12,7 @@ use gshare_core::dag::{Component, Dag, DagError};
 use gshare_core::{Bytes, Duration, NodeId};
 use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Rejection, SlicedConfig, SlicedPool,
-    Work,
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Rejection, SlicedConfig, SlicedPool, Work,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

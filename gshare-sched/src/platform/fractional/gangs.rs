@@ -28,7 +28,9 @@ impl Gang {
 impl FractionalPool {
     /// Starts a job that should run and does not, if all of its workers find room.
     pub(super) fn start_gang(&mut self, function: FunctionId, cluster: &mut Cluster) {
-        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else { return };
+        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
+            return;
+        };
         let Some(Gang { workers, share, completed, .. }) = of.gang else { return };
         if !of.instances.is_empty() || completed || self.timers.has(Timer::Restart(function)) {
             return;
@@ -61,7 +63,9 @@ impl FractionalPool {
 
     /// Restarts an ended job after a pause, unless it was complete.
     pub(super) fn gang_gone(&mut self, function: FunctionId, cluster: &Cluster) {
-        let Some(of) = self.functions.get_mut(&function).filter(|_| !cluster.is_removed(function)) else { return };
+        let Some(of) = self.functions.get_mut(&function).filter(|_| !cluster.is_removed(function)) else {
+            return;
+        };
         let Some(gang) = of.gang.as_mut().filter(|gang| !gang.completed) else { return };
         self.timers.set(Timer::Restart(function), cluster.now.saturating_add(gang.pause));
         gang.pause = gang.pause.saturating_mul(2).min(LONGEST_PAUSE);

@@ -377,8 +377,8 @@ impl Pool for FractionalPool {
         }
     }
 
-    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, _: u32) {
-        if self.lacks(function, cluster) {
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        if may_start && self.lacks(function, cluster) {
             if let Some(of) = self.functions.get_mut(&function) {
                 of.refused.clear();
             }

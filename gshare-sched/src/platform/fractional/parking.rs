@@ -5,8 +5,8 @@
 
 use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY};
 use super::{
-    Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
-    State, Timer, Timestamp,
+    Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
+    PlatformAction, State, Timer, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -184,7 +184,8 @@ impl FractionalPool {
             let (used, idle) = self.may_be_parked(id, wanting.function, cluster)?;
             (idle || busy_too).then_some((!idle, used, id))
         };
-        let mut victims: Vec<(bool, Timestamp, InstanceId)> = cluster.instances.on(gpu).filter_map(may).collect();
+        let mut victims: Vec<(bool, Timestamp, InstanceId)> =
+            cluster.instances.on(gpu).filter_map(may).collect();
         victims.sort_unstable();
         let (mut chosen, mut latest) = (Vec::new(), Timestamp::ZERO);
         let mut victims = victims.into_iter();

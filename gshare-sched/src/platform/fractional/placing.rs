@@ -1,8 +1,8 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId, Part,
-    PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
+    Cluster, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
+    Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
@@ -65,7 +65,9 @@ impl FractionalPool {
         point: &ProfilePoint,
         cluster: &mut Cluster,
     ) {
-        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else { return };
+        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
+            return;
+        };
         let only = of
             .instances
             .iter()
@@ -180,14 +182,7 @@ impl FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = self.parts(of, cluster);
-        cluster.order(PlatformAction::Start {
-            instance,
-            function,
-            parts,
-            from,
-            takes,
-            parked: false,
-        });
+        cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 
     /// Changes the instance's state and returns the state before.

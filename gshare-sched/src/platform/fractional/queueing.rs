@@ -67,7 +67,9 @@ impl FractionalPool {
     pub(super) fn reopen(&mut self, instance: InstanceId, cluster: &Cluster) {
         self.close(instance);
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        let Some(function) = self.functions.get_mut(&of.function).filter(|of| of.gang.is_none()) else { return };
+        let Some(function) = self.functions.get_mut(&of.function).filter(|of| of.gang.is_none()) else {
+            return;
+        };
         if of.state == State::Ready && (cluster.runs(instance) as u64) < u64::from(of.capacity) {
             let key = of.open_key(instance, cluster);
             of.open = Some(key);

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 impl SlicedPool {
     /// Each node keeps its present instances, as far as the minimum goes. Missing instances then start one by one, on the node
-    /// with the fewest slices held that can start them.
-    pub(super) fn keep_parts(&mut self, function: FunctionId, cluster: &mut Cluster) {
+    /// with the fewest slices held that can start them, if they may.
+    pub(super) fn keep_parts(&mut self, function: FunctionId, may_start: bool, cluster: &mut Cluster) {
         let Some(of) = self.functions.get(&function) else { return };
         let least = cluster.functions.get(&function).map_or(0, |of| of.spec.min_instances);
         let mut keeps: BTreeMap<NodeId, u32> = of.kept.keys().map(|node| (*node, 0)).collect();
@@ -21,7 +21,7 @@ impl SlicedPool {
         for (at, keeps) in keeps {
             self.set_minimum(at, function, keeps, cluster);
         }
-        while missing > 0 {
+        while missing > 0 && may_start {
             let held = |at: &NodeId| (self.nodes.get(at).map_or(0, |node| node.slices.len()), *at);
             let Some(at) = nodes.iter().copied().min_by_key(held) else {
                 return self.unmet(function, None, cluster);
@@ -54,13 +54,7 @@ impl SlicedPool {
         u32::try_from(on).unwrap_or(u32::MAX)
     }
 
-    fn set_minimum(
-        &mut self,
-        at: NodeId,
-        function: FunctionId,
-        instances: u32,
-        cluster: &mut Cluster,
-    ) {
+    fn set_minimum(&mut self, at: NodeId, function: FunctionId, instances: u32, cluster: &mut Cluster) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         let before = match instances {
             0 => of.kept.remove(&at),

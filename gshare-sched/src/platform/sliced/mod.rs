@@ -136,7 +136,6 @@ impl Instance {
     fn holds(&self) -> bool {
         self.leaving || matches!(self.memory, Memory::In | Memory::Unparking)
     }
-
 }
 
 struct Node {
@@ -508,8 +507,8 @@ impl Pool for SlicedPool {
         self.keep(node, InstanceEvent::Gone { instance: local });
     }
 
-    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, _: u32) {
-        self.keep_parts(function, cluster);
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        self.keep_parts(function, may_start, cluster);
     }
 
     fn deadline(&mut self, cluster: &mut Cluster) {

@@ -115,7 +115,9 @@ impl SlicedPool {
 
     /// Whether one more instance is within the function's bound; a replacement does not count as one more.
     fn may_start(&self, function: FunctionId, replaces: Option<InstanceId>, cluster: &Cluster) -> bool {
-        let (Some(of), Some(own)) = (cluster.functions.get(&function), self.functions.get(&function)) else { return false };
+        let (Some(of), Some(own)) = (cluster.functions.get(&function), self.functions.get(&function)) else {
+            return false;
+        };
         let counts = |id: &&InstanceId| Some(**id) != replaces && self.counts(**id, cluster);
         own.instances.iter().filter(counts).count() < of.spec.max_instances as usize
     }
@@ -226,7 +228,9 @@ impl SlicedPool {
                     cluster.order(PlatformAction::Reject { request, reason });
                 }
             }
-            RouteAction::Short { function, waiting, behind } => self.short(function, waiting, behind, cluster),
+            RouteAction::Short { function, waiting, behind } => {
+                self.short(function, waiting, behind, cluster)
+            }
             RouteAction::Drained { instance } => {
                 if let Some(one) = self.instances.get(&instance) {
                     let event = InstanceEvent::Drained { instance: one.local };

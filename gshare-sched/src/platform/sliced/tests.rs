@@ -4,9 +4,10 @@ use super::*;
 use crate::Wrapped;
 use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
-use crate::platform::{FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, Work};
+use crate::platform::{FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work};
 use crate::request::Tier;
-use gshare_core::Quota;
+use core::sync::atomic::{AtomicU32, Ordering};
+use gshare_core::{Quota, TenantId};
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 
@@ -26,13 +27,15 @@ impl Host {
     }
 
     fn add(&mut self, function: u32, spec: FunctionSpec) {
-        let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec: Box::new(spec) };
+        let event =
+            PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec: Box::new(spec) };
         assert_eq!(self.tell(event), []);
     }
 
     fn lives(&self) -> Vec<(u64, Life, usize)> {
         let mut lives = Vec::new();
-        self.platform.instances(&mut |view| lives.push((view.instance.number(), view.life, view.parts.len())));
+        self.platform
+            .instances(&mut |view| lives.push((view.instance.number(), view.life, view.parts.len())));
         lives
     }
 }
@@ -273,7 +276,10 @@ fn a_start_that_failed_is_tried_again_later() {
     let spec = Box::new(chain(1, 12).with_instances(1, 8));
     host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec });
     host.report(0, InstanceReport::Refused);
-    assert_eq!((host.lives().len(), host.platform.next_deadline()), (0, Some(Timestamp::from_millis(10_000))));
+    assert_eq!(
+        (host.lives().len(), host.platform.next_deadline()),
+        (0, Some(Timestamp::from_millis(10_000)))
+    );
     host.now = 10_000;
     host.tell(PlatformEvent::DeadlineReached);
     assert_eq!(host.lives().len(), 1);
@@ -302,6 +308,35 @@ fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is
 }
 
 #[test]
+fn a_request_that_waits_for_its_tenant_counts_as_load_once() {
+    let heard = Arc::new(AtomicU32::new(0));
+    let counts = Arc::clone(&heard);
+    let make = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
+        let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
+        let counts = Arc::clone(&counts);
+        Ok(Box::new(Wrapped::new(Box::new(keeper), move |keeper, now, event, actions| {
+            counts.fetch_add(u32::from(matches!(event, InstanceEvent::Requested { .. })), Ordering::Relaxed);
+            keeper.handle(now, event, actions)
+        })))
+    };
+    let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap();
+    let mut host = Host::around(pool.with_keepers(Arc::new(make)));
+    host.join(0, 0, &["2g.20gb"]);
+    host.add(0, chain(2, 6));
+    let limits = TenantLimits { max_processes: 1, ..TenantLimits::default() };
+    host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits });
+    host.arrive(0, 0, None);
+    assert_eq!(heard.load(Ordering::Relaxed), 1);
+    host.arrive(1, 0, None);
+    assert_eq!(heard.load(Ordering::Relaxed), 2, "the second request waits for its tenant");
+    host.report(0, InstanceReport::Ready);
+    host.report(0, InstanceReport::Unparked);
+    assert_eq!(host.done(0), [dispatch(1, 0)]);
+    assert_eq!(heard.load(Ordering::Relaxed), 2);
+}
+
+#[test]
 fn a_removed_function_finishes_what_runs_and_frees_its_name() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
@@ -326,7 +361,8 @@ fn a_device_of_another_model_than_its_nodes_is_refused() {
     let spec = mig(0, "H100-80", &["1g.10gb"]);
     let other = host.try_tell(PlatformEvent::DeviceFound { gpu: GpuId::new(1), spec }).unwrap_err();
     assert!(other.contains("mig.model is H100-80, that of the other devices of node0 is A100-80"), "{other}");
-    let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(measured(14, 4, 9)) };
+    let event =
+        PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(measured(14, 4, 9)) };
     let text = host.try_tell(event).unwrap_err();
     assert!(text.starts_with("fn0 cannot run on sliced devices: profile: need a point of batch 1"), "{text}");
 }

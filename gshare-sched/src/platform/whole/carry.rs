@@ -1,8 +1,9 @@
 //! Orders of the scheduler, turned into orders for the host; and reports of hosts, in the scheduler's words.
 
 use super::{
-    Cluster, ComponentSet, FunctionId, GpuId, GpuShare, Instance, InstanceId, Life, ModelId, Part, PlatformAction,
-    QuotaRange, Rejection, RequestAction, RequestEvent, RequestId, SmShare, StopCause, WholePool,
+    Cluster, ComponentSet, FunctionId, GpuId, GpuShare, Instance, InstanceId, Life, ModelId, Part,
+    PlatformAction, QuotaRange, Rejection, RequestAction, RequestEvent, RequestId, SmShare, StopCause,
+    WholePool,
 };
 use crate::request::{RejectReason, Tier};
 use gshare_core::Duration;
@@ -89,7 +90,8 @@ impl WholePool {
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let instance = cluster.instances.name();
         of.instances.insert(instance);
-        self.instances.insert(instance, Instance { function, model, gpu, loaded: false, given: BTreeSet::new() });
+        self.instances
+            .insert(instance, Instance { function, model, gpu, loaded: false, given: BTreeSet::new() });
         self.resident.insert((gpu, model), instance);
         let parts = vec![self.part(function, gpu)];
         cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
@@ -142,7 +144,8 @@ impl WholePool {
             let Some(of) = self.functions.get(&function) else { continue };
             for id in &of.instances {
                 let one = &self.instances[id];
-                if cluster.instances.get(*id).is_some_and(|of| of.life == Life::Ready) && one.given.is_empty() {
+                if cluster.instances.get(*id).is_some_and(|of| of.life == Life::Ready) && one.given.is_empty()
+                {
                     self.tasks.push_back(RequestEvent::Dropped { gpu: one.gpu, model: one.model });
                 }
             }

@@ -50,12 +50,15 @@ impl WholePool {
     }
 
     /// Has a missing copy loaded, or counts the function as unmet where no device can hold the copy.
-    pub(super) fn warm(&mut self, function: FunctionId, missing: u32, cluster: &mut Cluster) {
+    pub(super) fn warm(&mut self, function: FunctionId, may_start: bool, cluster: &mut Cluster) {
         let Some(of) = self.functions.get(&function) else { return };
-        if missing == 0 {
+        if cluster.missing(function) == 0 {
             if cluster.functions.get(&function).is_none_or(|of| of.spec.min_instances == 0) {
                 self.cool(function);
             }
+            return;
+        }
+        if !may_start {
             return;
         }
         if self.warming.values().all(|warmed| *warmed != function) && !self.kinds.is_empty() {

@@ -217,7 +217,8 @@ impl Pool for WholePool {
         self.devices.insert(gpu, Device { node, memory });
         let first = self.kinds.is_empty();
         if self.kinds.insert(kind) {
-            let profiled = |(id, of): (&FunctionId, &Function)| profiled(of, &cluster.functions[id].spec, kind);
+            let profiled =
+                |(id, of): (&FunctionId, &Function)| profiled(of, &cluster.functions[id].spec, kind);
             self.tasks.extend(self.functions.iter().map(profiled));
         }
         if first {
@@ -337,8 +338,8 @@ impl Pool for WholePool {
         self.pin(function, cluster);
     }
 
-    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, missing: u32) {
-        self.warm(function, missing, cluster);
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        self.warm(function, may_start, cluster);
     }
 
     fn deadline(&mut self, _: &mut Cluster) {
@@ -362,7 +363,10 @@ impl Pool for WholePool {
         for (id, one) in &self.instances {
             let of = &self.functions[&one.function];
             assert!(of.instances.contains(id) && of.model == one.model, "{id} is not of its function");
-            assert!(one.given.is_empty() || self.resident.get(&(one.gpu, one.model)) == Some(id), "{id} runs");
+            assert!(
+                one.given.is_empty() || self.resident.get(&(one.gpu, one.model)) == Some(id),
+                "{id} runs"
+            );
             *used.entry(one.gpu).or_default() += of.memory.get();
         }
         for (gpu, used) in used {
@@ -373,7 +377,10 @@ impl Pool for WholePool {
             let here = |gpu| self.resident.contains_key(&(gpu, of.model));
             assert!(of.pin.is_none_or(here), "the pinned copy of {function} is not there");
             let kept = cluster.functions.get(function).is_some_and(|of| of.spec.min_instances > 0);
-            let any = of.instances.iter().any(|id| self.resident.get(&(self.instances[id].gpu, of.model)) == Some(id));
+            let any = of
+                .instances
+                .iter()
+                .any(|id| self.resident.get(&(self.instances[id].gpu, of.model)) == Some(id));
             assert_eq!(of.pin.is_some(), kept && any && !cluster.is_removed(*function), "pin of {function}");
         }
     }

@@ -26,8 +26,10 @@ impl Host {
     }
 
     fn add(&mut self, function: u32, gib: u64) {
-        let event =
-            PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec: Box::new(inference(gib)) };
+        let event = PlatformEvent::FunctionDeployed {
+            function: FunctionId::new(function),
+            spec: Box::new(inference(gib)),
+        };
         assert_eq!(self.tell(event), []);
     }
 

@@ -24,7 +24,8 @@ use gshare_core::{
 };
 use gshare_sched::pipeline::Goal;
 use gshare_sched::platform::{
-    FunctionSpec, FunctionState, InstanceReport, Moving, PlatformAction, PlatformEvent, Regime, Rejection, Work,
+    FunctionSpec, FunctionState, InstanceReport, Moving, PlatformAction, PlatformEvent, Regime, Rejection,
+    Work,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -33,8 +33,8 @@ use super::trials::Measured;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
-    DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent, Rejection,
-    StopCause,
+    DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
+    Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
