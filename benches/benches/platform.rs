@@ -170,7 +170,9 @@ fn devices(c: &mut Criterion) {
                 let arrived = PlatformEvent::RequestArrived { request, function, deadline: None };
                 platform.handle(now, arrived, &mut orders).expect("known");
                 let took = Duration::from_millis(20);
-                platform.handle(now, PlatformEvent::RequestDone { request, took }, &mut orders).expect("runs");
+                platform
+                    .handle(now, PlatformEvent::RequestDone { request, took }, &mut orders)
+                    .expect("runs");
                 black_box(orders.len())
             });
         });
@@ -182,7 +184,9 @@ fn devices(c: &mut Criterion) {
                 let spec = Box::new(FunctionSpec::new(work, Bytes::from_gib(4)));
                 let deployed = PlatformEvent::FunctionDeployed { function, spec };
                 platform.handle(now, deployed, &mut orders).expect("new");
-                platform.handle(now, PlatformEvent::FunctionRemoved { function }, &mut orders).expect("known");
+                platform
+                    .handle(now, PlatformEvent::FunctionRemoved { function }, &mut orders)
+                    .expect("known");
                 black_box(orders.len())
             });
         });

@@ -4,12 +4,14 @@ use super::*;
 use crate::Wrapped;
 use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
-use crate::platform::{FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work};
+use crate::platform::{
+    FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work,
+};
 use crate::request::Tier;
 use core::sync::atomic::{AtomicU32, Ordering};
-use gshare_core::{Quota, TenantId};
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Quota, TenantId};
 
 type Host = testing::Host<SlicedPool>;
 
