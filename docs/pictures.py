@@ -43,7 +43,7 @@ PLOTS = {
 
 
 def plot(lines, file, figure=None):
-    """Draws the CSV of a replay. The program `replay` lists the columns that say what a row is about; all others are figures."""
+    """Draws the CSV of a replay. The program `replay` lists the columns which identify a row; all others are figures."""
     import matplotlib.pyplot as plt
 
     listed = re.search(r"const ABOUT[^=]*= \[(.*?)\]", (ROOT / "benches/src/replay/mod.rs").read_text(), re.DOTALL)[1]

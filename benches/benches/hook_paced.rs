@@ -41,7 +41,6 @@ const WAIT: Duration = Duration::from_millis(20);
 /// Kernels before and behind a wait.
 const AROUND: u64 = 5;
 
-/// A driver under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driver {
     Fake,
@@ -235,7 +234,6 @@ fn program() -> ! {
 
 // ---- the bench --------------------------------------------------------------------------------------------------------------
 
-/// One running program.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -270,7 +268,7 @@ impl Sums {
     }
 }
 
-/// Where a driver's programs run: a device of its own for each folder.
+/// Folder of a driver's programs, with a device of its own.
 struct Stage<'a> {
     hook: &'a Path,
     driver: Driver,

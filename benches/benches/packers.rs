@@ -9,7 +9,7 @@
 //! A peer's cost is the cost of asking bin after bin. First fit ends early for a small demand and late for a large demand, so its
 //! median says little about the cost of a run of calls. The table has the median and the mean, criterion the mean.
 //!
-//! A pool of 100 000 GPUs lies in memory, so below its rows stands what a read from memory took at that moment.
+//! A pool of 100 000 GPUs lies in memory, so the line below its rows gives the time of a read from memory at that moment.
 
 use std::time::{Duration, Instant};
 

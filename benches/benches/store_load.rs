@@ -98,7 +98,7 @@ fn plain_copy(file: &File, bytes: u64, threads: usize) -> File {
     arena
 }
 
-/// Where `dd` writes to; its memory is freed outside its time.
+/// Target file of `dd`; its memory is freed outside its time.
 fn target() -> PathBuf {
     Path::new("/dev/shm").join(format!("gshare-bench-{}", std::process::id()))
 }

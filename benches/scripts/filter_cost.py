@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a decision costs a host that has the token engine behind two pipes, as JSON lines (`gshare engine token`).
+"""Cost of a decision for a host with the token engine behind two pipes, as JSON lines (`gshare engine token`).
 
     python3 benches/scripts/filter_cost.py [PATH-OF-GSHARE]
 
-Prints, in microseconds: a round trip (an event in, its orders out) beside one of the same bytes through `cat`, which is
-what pipes and two changes of process cost alone; and the time of an event when the filter is never waited for, which is
-what reading, deciding and writing cost.
+Prints, in microseconds: a round trip (an event in, its orders out) beside the same bytes through `cat`, the cost of
+pipes and two changes of process alone; and the time of an event without a wait for the filter, the cost of
+reading, deciding and writing.
 """
 
 import json
@@ -50,7 +50,7 @@ def joins():
 
 
 def conversation(gshare):
-    """Clients that ask in turn and give each token back after a millisecond: the lines, and their round trips in us."""
+    """Clients which ask in turn and return each token after a millisecond: the lines, and their round trips in us."""
     engine = Pipes([gshare, "engine", "token"])
     lines, times, now, used = joins(), [], 0, [0] * CLIENTS
     for text in lines:

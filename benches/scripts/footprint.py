@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an embedder pays for `cargo add gshare-sched`: crates, seconds of a release build from nothing, and CPU seconds of it, which a
+"""An embedder's cost of `cargo add gshare-sched`: crates, seconds of a release build from nothing, and its CPU seconds, which a
 busy machine changes less."""
 
 import json

@@ -66,7 +66,6 @@ fn another(known: &Function<History>) -> RequestRate {
     known.best().map_or(RequestRate::ZERO, |point| point.throughput)
 }
 
-/// A function's history.
 #[derive(Debug, Default)]
 struct History {
     window: Window,

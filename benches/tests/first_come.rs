@@ -22,7 +22,7 @@ struct Up {
     draining: bool,
 }
 
-/// Requests in the order of their names, which is that of their arrival, and instances.
+/// Requests in the order of their names, equal to the order of arrival, and instances.
 #[derive(Debug, Default)]
 struct Book {
     waiting: BTreeMap<RequestId, FunctionId>,

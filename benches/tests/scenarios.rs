@@ -69,7 +69,7 @@ fn kernels_over_time_add_up_to_those_that_ran() {
     let outcome = world::run(&plan, 3, || case.scenario.platform()).unwrap();
     assert_eq!(outcome.series.iter().filter(|sample| sample.function == 1).count(), 10);
     let counted: u64 = outcome.series.iter().map(|sample| sample.kernels).sum();
-    // A device runs no more than one whole kernel of a millisecond at a time; what came after the last sample is not in it.
+    // A device runs no more than one whole kernel of a millisecond at a time; events after the last sample are not in it.
     assert!(counted > 2_000 && counted <= 5_500 && counted <= outcome.kernels, "{counted}");
     let mut run = CaseRun::new(case, plan.length);
     run.take(&outcome);

@@ -1,4 +1,4 @@
-//! The README of this package shows what its programs print.
+//! The README of this package shows its programs' output.
 
 use std::process::Command;
 

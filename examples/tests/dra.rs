@@ -46,7 +46,7 @@ const CLAIM: &str = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/rnn
 const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 const LOOK: [&str; 2] = ["GET /api/v1/nodes/n1", "GET /apis/resource.k8s.io/v1/resourceslices"];
 
-/// An API server that knows the node and has one claim.
+/// An API server with the node and one claim.
 fn server() -> (Api, kube::Client) {
     let (api, client) = Api::start(RBAC, "");
     let known = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "node-uid"}});
@@ -55,7 +55,7 @@ fn server() -> (Api, kube::Client) {
     (api, client)
 }
 
-/// A slice of this node that the driver would not make.
+/// A slice of this node, unlike the driver's own.
 fn stray(driver: &str) -> Value {
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "stray"}, "spec": {"driver": driver, "nodeName": "n1",
         "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}})
@@ -90,11 +90,11 @@ fn allocated() -> Value {
     })
 }
 
-/// The kubelet's side: it finds the registration socket, and goes on from what it is told there.
+/// The kubelet's side: it finds the registration socket, and follows the addresses given there.
 async fn connect(path: &Path) -> Channel {
     let url = format!("unix://{}", path.display());
     let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();
-    // The socket is there before anybody accepts; until then the connection waits in its queue.
+    // The socket exists before the server accepts; until then the connection waits in its queue.
     endpoint.connect().await.unwrap()
 }
 
@@ -185,7 +185,7 @@ async fn a_kubelet_registers_prepares_and_unprepares_and_each_of_them_twice() {
     assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.6.0"), &json!("gpu.gshare.io/share")));
     let edits = &spec["devices"][0]["containerEdits"];
     assert!(edits["env"].as_array().unwrap().contains(&json!("GSHARE_QUOTA=30%:30%")), "{edits}");
-    // The same in a file, which stays when a program clears its environment.
+    // The same share in a file, for programs which clear their environment.
     let file = cdi::share_file(&hook(&dir), UID);
     let share = json!({"hostPath": file, "containerPath": "/usr/lib/gshare/share.env",
         "options": ["ro", "nosuid", "nodev", "rbind"]});
@@ -214,7 +214,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// A unary call, as gRPC for Go writes it. The authority goes into the dynamic table, where later calls find it.
+/// A unary call in the form of gRPC for Go. The authority goes into the dynamic table, for later calls.
 fn call(stream: u8, method: &str, authority: Option<&str>, message: &impl prost::Message) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let mut block = vec![0x83, 0x86, 0x04];
@@ -230,7 +230,7 @@ fn call(stream: u8, method: &str, authority: Option<&str>, message: &impl prost:
     [frame(1, 4, stream, &block), frame(0, 1, stream, &body)].concat()
 }
 
-/// The message that answers a call, or what the server resets it with.
+/// The answer to a call, or the code of the server's reset.
 async fn answer(socket: &mut tokio::net::UnixStream, stream: u8) -> Result<Vec<u8>, u32> {
     loop {
         let mut head = [0; 9];
@@ -275,7 +275,7 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
     let first = start(&dir);
     let mut plugin = registered(&first).await;
     let device = prepare(&mut plugin, UID).await.unwrap();
-    // Its sockets stay where they are, and so does a file that it was about to write.
+    // The sockets of the killed driver stay, and so does its half-written file.
     first.served.abort();
     let _ = first.served.await;
     std::fs::write(dir.path().join("cdi/gpu.gshare.io-share_x.1-1.tmp"), "{").unwrap();
@@ -283,7 +283,7 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
     let second = start(&dir);
     assert_eq!(specs(&dir).len(), 1);
     let mut plugin = loop {
-        // The old registration socket refuses until the new one is in its place.
+        // The old registration socket refuses until the new socket is in its place.
         if tokio::net::UnixStream::connect(second.sockets.registration()).await.is_ok() {
             break registered(&second).await;
         }
@@ -369,7 +369,7 @@ async fn the_driver_waits_for_the_hook_that_the_daemons_pod_puts_there() {
     waits.await;
 }
 
-/// Kubelets of 1.36 ask every driver for the health of its devices, and again every 5 s where it is not told.
+/// Kubelets of 1.36 ask every driver for the health of its devices, and again every 5 s without an answer.
 #[tokio::test]
 async fn a_kubelet_is_told_of_the_health_of_each_gpu() {
     let dir = TempDir::new().unwrap();
@@ -384,7 +384,7 @@ async fn a_kubelet_is_told_of_the_health_of_each_gpu() {
     };
     let expected = ["gpu-0", "gpu-1"].map(|gpu| ("n1".to_owned(), gpu.to_owned(), HEALTHY));
     assert_eq!(devices.iter().map(name).collect::<Vec<_>>(), expected);
-    // A stream that has no end does not keep the driver from ending.
+    // An endless stream does not keep the driver from ending.
     running.end.send(()).unwrap();
     running.served.await.unwrap().unwrap();
 }
@@ -407,7 +407,7 @@ async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
 #[tokio::test]
 async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     let (api, client) = server();
-    // Of another driver: none of ours.
+    // A claim of another driver: not for this one.
     let foreign = format!("{SLICES}/foreign");
     api.lock().put(&foreign, stray("gpu.example.com"));
     assert_eq!(publish(&client, &node()).await.unwrap(), 1);
@@ -421,7 +421,7 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
         "validRange": {"min": "1Mi", "max": "16384Mi", "step": "1Mi"}}});
     assert_eq!(device["capacity"]["memory"], memory);
 
-    // A slice of an older driver, or of another name of this one; and another client is faster.
+    // A slice of an older driver, or of another name of this driver; and another client is faster.
     let old = format!("{SLICES}/stray");
     api.lock().put(&old, stray(DRIVER));
     api.lock().fail(format!("DELETE {old}"), 404, "NotFound");
@@ -448,7 +448,8 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(api.lock().used.len(), 5, "what it asks of slices and nodes");
 }
 
-/// By its own account, with the rights of its manifest and under the policy: on the mock, and on a real server where there is one.
+/// The driver under its own account, with the rights of its manifest and under the policy: on the mock, and on a real server if there is
+/// one.
 #[tokio::test]
 async fn a_driver_writes_again_only_what_has_changed() {
     for cluster in Cluster::all(RBAC).await {
@@ -475,7 +476,7 @@ async fn a_driver_writes_again_only_what_has_changed() {
         let slice = cluster.object(&format!("{SLICES}/n1-gpu.gshare.io")).await.unwrap();
         assert_eq!(slice["spec"]["pool"]["generation"], 2);
         if let Cluster::Real(_) = cluster {
-            // Once the policy is in force: some time after it was given.
+            // The policy takes force some time after its creation.
             let other = Node { name: "n2".into(), ..fewer };
             let refused = async || loop {
                 match publish(&client, &other).await {
@@ -502,7 +503,7 @@ async fn what_hinders_publishing_is_told() {
         let error = publish(&client, &node()).await.unwrap_err();
         assert_eq!(matches!(error, PublishError::Conflict), code != 403, "{error}");
     }
-    // Without the feature gate the API server drops what it does not know.
+    // Without the feature gate the API server drops unknown fields.
     let (api, client) = server();
     api.lock().admit = Some(|slice| {
         slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");
@@ -511,7 +512,7 @@ async fn what_hinders_publishing_is_told() {
     assert!(matches!(error, PublishError::NotShareable), "{error}");
 }
 
-/// Everything that the driver asks of an API server, against the role that its manifest gives it.
+/// All requests of the driver to an API server, against the role in its manifest.
 #[tokio::test]
 async fn the_role_allows_what_is_used_and_no_more() {
     let (api, client) = server();
@@ -529,7 +530,7 @@ async fn the_role_allows_what_is_used_and_no_more() {
     assert_eq!(api.lock().used, rights(RBAC));
 }
 
-/// A name of no request, and text where a quantity belongs: a server takes neither, with the policy or without.
+/// An unknown name of a request, and text in place of a quantity: a server takes neither, with the policy or without.
 const INVALID_ANYWAY: [&str; 2] = [r#"["another"]"#, r#""lots""#];
 
 /// The policy of the manifests and [`check`] agree on each.
@@ -587,7 +588,7 @@ async fn parameters_are_validated_when_a_claim_is_made() {
         (&format!("{exactly}/adminAccess"), json!(true), Some("adminAccess")),
         (&format!("{exactly}/count"), json!(2), Some("count")),
         ("/devices/requests", twice, Some("one claim")),
-        // Of another driver: none of ours to judge.
+        // A claim of another driver: not for this one to judge.
         ("/devices/config/0/opaque", json!({"driver": "gpu.nvidia.com", "parameters": {"sharing": 1}}), None),
         (&format!("{exactly}/deviceClassName"), json!("gpu.nvidia.com"), None),
     ];

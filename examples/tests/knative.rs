@@ -1,6 +1,6 @@
-//! The Knative host before a mock of the API server that keeps objects as the real one does: versions and conflicts, merge
-//! patches, subresources, lists, watches that break off or have gone too far back, and the rights of `knative/rbac.yaml`.
-//! Each request is recorded; what is written is compared to the letter.
+//! The Knative host before a mock of the API server that keeps objects as the real one does: versions and conflicts, merge patches,
+//! subresources, lists, watches that break off or have gone too far back, and the rights of `knative/rbac.yaml`. Each request is recorded;
+//! writes are compared to the letter.
 #![cfg(feature = "kubernetes")]
 
 #[allow(dead_code, reason = "each test uses a part of it")]

@@ -1,5 +1,5 @@
-//! Any bytes are a configuration and a history of a co-scaler, checked against a book of what is out. On the stable
-//! compiler: `cargo fuzz run -s none coscale`.
+//! Any bytes are a configuration and a history of a co-scaler, checked against a book of its issued tokens. On the stable compiler: `cargo
+//! fuzz run -s none coscale`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes: a safetensors header and a manifest are refused, or hold what they promise.
+//! Any bytes: the readers of a safetensors header and a manifest refuse them, or return a result within its promises.
 #![no_main]
 
 use gshare_modelstore::manifest::{Layout, Manifest};

@@ -1,6 +1,6 @@
-//! Any history: the model store gives the actions of the literal one, and keeps its promises.
+//! Any history: the model store answers with the actions of the literal model, and keeps its promises.
 //!
-//! `cargo fuzz fmt store FILE` prints what was found as the JSON that belongs into `fuzz/regressions/store/`.
+//! `cargo fuzz fmt store FILE` prints an input as JSON for `fuzz/regressions/store/`.
 #![no_main]
 
 use core::fmt;
@@ -20,6 +20,6 @@ impl fmt::Debug for History {
 }
 
 fuzz_target!(|history: History| {
-    // The model is quadratic in what happened: long histories only slow the fuzzer down.
+    // The model is quadratic in the length of a history: long histories only slow the fuzzer down.
     ops::play(history.0, history.1.into_iter().take(400)).unwrap();
 });

@@ -1,4 +1,4 @@
-//! Any bytes: no decoder of the store's frames panics, and what decodes encodes to the same bytes.
+//! Any bytes: no decoder of the store's frames panics, and each decoded frame encodes to the same bytes.
 #![no_main]
 
 use gshare_modelstore::frame::{Answer, Request};

@@ -1,6 +1,6 @@
 //! Any history: the token engine keeps the contract.
 //!
-//! `cargo fuzz fmt token FILE` prints what was found as the JSON that belongs into `fuzz/regressions/token/`.
+//! `cargo fuzz fmt token FILE` prints an input as JSON for `fuzz/regressions/token/`.
 #![no_main]
 
 use core::fmt;
@@ -29,7 +29,7 @@ fuzz_target!(|history: History| {
         Terms::multi_token(config.window, config.window, (config.slack, config.grace), config.max_debt);
     let engine = Box::new(MultiToken::new(config).expect("sound"));
     let mut driver = Driver::new(engine, terms, check::always());
-    // The checkers add up everything that happened: long histories only slow the fuzzer down.
+    // The checkers add up the whole history: long histories only slow the fuzzer down.
     for op in history.0.into_iter().take(300) {
         op.apply(WORLD, &mut driver).unwrap();
     }

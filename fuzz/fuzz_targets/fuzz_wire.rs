@@ -1,4 +1,4 @@
-//! Any bytes: no decoder panics, and what decodes encodes to the same bytes.
+//! Any bytes: no decoder panics, and each decoded message encodes to the same bytes.
 #![no_main]
 
 use gshare_core::wire::{ToClient, ToDaemon};

@@ -18,7 +18,7 @@ Facts are taken, no text is copied:
 Within one base name and one stream flavour, both lists have the same length, and the n-th oldest of one is the n-th
 oldest of the other. The releases given must agree wherever they overlap, or nothing is written.
 
-`--check` writes nothing and fails when the file on disk differs from what would be written.
+`--check` writes nothing and fails if the file on disk differs from the new table.
 """
 
 import collections
@@ -211,7 +211,7 @@ def render(directories):
     text = "\n".join([
         "// Written by generate.py; do not edit. Releases read: " + releases + ".",
         "",
-        "/// The newest CUDA release whose names the table holds, as `1000 * major + 10 * minor`.",
+        "/// The newest CUDA release with names in the table, as `1000 * major + 10 * minor`.",
         f"pub const NEWEST_RELEASE: u32 = {newest};",
         "",
         "/// Calls `$callback!` with every row of the table; see the crate's documentation for the shape of a row.",
@@ -238,7 +238,7 @@ def main(arguments):
     text, count = render(directories)
     if check:
         if TARGET.read_text() != text:
-            fail(f"{TARGET} differs from what the headers give")
+            fail(f"{TARGET} differs from the table of these headers")
     else:
         TARGET.write_text(text)
     print(f"{count} symbols", file=sys.stderr)

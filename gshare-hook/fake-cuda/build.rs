@@ -1,9 +1,9 @@
 //! Writes the exports: one C function per name of the driver's table.
 //!
-//! Each name is a type in `symbol`, and `args` says what it is called with; where the table has a per-thread variant too
-//! (`_ptsz`, `_ptds`), one type serves both: streams come as a `StreamArg`, and a call without one has a `Flavor` first. `entry!` in `src/driver/mod.rs` gives a type its function;
-//! every other name answers `CUDA_ERROR_NOT_SUPPORTED`. So the library exports what a driver exports, and the signatures are
-//! the table's.
+//! Each name is a type in `symbol`, and `args` lists its arguments. A name with a per-thread variant (`_ptsz`, `_ptds`) shares one type
+//! with it: streams arrive as a `StreamArg`, and a call without a stream gets a `Flavor` first. `entry!` in `src/driver/mod.rs` gives a
+//! type its function; every other name answers `CUDA_ERROR_NOT_SUPPORTED`. The library therefore exports the same names as a driver, with
+//! the table's signatures.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ macro_rules! rows {
 }
 gshare_cuda_abi::cuda_symbols!(rows);
 
-/// Exported without the panic guard: their functions have none on the path that must cost next to nothing.
+/// Exported without the panic guard: the fast path of these functions has none and must cost next to nothing.
 const UNGUARDED: [&str; 1] = ["cuLaunchKernel"];
 
 /// How a trace shows an argument: a `trace::Value`.
@@ -55,7 +55,7 @@ fn is_stream(ty: &str) -> bool {
     ty.replace(' ', "") == "sys::CUstream"
 }
 
-/// An exported name without the ending of a per-thread variant, and whether it had one.
+/// An exported name without the suffix of its per-thread variant, and whether it had the suffix.
 fn stem(name: &str) -> (&str, bool) {
     let stem = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
     (stem.unwrap_or(name), stem.is_some())
@@ -64,7 +64,7 @@ fn stem(name: &str) -> (&str, bool) {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // Its own table of functions must hold its own functions, also under a preloaded library that exports the same names.
+    // The library's table must point to the library's functions, even under a preloaded library with the same names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo:rerun-if-changed={UNSUPPORTED}");
     let names = fs::read_to_string(UNSUPPORTED).expect("the list is part of the crate");
@@ -72,7 +72,7 @@ fn main() {
     generate("unsupported.rs", &format!("unsupported! {{ {names} }}"));
 }
 
-/// Names of NVML that are answered with "not supported".
+/// Names of NVML which answer "not supported".
 const UNSUPPORTED: &str = "src/nvml/unsupported.txt";
 
 fn generate(name: &str, text: &str) {
@@ -116,7 +116,7 @@ fn exports() -> Result<String, std::fmt::Error> {
         let shown: Vec<_> = args.iter().map(|(arg, ty)| format!("(\"{arg}\", {})", shown(arg, ty))).collect();
         let trace = format!("crate::call_trace::call(\"{name}\", returned.0, &[{}])", shown.join(", "));
         let body = if UNGUARDED.contains(&stem) {
-            // Two copies: after a call, its arguments would have to be kept.
+            // The arguments appear twice, since keeping them for the trace would cost every call.
             format!(
                 "if crate::call_trace::calls() {{ let returned = code({call}); {trace}; return returned; }} code({call})"
             )

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Asks the CUDA driver and NVML what programs ask them, odd questions too, and prints the answers as JSON, one a line.
+"""Asks the CUDA driver and NVML the questions of programs, odd questions too, and prints the answers as JSON, one a line.
 
-    python3 gshare-hook/gpu-suite/answers.py > answers.json                       # of the driver that is found
+    python3 gshare-hook/gpu-suite/answers.py > answers.json                       # of the driver found
     python3 gshare-hook/gpu-suite/answers.py --against answers.json               # how these differ from a recording
     python3 gshare-hook/gpu-suite/answers.py --against answers.json --known known.json
 
-A recording of a GPU is what the simulated driver is held against. Every question is harmless: none leaves an error in the
+CI compares the simulated driver with a recording of a GPU. Every question is harmless: none leaves an error in the
 context, and nothing is set on the card. Addresses, times and temperatures are not recorded. A file of known differences maps reasons
-to lists of questions; then another difference is an error (exit code 1), and so is a question of the list that does not differ.
+to lists of questions; then another difference is an error (exit code 1), and so is a listed question without a difference.
 """
 
 import argparse
@@ -66,7 +66,7 @@ CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 class Answers:
-    """Questions to the driver, with their answers by a name that says the question."""
+    """Questions to the driver, with their answers by the question's name."""
 
     def __init__(self):
         self.driver, self.found = ctypes.CDLL("libcuda.so.1"), {}
@@ -101,7 +101,7 @@ def of_devices(a):
         a.ask(f"attribute 16 of device {number}", "cuDeviceGetAttribute", OUT, 16, number, out=INT)
     a.ask("a count into NULL", "cuDeviceGetCount", None)
     a.ask("memory of the device", "cuDeviceTotalMem_v2", OUT, 0, out=SIZE)
-    # Numbers of the bus and of the host are of this machine.
+    # Numbers of the bus and of the host belong to this machine.
     for number in ATTRIBUTES:
         a.ask(f"attribute {number}", "cuDeviceGetAttribute", OUT, number, 0, out=INT, keep=number not in (33, 34, 50))
     for number in (0, 1000):
@@ -177,7 +177,7 @@ def of_memory(a):
     a.ask("free of an address inside", "cuMemFree_v2", inside)
     a.ask("free of an unknown address", "cuMemFree_v2", ctypes.c_uint64(1))
     a.ask("range of an unknown address", "cuMemGetAddressRange_v2", OUT, None, ctypes.c_uint64(1 << 20), out=ctypes.c_uint64)
-    # Numbers of CUpointer_attribute whose answers are no addresses.
+    # Numbers of CUpointer_attribute with answers other than addresses.
     for number in (2, 4, 8, 9, 10, 13, 15, 17):
         value = ctypes.c_uint64(0)
         a.found[f"pointer attribute {number} of a block"] = [
@@ -252,7 +252,7 @@ def of_work(a):
     a.found["size of the global"] = size.value
     a.ask("a global that is not there", "cuModuleGetGlobal_v2", OUT, ctypes.byref(size), module, b"x", out=ctypes.c_uint64)
     a.ask("count of functions", "cuModuleGetFunctionCount", OUT, module, out=UINT)
-    # Registers, versions and binary size are the compiler's.
+    # Registers, versions and binary size depend on the compiler.
     for number in FUNCTION_ATTRIBUTES:
         a.ask(f"function attribute {number}", "cuFuncGetAttribute", OUT, number, kernel, out=INT, keep=number not in (4, 5, 6))
     offset = SIZE()
@@ -413,7 +413,7 @@ def of_nvml(a):
     ask("NVML: stop twice", "nvmlShutdown")
 
 
-# Each part runs in a process of its own: a driver that ends one of them leaves the others.
+# Each part runs in a process of its own: a driver which ends one process leaves the others.
 PARTS = {part.__name__: part for part in (of_devices, of_contexts, of_memory, of_work, of_errors, of_nvml)}
 
 
@@ -435,7 +435,7 @@ def answers_of(name):
     return a.found
 
 
-# The name of a part that gave no answers ends with this.
+# Suffix of the name of a part without answers.
 EARLY = " ended early"
 
 

@@ -1,7 +1,7 @@
 /*
- * Prints what calls of the driver cost, as an unmodified program sees it, as one line of JSON: the median time in ns on the CPU of
+ * Prints the cost of calls of the driver to an unmodified program, as one line of JSON: the median CPU time in ns of
  * launching an empty kernel, launching a graph of one such kernel, recording an event and starting a copy. With the argument
- * `device` also what the device itself takes: an empty kernel, one more block on every SM, an empty copy (ns), and copies of a
+ * `device` also the device's own time: an empty kernel, one more block on every SM, an empty copy (ns), and copies of a
  * quarter GiB (bytes per second).
  */
 #include <dlfcn.h>
@@ -85,7 +85,7 @@ static void large_down(void) { check(copy_down(memory[0], host, LARGE, stream), 
 static void large_up(void) { check(copy_up(host, memory[0], LARGE, stream), "cuMemcpyDtoHAsync"); }
 static void large_within(void) { check(copy_within(memory[0], memory[1], LARGE, stream), "cuMemcpyDtoDAsync"); }
 
-/* Median time in ns that the device takes for what a function queues, between two events. */
+/* Median device time in ns of a function's work, between two events. */
 static double device_ns(void (*work)(void)) {
     double ns[BATCHES];
     for (int batch = 0; batch < BATCHES; batch++) {
@@ -101,7 +101,7 @@ static double device_ns(void (*work)(void)) {
     return ns[BATCHES / 2];
 }
 
-/* A graph of the same call many times, each behind the one before. */
+/* A graph with many nodes of one call, each behind its predecessor. */
 static handle graph_of(void (*call)(void), int nodes) {
     handle graph, executable;
     check(begin_capture(stream, 2), "cuStreamBeginCapture_v2");

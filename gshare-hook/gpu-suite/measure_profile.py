@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures this machine's GPU and prints a profile of it, which `gshare run --sim=FILE` simulates.
+"""Measures this machine's GPU and prints its profile for `gshare run --sim=FILE`.
 
     python3 gshare-hook/gpu-suite/measure_profile.py > mine.toml
 
 Sizes and the board's figures are the driver's and NVML's answers; the time of calls, kernels and copies is measured, for about ten
-seconds, on an otherwise idle GPU. What a kernel with work in it takes is not to be had from an empty one: `ns_per_wave` is what
+seconds, on an otherwise idle GPU. An empty kernel does not reveal the time of a kernel with work: `ns_per_wave` is the time for
 placing a wave of blocks takes, so kernels of a program are better stated by name (`[[kernel]]`). Nothing is set on the card.
 """
 
@@ -41,7 +41,7 @@ class Pci(ctypes.Structure):
 
 
 def board(nvml):
-    """What NVML says of the board; figures that it does not give are left out."""
+    """NVML's description of the board; missing figures are left out."""
     found = {}
 
     def ask(name, function, *before, of=ctypes.c_uint, value=lambda answer: answer.value):
@@ -72,7 +72,7 @@ def board(nvml):
 
 
 def mig_slices(nvml):
-    """The slices that NVML knows, as `nvidia-smi mig -lgip` lists them; none where MIG is off and the driver says nothing."""
+    """NVML's slices, as `nvidia-smi mig -lgip` lists them; none if MIG is off and the driver reports none."""
     class Profile(ctypes.Structure):
         _fields_ = [
             ("version", ctypes.c_uint), ("id", ctypes.c_uint), ("slices", ctypes.c_uint), ("p2p", ctypes.c_uint),
@@ -113,7 +113,7 @@ def measure():
     if done.returncode != 0:
         raise device.DriverError(done.stderr.strip())
     costs = json.loads(done.stdout.removeprefix(MARK))
-    # A wave is as many blocks of 1024 threads as are placed together.
+    # A wave is the number of blocks of 1024 threads placed together.
     wave = sizes["sms"] * max(1, sizes["threads_per_sm"] // 1024)
     return {
         "device_name": f'"{name.value.decode().removesuffix(" (simulated)")}"', "gpus": 1, "memory_bytes": total.value,

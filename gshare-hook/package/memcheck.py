@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the test programs with the hook under valgrind's memcheck: no invalid access, no use of what was never written.
+"""Runs the test programs with the hook under valgrind's memcheck: no invalid access, no use of unwritten memory.
 
     cargo build -p gshare-hook -p gshare-fake-cuda
     python3 gshare-hook/package/memcheck.py [--bin target/debug] [PROGRAM:KIND ...]
 
-Needs gcc and valgrind, and says so where they are not there. Only errors with the hook in their stack count: what the program,
-the C library or the simulated driver do by themselves is theirs.
+Needs gcc and valgrind, and names a missing one. Only errors with the hook in their stack count: errors of the program,
+the C library or the simulated driver alone do not.
 """
 
 import argparse
@@ -23,7 +23,7 @@ RUNS = [
     "process:fork_after", "process:vfork", "process:exec", "process:threads", "process:exit_in_thread", "process:signals",
 ]
 
-# Those that end otherwise than by 0.
+# Programs with another exit code than 0.
 CODES = {"process:exit_in_thread": 7}
 
 
@@ -35,7 +35,7 @@ def compile_programs(folder, driver):
 
 
 def errors(log):
-    """The error reports of a log that have the hook in their stack."""
+    """The error reports of a log with the hook in their stack."""
     lines = [line.split("== ", 1)[-1] if line.startswith("==") else line for line in log.splitlines()]
     blocks = "\n".join("" if line.startswith("==") and line.endswith("==") else line for line in lines).split("\n\n")
     return [block for block in blocks if "   at 0x" in block and "gshare_hook" in block]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Builds `libgshare_hook.so` as it is shipped, checks it, and prints what it weighs.
+"""Builds the shipped `libgshare_hook.so`, checks it, and prints its sizes and costs.
 
     python3 gshare-hook/package/package.py            # build for glibc 2.17, check, measure
-    python3 gshare-hook/package/package.py check FILE # check and measure a library that is there
+    python3 gshare-hook/package/package.py check FILE # check and measure an existing library
 
-A library built on a current system asks for a current C library and does not load in older images. So the shipped one is
+A library built on a current system asks for a current C library and does not load in older images. The shipped library is therefore
 linked against the symbols of glibc 2.17 (2012: every distribution with a supported driver), by `cargo-zigbuild` and
-`ziglang`, which pip fetches into the target directory. The check reads the file itself: what it asks of the C library,
-which libraries it needs, what it exports, how much static thread-local storage it takes.
+`ziglang`, which pip fetches into the target directory. The check reads the file itself: its demands on the C library,
+its libraries, its exports, and its static thread-local storage.
 
 Needs cargo, python3 with pip, and a way to fetch the two packages; `check` needs nothing. Only the standard library is used.
 """
@@ -27,7 +27,7 @@ GLIBC = (2, 17)
 TARGET = "x86_64-unknown-linux-gnu"
 TOOLS = ["cargo-zigbuild==0.24.0", "ziglang==0.17.1"]
 NEEDED = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
-# Bytes of static thread-local storage: what every thread of every program pays, and early loaders keep little of.
+# Bytes of static thread-local storage: every thread of every program pays for it, and early loaders keep little of it.
 TLS_LIMIT = 1024
 
 EM_X86_64, ET_DYN = 62, 3
@@ -36,7 +36,7 @@ DT_NEEDED, PT_TLS = 1, 7
 
 
 class Elf:
-    """As much of a 64-bit little-endian ELF file as the check asks for."""
+    """The parts of a 64-bit little-endian ELF file needed by the check."""
 
     def __init__(self, data):
         self.data = data
@@ -64,7 +64,7 @@ class Elf:
                     yield self.text(section[6], value)
 
     def version_needs(self):
-        """Pairs of a library and a version that this file asks of it."""
+        """Pairs of a library and its version required by this file."""
         for section in self.of_type(SHT_VERNEED):
             at = section[4]
             while True:
@@ -98,7 +98,7 @@ def version(text):
 
 
 def check(path):
-    """Everything that keeps the library from loading somewhere; and its figures."""
+    """All obstacles to loading the library on some system; and its figures."""
     data = path.read_bytes()
     elf = Elf(data)
     wrong = []
@@ -132,7 +132,7 @@ def check(path):
 
 
 def start_up(library, runs):
-    """What a program without CUDA pays for being preloaded, in us: the median of pairs."""
+    """Cost of the preloaded hook for a program without CUDA, in us: the median of pairs."""
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "nothing"
         source = pathlib.Path(folder) / "nothing.c"
@@ -180,7 +180,7 @@ def target_folder():
 
 
 def fetched(tools, program, requirements):
-    """The program, in a folder that pip fetches it into."""
+    """The program, in pip's target folder."""
     if not (tools / "bin" / program).exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-compile"]
         subprocess.run([*pip, "--target", str(tools), *requirements], check=True)
@@ -195,7 +195,7 @@ def build():
         **os.environ,
         "PATH": f"{tools / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(tools),
-        # What is shipped is small and optimised as a whole, also where this run's other builds are not.
+        # The shipped library is small and optimised as a whole, even if this run's other builds are not.
         "CARGO_PROFILE_RELEASE_STRIP": "symbols",
         "CARGO_PROFILE_RELEASE_LTO": "thin",
     }

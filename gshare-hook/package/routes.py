@@ -4,13 +4,13 @@
     python3 gshare-hook/package/routes.py [DIR]      # the folder of the archives [default: target/dist]
     python3 gshare-hook/package/routes.py --cargo    # `cargo install` alone: builds everything for release
 
-The tarball is unpacked, the package for dpkg too (`dpkg-deb --extract`), that for rpm is installed in its own root, the wheel goes
-into a virtual environment. Scripts of packages are not run, and a package whose program is not there is left out, as is rpm's
+The tarball is unpacked, the package for dpkg too (`dpkg-deb --extract`), the package for rpm is installed in its own root, the wheel goes
+into a virtual environment. Scripts of packages are not run, and a package without its program is left out, as is rpm's
 without root's rights. No command sees another installation: the environment has a search path and a home of its own.
-Of each route is shown that
+The script shows for each route that
 - `gshare doctor` finds the hook, the simulated driver and the store's client, all of them in this root;
 - a program under `gshare run --sim --mem 64MiB` has the hook in it, and gets 32 MiB of GPU memory but not 128 MiB;
-- `gshare up` finds its host, the manual pages are there, and the daemon accepts the configuration that comes with it;
+- `gshare up` finds its host, the manual pages are present, and the daemon accepts its shipped configuration;
 - from the wheel: `gshare_store` puts a tensor into a store and maps it.
 """
 
@@ -57,7 +57,7 @@ print(*(ctypes.c_uint8 * 4).from_address(tensor.__array_interface__["data"][0]))
 
 
 class Route:
-    """An installation below a prefix, and commands that see no other."""
+    """An installation below a prefix, and commands which see no other installation."""
 
     def __init__(self, prefix, home, python="python3"):
         self.prefix, self.python, self.home = prefix, python, home
@@ -123,7 +123,7 @@ def debian(file, root):
 
 
 def rpm(file, root):
-    # What the package depends on is there, but not known to rpm in this root.
+    # The package's dependencies are installed, but unknown to rpm in this root.
     subprocess.run(["rpm", "--root", root, "--nodeps", "--noscripts", "--install", file], check=True, stderr=subprocess.DEVNULL)
     return root / "usr", root / "etc/gshare/gshared.toml", "python3"
 

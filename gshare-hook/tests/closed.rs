@@ -1,4 +1,4 @@
-//! Limits that were asked for and cannot be kept: nothing goes through, and the program is told why.
+//! Limits which cannot be kept: nothing goes through, and the program learns the reason.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ fn closed() -> PathBuf {
     program("closed", &["-rdynamic"])
 }
 
-/// A run to which this is denied, under limits.
+/// A run under limits, with this resource or driver function denied.
 fn denied(what: &str, kind: &str) -> Run {
     let run = Run::hooked(&closed(), &[kind]).env("GSHARE_QUOTA", "0.2").env("GSHARE_MEM", "256MiB");
     if what.starts_with("cu") {
@@ -33,7 +33,7 @@ fn denied(what: &str, kind: &str) -> Run {
     run.preload(&program("denied", &["-shared", "-nodriver"]), false).env("DENIED", what)
 }
 
-/// No launch and no byte went through, and what the calls gave is an error.
+/// No launch and no byte went through, and every call returned an error.
 fn assert_nothing_went_through(what: &str, done: &Done) {
     for call in CALLS {
         let line = done.stdout.lines().find(|line| line.starts_with(call)).unwrap_or_default();
@@ -57,7 +57,7 @@ const DENIED: [(&str, &str); 6] = [
     ("cuDeviceTotalMem_v2", "the driver lacks cuDeviceTotalMem_v2"),
 ];
 
-/// A cap of 20 % got 89 %, and 256 MiB were 512, without a word.
+/// Regression: a cap of 20 % let 89 % through, and 256 MiB became 512, without a message.
 #[test]
 fn nothing_goes_through_where_a_limit_cannot_be_kept_and_the_program_is_told_once() {
     for (what, told) in DENIED {
@@ -83,7 +83,7 @@ fn the_operator_may_have_the_program_run_without_limits() {
     }
 }
 
-/// A container that was at its limit of threads for a moment.
+/// A container may be at its limit of threads for a moment.
 #[test]
 fn the_next_launch_tries_again() {
     for what in ["thread", "key", "memory"] {
@@ -111,10 +111,10 @@ fn a_program_without_address_space_for_a_thread_is_closed_until_it_has_some() {
     assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
 }
 
-/// It took the memory of the device.
+/// Regression: the refused process used the device's memory.
 #[test]
 fn a_process_that_the_daemon_refuses_gets_no_launch_and_no_byte() {
-    // A device that the daemon does not manage is none of its business.
+    // The list omits the refusal of an unmanaged device, which is not limited.
     let codes = [
         RefusalCode::DuplicateName,
         RefusalCode::NotAllowed,
@@ -136,7 +136,7 @@ fn a_process_that_the_daemon_refuses_gets_no_launch_and_no_byte() {
     });
 }
 
-/// It ran without the limits that the daemon has for its name, without a word.
+/// Regression: the program ran without the daemon's limits for its name, and without a message.
 #[test]
 fn a_program_whose_new_root_hides_the_daemon_is_closed() {
     let place = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn a_program_whose_new_root_hides_the_daemon_is_closed() {
     assert!(done.stderr.contains("changed its root") && done.stderr.lines().count() == 1, "{}", done.stderr);
 }
 
-/// Nothing was metered any more, without an error.
+/// Regression: metering stopped without an error.
 #[test]
 fn nothing_goes_through_once_the_helper_thread_is_gone() {
     let done = Run::hooked(&closed(), &["helper_gone"]).env("GSHARE_QUOTA", "0.2").finish();
@@ -165,7 +165,7 @@ fn nothing_goes_through_once_the_helper_thread_is_gone() {
     );
 }
 
-/// All eventfds of a machine share one inode, by which the hook took them for its own.
+/// All eventfds of a machine share one inode; the hook once took a program's eventfd for its own.
 #[test]
 fn wake_ups_of_the_programs_own_eventfds_are_left_alone() {
     for _ in 0..3 {
@@ -176,7 +176,7 @@ fn wake_ups_of_the_programs_own_eventfds_are_left_alone() {
     }
 }
 
-/// The hook's thread kept it for ever, with all signals blocked.
+/// Regression: the hook's thread, with all signals blocked, kept the process for ever.
 #[test]
 fn a_program_whose_last_thread_has_ended_ends_and_reports() {
     for kind in ["last_thread", "last_worker"] {
@@ -190,7 +190,7 @@ fn a_program_whose_last_thread_has_ended_ends_and_reports() {
     }
 }
 
-/// Four kernels a second went through, since the handler stood in line behind the thread that it had interrupted.
+/// Regression: the handler queued behind its own interrupted thread, at four kernels a second.
 #[test]
 fn a_signal_handler_may_launch_while_its_thread_waits() {
     let done = Run::hooked(&closed(), &["handler"]).env("GSHARE_QUOTA", "0.2").finish();
@@ -209,7 +209,7 @@ fn behind_a_front(limited: bool) -> Run {
     if limited { run.env("GSHARE_MEM", "256MiB") } else { run.env("GSHARE_DISABLE", "1") }
 }
 
-/// Limits were off without a word.
+/// Regression: the limits were off without a message.
 #[test]
 fn a_library_with_a_dlsym_in_front_of_the_hook_gets_the_hooks() {
     let done = behind_a_front(true).finish();
@@ -228,7 +228,7 @@ fn a_library_whose_dlsym_leads_past_the_hook_is_named_and_no_device_is_seen() {
     assert!(done.stdout.starts_with("cuInit 0, 1 devices") && done.stderr.is_empty(), "{}", done.stderr);
 }
 
-/// The whole device and all of its processes were seen by what looks before it allocates.
+/// Regression: a program with a look before its first allocation saw the whole device and all of its processes.
 #[test]
 fn nvml_tells_the_limit_from_the_first_look_on_and_of_every_device() {
     let program = program("nvml_first", &["-nodriver"]);

@@ -29,7 +29,7 @@ fn each_device_has_its_own_account_whichever_is_current() {
             .env("GSHARE_SOCKET", &daemon.socket)
             .finish();
         assert_same(kind, &bare, &served);
-        // One attachment per device that is used, and the work of both is told.
+        // One attachment per device in use, with the work of both reported.
         let (told, devices) = (daemon.told(), if kind == "green" { 1 } else { 2 });
         assert_eq!(told.attached.len(), devices, "{told:?}");
     }
@@ -66,7 +66,7 @@ fn a_green_context_that_is_current_is_measured_and_may_go() {
     assert!(used >= truth * 9 / 10 && used <= truth * 11 / 10, "used {used}, device {truth}");
 }
 
-/// The second line that `mig` prints.
+/// The second line of `mig`.
 fn uuid(run: &Done) -> &str {
     run.stdout.lines().nth(1).unwrap_or_else(|| panic!("{}{}", run.stdout, run.stderr))
 }
@@ -81,7 +81,7 @@ fn each_mig_device_is_a_device_of_its_own() {
             .env("GSHARE_SIM_MIG", "3g.40gb,1g.10gb")
             .env("GSHARE_SIM_DEVICE", &device)
     };
-    // Without a list a process sees the first slice alone, with one the first that is named.
+    // Without a list a process sees only the first slice, with a list the first slice named.
     let first = cut(Run::bare(&program, &["mig"])).finish();
     let told = first.stdout.lines().next().unwrap_or_default();
     assert_eq!(
@@ -170,7 +170,7 @@ fn under_a_limit_nvml_tells_how_busy_ones_own_processes_are_and_nobody_elses() {
     };
     told(1, 1, &bare);
     told(1, 0, &Run::hooked(&program, &["utilisation"]).env("GSHARE_MEM", "256MiB").finish());
-    // Without a limit the hook alters nothing that NVML says.
+    // Without a limit the hook leaves NVML's answers alone.
     told(1, 1, &Run::hooked(&program, &["utilisation"]).finish());
 }
 
@@ -195,7 +195,7 @@ fn a_process_that_has_lost_its_daemon_goes_on_or_fails_as_it_was_told() {
     assert!(closed.stdout.ends_with("cuCtxSynchronize() = 0\n"), "{}", closed.stdout);
 }
 
-/// Who asks only when its kernel is over has nothing to run until it is answered, and has lost its turn.
+/// A client which asks only after its kernel has nothing to run until the answer, and loses its turn.
 #[test]
 fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
     let program = program("devices", &[]);
@@ -206,14 +206,14 @@ fn a_program_that_waits_for_a_long_kernel_asks_for_the_next_token_meanwhile() {
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     let told = daemon.told();
     assert!(told.used >= 590_000_000, "{told:?}");
-    // One or two. Who is taken for idle while he waits: 19.
+    // One or two tokens, against 19 if a waiting client counts as idle.
     assert!(told.empty_handed <= 10, "{} of 20 tokens: {told:?}", told.empty_handed);
 }
 
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Runs two programs side by side, each of `count` kernels, and gives what the daemon was told. The daemon gives tokens in
-/// turns, which expire `slack` after their GPU time.
+/// Runs two programs side by side, each with `count` kernels, and returns the daemon's record. Tokens go in turns, and expire `slack` after
+/// their GPU time.
 fn in_turns(token: Duration, slack: Duration, kernel: &str, count: &str) -> Told {
     let program = program("devices", &[]);
     let place = tempfile::tempdir().unwrap();
@@ -232,7 +232,7 @@ fn in_turns(token: Duration, slack: Duration, kernel: &str, count: &str) -> Told
     told
 }
 
-/// Credit is spent by one thread while another decides on the lease: what is found spent has to be found queued too.
+/// One thread spends credit while another decides on the lease: spent credit must also be seen as queued work.
 #[test]
 fn a_token_is_held_while_its_kernel_runs() {
     // One kernel to a token, and no token that expires: an expired one is returned with its kernel still running, and the
@@ -241,11 +241,11 @@ fn a_token_is_held_while_its_kernel_runs() {
     // Of 400 kernels. A process that is kept from its CPU can measure one as shorter than it is, and launch two.
     assert!(turns.len() >= 200, "{} turns", turns.len());
     for (turn, &(held, used)) in turns.iter().enumerate() {
-        // Half a millisecond before it is over. Of 400, a few were returned 5 ms before.
+        // Half a millisecond before its end. Once a few of 400 tokens were returned 5 ms early.
         assert!(used < held + 2_000_000, "turn {turn}: used {used} ns, held {held} ns");
     }
-    // The first four of a program end before they are handed over. One program may begin before the other, so these are sure to be
-    // among the first of theirs.
+    // The first four tokens of a program end before they are handed over. One program may begin earlier, so these are surely among its
+    // first.
     assert!(
         turns[..4].iter().all(|&(held, _)| held >= 8_000_000),
         "these were to be over: {:?}",
@@ -253,7 +253,7 @@ fn a_token_is_held_while_its_kernel_runs() {
     );
 }
 
-/// Its token expires while it runs, and when it is returned all is known.
+/// Its token expires during the kernel, and its return reports the whole kernel.
 #[test]
 fn a_kernel_of_which_nothing_was_known_is_charged_to_its_token() {
     let turns = in_turns(Duration::from_millis(5), SLACK, "spin_30ms", "3").turns;
@@ -267,7 +267,7 @@ fn what_two_programs_use_in_turns_is_what_the_device_did() {
     assert!((1_550_000_000..=1_650_000_000).contains(&told.used), "{told:?}");
 }
 
-/// What a line in `/etc/ld.so.preload` does for every program, the loader's own option does for one, without root.
+/// The loader's own option hooks one program as a line in `/etc/ld.so.preload` hooks all, without root.
 #[test]
 fn the_loader_preloads_it_without_the_environment() {
     let program = program("limit", &[]);
@@ -290,7 +290,7 @@ fn the_loader_preloads_it_without_the_environment() {
         "{}",
         limited.stderr
     );
-    // A file beside the library holds in an empty environment, and goes before another one.
+    // A file beside the library holds in an empty environment, and has precedence over the other file.
     let place = tempfile::tempdir().unwrap();
     let copy = place.path().join("libgshare_hook.so");
     std::fs::copy(&built().hook, &copy).unwrap();

@@ -1,4 +1,4 @@
-//! Daemons that die, are stuck, refuse, answer late or change their minds, and programs that cut the hook off from them.
+//! Daemons which die, hang, refuse, answer late or change their minds, and programs which cut the hook off from them.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,12 +21,12 @@ fn limited(percent: u16) -> ResourceSpec {
     ResourceSpec::UNLIMITED.with_quota(QuotaRange::new(Quota::ZERO, limit).unwrap())
 }
 
-/// A hooked run whose launches and allocations wait for a daemon for a second.
+/// A hooked run with waits for a daemon, at a launch or an allocation, of at most a second.
 fn impatient(program: &Path, arguments: &[&str]) -> Run {
     Run::hooked(program, arguments).env("GSHARE_DAEMON_WAIT", "1s")
 }
 
-/// Waits until it is so, at most ten seconds.
+/// Waits until the condition holds, at most ten seconds.
 fn until(so: impl Fn() -> bool) {
     let end = Instant::now() + StdDuration::from_secs(10);
     while !so() && Instant::now() < end {
@@ -43,7 +43,7 @@ fn listener(socket: &Path) -> OwnedFd {
     listener
 }
 
-/// How long the launch took that failed, in ms.
+/// Duration of the failed launch, in ms.
 fn failed_after(stdout: &str) -> Option<u64> {
     stdout.strip_prefix("802 after ")?.strip_suffix(" ms\n")?.parse().ok()
 }
@@ -80,7 +80,7 @@ fn launches_wait_as_long_for_a_daemon_that_says_nothing() {
     assert!(waited.is_some_and(|ms| (400..4_000).contains(&ms)), "{}{}", done.stdout, done.stderr);
 }
 
-/// A daemon of the release before refuses in its own format, and the process would wait for another daemon without a word.
+/// A daemon of an earlier release refuses in its own format; without this line the process would silently wait for another daemon.
 #[test]
 fn a_daemon_that_speaks_another_version_is_named_once_with_both_versions() {
     let program = program("link", &[]);
@@ -110,7 +110,7 @@ fn a_daemon_that_speaks_another_version_is_named_once_with_both_versions() {
     assert_eq!(done.stderr.matches(said).count(), 1, "{}", done.stderr);
 }
 
-/// The daemon's sockets are there without an answer: a process that waits for a token would wait for ever.
+/// The daemon's sockets exist without an answer: a wait for a token would last for ever.
 #[test]
 fn a_daemon_that_is_stopped_is_as_good_as_gone() {
     let program = program("link", &[]);
@@ -172,7 +172,7 @@ fn processes_of_two_containers_are_not_taken_for_one() {
     assert!(told.names[0] != told.names[1] && told.runs[0] != told.runs[1], "{told:?}");
 }
 
-/// A daemon that says this and closes, with Hello unread; gives how often the program came.
+/// A daemon with this answer and a close, and with Hello unread; returns the number of the program's connections.
 fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (Done, u32) {
     let program = program("link", &[]);
     let place = tempfile::tempdir().unwrap();
@@ -200,7 +200,7 @@ fn turned_away_at_the_door(answer: &ToClient, ms: &str) -> (Done, u32) {
     (done, comes)
 }
 
-/// The process asks for nothing, so that by itself it would have the whole device.
+/// The process sets no limits, so alone it would have the whole device.
 #[test]
 fn a_process_that_is_refused_launches_nothing() {
     for (code, waits) in [(RefusalCode::NotAllowed, false), (RefusalCode::DuplicateName, true)] {
@@ -216,7 +216,7 @@ fn a_process_that_is_refused_launches_nothing() {
     }
 }
 
-/// Where the operator lets strangers run, they keep to the limits that the daemon names.
+/// If the operator lets strangers run, they keep to the daemon's limits.
 #[test]
 fn a_process_that_is_not_served_but_may_run_keeps_the_limits_that_the_daemon_names() {
     let answer = ToClient::Unserved {
@@ -257,7 +257,7 @@ fn a_device_that_is_refused_costs_the_others_nothing() {
     }
 }
 
-/// What it asks for and gives back between Attach and its answer is said after it.
+/// Requests and returns between Attach and its answer are reported after the answer.
 #[test]
 fn memory_is_limited_and_accounted_for_while_a_daemon_thinks() {
     let program = program("link", &[]);
@@ -273,7 +273,7 @@ fn memory_is_limited_and_accounted_for_while_a_daemon_thinks() {
     assert!(told.memory <= 8 << 20, "{told:?}");
 }
 
-/// What it took before there was a daemon is said with Attach, and what it gives back of it meanwhile after the answer.
+/// Memory from the time without a daemon is reported with Attach; memory returned meanwhile, after the answer.
 #[test]
 fn memory_given_back_while_a_daemon_thinks_is_told_it() {
     let program = program("link", &[]);
@@ -322,7 +322,7 @@ fn another_limit_leaves_the_daemon_with_what_is_in_use() {
     });
 }
 
-/// Its thread holds the lock that the helper would need to look a function up.
+/// Its thread holds the lock needed by the helper to look a function up.
 #[test]
 fn a_library_may_work_on_the_device_while_it_is_loaded() {
     let (program, library) = (program("link", &[]), program("constructor", &["-shared"]));
@@ -385,14 +385,14 @@ fn files_of_a_program_that_closed_the_hooks_descriptors_are_its_own() {
     assert_eq!(served.stderr, "");
 }
 
-/// As with `closefrom` in a daemon or a shell. The program had the whole device from then on.
+/// The program closes all descriptors, as `closefrom` does in a daemon or a shell. Regression: it then had the whole device.
 #[test]
 fn a_program_that_closed_the_hooks_descriptors_is_metered_as_before() {
     let program = program("link", &[]);
     let kinds = ["closes_and_works", "3000"];
     let alone = Run::hooked(&program, &kinds).env("GSHARE_QUOTA", "0.2");
     let place = tempfile::tempdir().unwrap();
-    // A token of 4 ms, which is given to a client once in 20 ms.
+    // Each client gets a token of 4 ms once in 20 ms.
     let manners = Manners {
         token: Duration::from_millis(4),
         every: StdDuration::from_millis(20),
@@ -410,8 +410,8 @@ fn a_program_that_closed_the_hooks_descriptors_is_metered_as_before() {
     }
 }
 
-/// The daemon revokes the token while the kernel runs, and the process ends as soon as that is over: what it took beyond its token
-/// is for the next process of its name to pay back.
+/// The daemon revokes the token while the kernel runs, and the process ends right after the kernel. The next process of the name pays for
+/// the use beyond the token.
 #[test]
 fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
     let program = program("link", &[]);
@@ -426,7 +426,7 @@ fn what_a_process_used_beyond_its_token_is_reported_before_it_ends() {
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
             (daemon.told_in_all().used, done.truth[0].gpus[0].busy_ns)
         };
-        // A few at a time: a process that ends waits 200 ms at most for a helper thread that may have to wait for a CPU.
+        // A few at a time: at its end a process waits 200 ms at most for its helper thread, and this thread may have to wait for a CPU.
         let few = || -> Vec<_> { (0..5).map(|_| scope.spawn(one)).collect() };
         (0..6)
             .flat_map(|_| few().into_iter().map(|run| run.join().unwrap()).collect::<Vec<_>>())

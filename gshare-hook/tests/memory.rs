@@ -1,4 +1,4 @@
-//! Memory whose size or owner is not what the call says.
+//! Memory with a size or an owner other than the call's.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::common::daemon::Daemon;
 use crate::common::{Run, assert_same, program};
 use gshare_core::{Bytes, Duration, ResourceSpec};
 
-/// What its other half, `between.c`, calls must be visible.
+/// The program exports its functions to its other half, `between.c`.
 fn memory() -> PathBuf {
     program("memory", &["-rdynamic"])
 }
@@ -18,7 +18,7 @@ fn run(kind: &str, to_run: Run) -> String {
     done.stdout
 }
 
-/// The same, alone and with a daemon.
+/// Runs the kind alone and with a daemon.
 fn limited(kind: &str) -> String {
     let alone = run(kind, Run::hooked(&memory(), &[kind]));
     let place = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ fn interrupted(kind: &str) -> String {
     run(kind, Run::hooked(&memory(), &[kind]).preload(&between, false))
 }
 
-/// Memory that a pool keeps was taken for room: the pool grew beyond the limit, and no process was charged.
+/// Regression: memory kept by a pool counted as room, so the pool grew beyond the limit without a charge.
 #[test]
 fn a_pool_does_not_grow_beyond_the_limit_because_it_keeps_what_it_cannot_use() {
     let told = "start: 0 bytes taken\nreserved 192 MiB\n64 MiB: 0\n48 MiB: 2\naddress: 0\nreserved 256 MiB\n20 MiB: 0\n\
@@ -62,7 +62,7 @@ fn a_pool_does_not_grow_beyond_the_limit_because_it_keeps_what_it_cannot_use() {
     assert_eq!(limited("kept"), "160 MiB: 0\nreserved 160 MiB\n");
 }
 
-/// A program that frees what it has, after an allocation that failed, freed the memory of others.
+/// Regression: a program which frees its memory after a failed allocation freed the memory of others.
 #[test]
 fn an_allocation_that_is_undone_leaves_the_callers_pointer_as_it_was() {
     let told = "1000 times 1040: 2\naddress: 0, pitch: 7\n1 MiB: 0\n";
@@ -79,7 +79,7 @@ fn what_came_out_of_a_pool_is_charged_until_it_is_freed_also_when_the_pool_is_go
     same(&["destroyed"], None);
 }
 
-/// Nothing of it was charged when not all of it could be.
+/// Regression: graph memory beyond the limit was not charged at all, not even the part within the limit.
 #[test]
 fn memory_of_graphs_beyond_the_limit_leaves_nothing_for_others() {
     assert_eq!(limited("graph_beyond"), "graph: 0\n1 MiB: 2\ncuDeviceGraphMemTrim(0) = 0\n256 MiB: 0\n");
@@ -96,7 +96,7 @@ fn memory_of_graphs_counts_whichever_call_made_the_node_and_on_its_own_device() 
 #[test]
 fn pools_are_charged_to_their_own_device() {
     same(&["stream_of_other", "pool_of_other", "host_pools"], None);
-    // Drivers before 12.8 do not tell a stream's device.
+    // Drivers before 12.8 do not report a stream's device.
     same(&["stream_of_other"], Some(&program("between", &["-shared"])));
 }
 
@@ -120,7 +120,7 @@ fn a_name_of_physical_memory_may_be_given_to_another_thread_while_it_is_unmapped
     same(&["unmap_refused"], None);
 }
 
-/// The free of the second memory was taken for one of the first: it was charged for ever.
+/// Regression: the free of the second memory counted for the first, so the second was charged for ever.
 #[test]
 fn memory_at_an_address_that_came_out_of_a_pool_before_is_charged_until_it_is_freed() {
     assert_eq!(interrupted("address_again"), "start: 0 bytes taken\nsame address: 1\nend: 0 bytes taken\n");

@@ -1,4 +1,4 @@
-//! Programs that are within their rights and that a meter easily hangs, loses or stops to measure.
+//! Correct programs which a meter easily hangs, loses or stops measuring.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,15 @@ use crate::common::daemon::{Daemon, Told};
 use crate::common::{Done, Run, assert_same, program};
 use gshare_core::{Duration, ResourceSpec};
 
-/// What its other half, `between.c`, calls must be visible.
+/// The program exports its functions to its other half, `between.c`.
 fn odd() -> PathBuf {
     program("odd", &["-rdynamic"])
 }
 
-/// The charge for a launch of which nothing is known, in ns.
+/// The charge for an unknown launch, in ns.
 const GUESS_NS: u64 = gshare_meter::cost::CostTable::FIRST_GUESS;
 
-/// Runs a kind bare and under a daemon, sees that both print the same, and gives what the daemon was told and what the devices did,
-/// in ns.
+/// Runs a kind bare and under a daemon, asserts equal output, and returns the daemon's record and the work of the devices, in ns.
 fn served(kinds: &[&str]) -> (Told, u64) {
     let program = odd();
     let bare = Run::bare(&program, kinds).env("GSHARE_SIM_PROFILE", "tiny").finish();
@@ -25,7 +24,7 @@ fn served(kinds: &[&str]) -> (Told, u64) {
     (told, truth)
 }
 
-/// A run of a kind under a daemon, where a call that launches a kernel takes `call_ns`, and others in proportion.
+/// A run of a kind under a daemon, with kernel launches of `call_ns` each and other calls in proportion.
 fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
     let program = odd();
     let place = tempfile::tempdir().unwrap();
@@ -37,14 +36,14 @@ fn served_by_calls_of(call_ns: u64, kinds: &[&str]) -> (Told, u64, Done) {
     (daemon.told(), served.truth[0].gpus.iter().map(|gpu| gpu.busy_ns).sum(), served)
 }
 
-/// What such a program used, in per cent of what the devices did for it.
+/// The program's charge, in percent of the devices' work for it.
 fn charged(kinds: &[&str]) -> u64 {
     let (told, truth) = served(kinds);
     println!("{kinds:?}: used {} ns, device {truth} ns", told.used);
     told.used * 100 / truth
 }
 
-/// What waits fills the bound on work in flight; what it waits for has yet to be launched.
+/// Waiting kernels fill the bound on work in flight before the work for which they wait is launched.
 #[test]
 fn work_that_waits_for_a_later_launch_does_not_wait_for_ever() {
     let program = odd();
@@ -57,17 +56,17 @@ fn work_that_waits_for_a_later_launch_does_not_wait_for_ever() {
     }
 }
 
-/// A default stream is another one under another context, and events of one context are no good in another.
+/// Each context has its own default stream, and events of one context are useless in another.
 #[test]
 fn contexts_that_take_turns_in_a_thread_are_measured() {
     for how in ["set", "push", "devices"] {
         let used = charged(&["turns", how]);
-        // Segments that begin in one and end in the other prove nothing: a tenth.
+        // Segments across two contexts prove nothing: a tenth.
         assert!((90..=110).contains(&used), "{how}: {used} %");
     }
 }
 
-/// It counted as in flight for as long as its thread did nothing more.
+/// Regression: a launch counted as in flight until its thread made another call.
 #[test]
 fn what_a_thread_leaves_behind_does_not_keep_others_waiting() {
     served(&["left"]);
@@ -75,21 +74,21 @@ fn what_a_thread_leaves_behind_does_not_keep_others_waiting() {
 
 #[test]
 fn kernels_that_become_longer_are_charged_what_they_take() {
-    // Were charged a fortieth, since no segment was measured any more; and a four-hundredth, since no segment proved anything.
+    // Regression: the charge was a fortieth, with no segment measured any more, and a four-hundredth, with segments that proved nothing.
     for kind in ["longer_after_a_stream_is_gone", "longer_in_a_loop"] {
         let used = charged(&[kind]);
         assert!((90..=110).contains(&used), "{kind}: {used} %");
     }
 }
 
-/// The program does not wait for its kernels, so they are taken for done; the segment that they fill is measured all the same.
+/// The program does not wait for its kernels, so they count as done; their segment is measured all the same.
 #[test]
 fn what_is_taken_for_done_is_charged_once() {
     let used = charged(&["now_and_then"]);
     assert!((85..=125).contains(&used), "{used} %");
 }
 
-/// Most of it is not measured, and each would be charged as if it had run alone: 173 % here.
+/// Most of this work is not measured; charged as if alone, each kernel would give 173 % here.
 #[test]
 fn short_work_of_several_threads_is_charged_the_time_in_which_any_of_it_runs() {
     for kernel in ["spin_80us", "spin_80us_full"] {
@@ -98,8 +97,8 @@ fn short_work_of_several_threads_is_charged_the_time_in_which_any_of_it_runs() {
     }
 }
 
-/// Between two events lies the time of the calls: an empty kernel was charged half of it. What is off is what the first launches were
-/// taken for, before one was measured without its call; that takes longer where CPUs are busy.
+/// The calls take time between two events: an empty kernel was once charged half of it. The remaining error is the guess for the first
+/// launches, before one is measured without its call; this takes longer on busy CPUs.
 #[test]
 fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() {
     for threads in ["1", "2"] {
@@ -109,7 +108,7 @@ fn kernels_shorter_than_the_calls_that_launch_them_are_charged_what_they_take() 
                 let (told, truth, done) = served_by_calls_of(call_ns, &kinds);
                 assert_eq!((done.stdout.as_str(), done.code), ("cuCtxSynchronize() = 0\n", Some(0)));
                 let (used, calls) = (told.used, call_ns * launches.parse::<u64>().unwrap());
-                // All of it took at least this time.
+                // All work together took at least this time.
                 let took = calls.max(truth);
                 println!("{kinds:?} behind {call_ns} ns: used {used} ns, device {truth} ns of {took} ns");
                 let hundredths = used.abs_diff(truth) * 100 / took;
@@ -132,8 +131,8 @@ fn contexts_made_before_the_first_launch_are_of_their_own_devices() {
     assert_eq!(served(&["made_before"]).0.attached.len(), 2);
 }
 
-/// The events of such work belong to another context than the current one. A token whose work is not measured is charged half a
-/// millisecond and more; a simulated device does this in no time. Single tokens are charged a pause of a busy machine's CPU.
+/// The events of such work belong to another context than the current one. A token of unmeasured work is charged at least half a
+/// millisecond; a simulated device does the work in no time. Single tokens are charged a pause of a busy machine's CPU.
 #[test]
 fn work_for_a_stream_of_another_device_is_measured_there() {
     let (told, truth) = served(&["foreign_stream"]);
@@ -141,14 +140,14 @@ fn work_for_a_stream_of_another_device_is_measured_there() {
     assert!(told.used < 51 * GUESS_NS / 4, "{told:?}");
 }
 
-/// An event in the legacy stream waits for all streams, and they for it.
+/// An event in the legacy stream waits for all streams, and all streams for it.
 #[test]
 fn no_event_makes_streams_wait_for_each_other() {
     served(&["legacy"]);
     served(&["legacy_per_thread"]);
 }
 
-/// By the clock its helper thread had been silent for as long as it was stopped, and was taken for gone: no limit from then on.
+/// Regression: a stopped program's helper thread seemed gone by the clock, so the program ran on without a limit.
 #[test]
 fn a_process_that_was_stopped_is_metered_when_it_goes_on() {
     let program = odd();
@@ -166,7 +165,7 @@ fn physical_memory_counts_before_there_is_a_context() {
     assert_eq!((done.stdout.as_str(), done.code), (expected, Some(0)), "{}", done.stderr);
 }
 
-/// A session was left that had the name of the process, and a thread.
+/// Regression: a session with the name of the process, and a thread, stayed behind.
 #[test]
 fn a_device_that_there_is_not_takes_no_session() {
     let (told, truth) = served(&["no_such_device"]);
@@ -175,13 +174,13 @@ fn a_device_that_there_is_not_takes_no_session() {
     assert!((90..=110).contains(&used), "{used} %");
 }
 
-/// The capture was taken for ended, and a look at its first stream spoiled it.
+/// Regression: the hook took the capture for ended, and its look at the first stream spoiled it.
 #[test]
 fn a_capture_goes_on_when_a_stream_that_joined_it_is_destroyed() {
     served(&["joined_stream_goes"]);
 }
 
-/// The capture was taken to go on for ever, and nothing was measured from then on.
+/// Regression: the hook took the capture to go on for ever, and measured nothing more.
 #[test]
 fn what_follows_a_context_that_ended_while_capturing_is_measured() {
     for how in ["destroy", "reset"] {
@@ -190,7 +189,7 @@ fn what_follows_a_context_that_ended_while_capturing_is_measured() {
     }
 }
 
-/// Runs a kind with a driver that calls back when the hook is about to look at an event; sees that this is printed.
+/// Runs a kind with a driver which calls back just before the hook looks at an event; asserts this output.
 fn interrupted(kind: &str, told: &str) {
     let between = program("between", &["-shared"]);
     let run = Run::hooked(&odd(), &[kind]).preload(&between, false);
@@ -198,13 +197,13 @@ fn interrupted(kind: &str, told: &str) {
     assert_eq!((done.stdout.as_str(), done.code), (told, Some(0)), "{}", done.stderr);
 }
 
-/// The event that ends the segment was recorded on a stream that there was no more.
+/// Regression: the event at the end of the segment was recorded on a closed stream.
 #[test]
 fn a_stream_is_not_destroyed_while_another_threads_segment_ends_on_it() {
     interrupted("destroy_meanwhile", "called back: 1\ncuStreamDestroy_v2(stream_of_one) = 0\n");
 }
 
-/// The look at an event was refused, and spoiled the capture.
+/// Regression: the look at an event was refused, and spoiled the capture.
 #[test]
 fn a_capture_that_begins_while_another_threads_segment_ends_is_not_spoiled() {
     let told = "called back: 1\ncuLaunchKernel(f, ONE, stream_of_other, 0, 0) = 0\n\

@@ -1,5 +1,5 @@
-//! One small C program per behaviour, run bare and under the hook on a simulated device: both print the same, and what the
-//! hook accounts agrees with what the device did.
+//! One small C program per behaviour, run bare and under the hook on a simulated device: both print the same, and the hook's account agrees
+//! with the device's work.
 
 use crate::common::daemon::Daemon;
 use crate::common::{Run, assert_same, program, side_by_side};
@@ -44,9 +44,9 @@ fn every_kind_of_launch_is_transparent_and_metered() {
         let worked = truth.busy_ns.max(truth.copy_ns);
         let used = told.used;
         println!("{kind}: used {used} ns, device {worked} ns, {} returns", told.returned);
-        // How exact the meter is, the benchmarks measure; here it must have seen the work and not invented any.
+        // The benchmarks measure how exact the meter is; here it must only have seen the work, and invented none.
         if kind.starts_with("mem") {
-            // The simulated device moves the bytes on the host, within the call and in a hundred times the time.
+            // The simulated device moves the bytes on the host, within the call, in a hundred times the time.
             assert!(used > 0, "{kind}");
             continue;
         }
@@ -79,8 +79,7 @@ const ALLOCATIONS: [&str; 17] = [
 fn every_kind_of_memory_is_transparent_and_counted_to_the_byte() {
     let program = program("alloc", &[]);
     for kind in ALLOCATIONS {
-        // The program prints how much memory it has taken, as cuMemGetInfo tells it: the device's figure in the bare
-        // run, what is left of the limit in the hooked one.
+        // The program prints its memory by cuMemGetInfo: the device's figure in the bare run, the rest of the limit in the hooked run.
         let bare = Run::bare(&program, &[kind]).finish();
         let hooked = Run::hooked(&program, &[kind]).env("GSHARE_MEM", "1GiB").finish();
         assert_same(kind, &bare, &hooked);

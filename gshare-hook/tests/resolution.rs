@@ -1,4 +1,4 @@
-//! How programs find the driver's functions under the hook: the variant is always the one that was asked for.
+//! Programs' ways to the driver's functions under the hook: each yields exactly the requested variant.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use std::process::Command;
 use crate::common::{Run, assert_same, built, program};
 use gshare_cuda_abi::{Class, SYMBOLS, by_name};
 
-/// Names of class launch and alloc that are not wrapped, with the reason (see the library's `exports`).
+/// Unwrapped names of class launch and alloc, with the reason (see the library's `exports`).
 const WAIVED: [(&str, &str); 2] = [("cuMemAllocHost", "host memory"), ("cuMemHostAlloc", "host memory")];
 const WAIVED_TOO: [(&str, &str); 1] = [("cuMemHostRegister", "host memory")];
 
-/// The driver functions that the hook exports.
+/// The driver functions exported by the hook.
 fn wrapped() -> BTreeSet<String> {
     let listed =
         Command::new("nm").args(["-D", "--defined-only"]).arg(&built().hook).output().expect("nm runs");
@@ -45,7 +45,7 @@ fn the_hook_exports_dlsym_dlvsym_and_driver_functions_and_nothing_else() {
     }
 }
 
-/// What a runtime does at its start: every base name at the release of each of its variants, with both flags.
+/// The look-ups of a runtime at its start: every base name at the release of each of its variants, with both flags.
 fn start_up() -> String {
     let mut lines = String::new();
     let asked: BTreeSet<_> = SYMBOLS.iter().map(|symbol| (symbol.base, symbol.introduced)).collect();
@@ -85,7 +85,7 @@ fn start_up_look_ups_give_exactly_the_variant_asked_for() {
         assert_eq!(bare.code, Some(0), "{}", bare.stderr);
         let (mut same, mut ours) = (0, 0);
         for (bare, hooked) in bare.stdout.lines().zip(hooked.stdout.lines()) {
-            // Results, statuses and symbol names agree; the owner is the hook exactly for the names it wraps.
+            // Results, statuses and symbol names agree; the hook owns exactly the names it wraps.
             let (bare, hooked): (Vec<_>, Vec<_>) = (bare.split(' ').collect(), hooked.split(' ').collect());
             assert_eq!(bare.len(), hooked.len(), "{bare:?} {hooked:?}");
             for at in 0..bare.len() {
@@ -151,7 +151,7 @@ fn without_a_driver_nobody_pretends_that_there_is_one() {
     assert_same("absent", &bare, &hooked);
 }
 
-/// What was looked up before was called where the driver had been.
+/// Regression: functions looked up earlier were called at the driver's old address.
 #[test]
 fn a_driver_that_was_closed_and_opened_again_works() {
     let place = tempfile::tempdir().unwrap();

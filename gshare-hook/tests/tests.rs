@@ -1,4 +1,4 @@
-//! All tests of the library in real processes as one program: those that wait do so side by side.
+//! All tests of the library in real processes as one program, so that their waits overlap.
 #![allow(unsafe_code)] // the environment is set before `main`
 
 mod common;
@@ -11,8 +11,8 @@ mod odd;
 mod programs;
 mod resolution;
 
-/// Runs before `main`. These tests wait far more than they compute, so four run at once, unless the caller says
-/// otherwise; the test runner takes the number from the environment and by itself would use one thread per CPU.
+/// Runs before `main`. These tests mostly wait, so four run at once unless the caller says otherwise; the test runner takes the number from
+/// the environment, and would itself use one thread per CPU.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static SIDE_BY_SIDE: extern "C" fn() = {

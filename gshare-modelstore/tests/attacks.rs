@@ -51,7 +51,7 @@ struct Role {
 }
 
 impl Role {
-    /// Starts a role, and waits until it has done what it does.
+    /// Starts a role, and waits until its attack is done.
     fn start(dir: &Path, role: &str, uid: u32) -> Self {
         let mut command = Command::new(dir.join("program"));
         command.args(["--exact", "roles", "--nocapture", "--test-threads=1"]).current_dir("/");
@@ -107,7 +107,7 @@ impl Rig {
         Client::connect(self.dir.path().join("store.sock")).unwrap()
     }
 
-    /// The attack meets a bound, which the attacker is told, and others lose nothing by it.
+    /// The attack meets a bound, the attacker learns of it, and others lose nothing.
     fn withstands(&self, attack: &str, code: Code, bound: &str) {
         let attacker = Role::start(self.dir.path(), attack, ATTACKER);
         let expected = format!("REFUSED {code:?} ");
@@ -251,7 +251,7 @@ fn roles() {
     }
 }
 
-/// Keeps what the role has until it is killed.
+/// Keeps the role's memory and connections until a kill.
 fn ready() -> ! {
     print!("READY");
     std::io::stdout().flush().unwrap();
@@ -294,14 +294,14 @@ fn encoded(request: &Request) -> Vec<u8> {
     frame
 }
 
-/// Asks for a model, whose answer may be read later, or never. A store that hung up is for the reader to see.
+/// Asks for a model; the answer may be read later, or never. A store that hung up is for the reader to see.
 fn get(client: &OwnedFd) {
     let wanted = Wanted::Name("shared".into());
     let frame = encoded(&Request::Get { tier: HOST, timeout_ms: 60_000, wanted });
     let _ = rustix::net::send(client, &frame, SendFlags::NOSIGNAL);
 }
 
-/// Everybody may read it: the name is to be taken for another's.
+/// Every user may read the model: its name should pass for another user's.
 fn put_public(client: &Client, name: &str, bytes: &[u8]) {
     let mut put = client.put(name, Access::Public, HOST, &[("w", Dtype::U8, &[bytes.len() as u64])]).unwrap();
     put.write("w", 0, bytes).unwrap();
@@ -312,7 +312,7 @@ fn put_public(client: &Client, name: &str, bytes: &[u8]) {
 fn answer(client: &OwnedFd) -> Result<(), ClientError> {
     let mut bytes = [0; MAX_FRAME];
     let mut next = || recv(client, &mut bytes, RecvFlags::empty()).map(|(length, _)| length);
-    // A reset is said once, before what was sent last.
+    // A reset is reported once, before the last data.
     let length = next().or_else(|_| next()).map_err(std::io::Error::from)?;
     match Answer::decode(bytes.get(..length).filter(|bytes| !bytes.is_empty()).ok_or(ClientError::Gone)?)?.1 {
         Answer::Refused { code, text } => Err(ClientError::Refused { code, text }),

@@ -40,8 +40,8 @@ fn op() -> impl Strategy<Value = StoreOp> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// References are exact, nothing referenced is evicted, no quota and no tier is passed, nothing half-written is served,
-    /// and every decision is that of the literal rules.
+    /// References are exact, nothing referenced is evicted, no quota and no tier is passed, nothing half-written is served, and every
+    /// decision agrees with the literal rules.
     #[test]
     fn the_store_decides_as_its_rules_say(shape in any::<u8>(), history in prop::collection::vec(op(), 1..250)) {
         ops::play(shape, history).map_err(TestCaseError::fail)?;

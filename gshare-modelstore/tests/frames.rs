@@ -1,4 +1,4 @@
-//! The frames: their bytes are pinned, what was encoded decodes to itself, and nothing else decodes.
+//! The frames: their bytes are pinned, an encoded frame decodes to itself, and no other bytes decode.
 
 use gshare_modelstore::frame::{
     Answer, Code, FrameError, Handle, MAX_FRAME, MAX_NAME, MAX_TEXT, Request, Wanted,

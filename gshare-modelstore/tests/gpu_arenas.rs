@@ -183,8 +183,7 @@ fn locked_by(pid: u32) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Waits until something is what it should be: memory is freed after those who asked for that have their answer, for the
-/// kernel takes its time.
+/// Waits until a condition holds: the kernel takes its time, so memory is freed only after the answer to its release.
 fn comes_to<T: PartialEq + std::fmt::Debug>(see: impl Fn() -> T, wanted: &T, what: &str) {
     let begun = std::time::Instant::now();
     loop {

@@ -314,7 +314,7 @@ fn a_forged_frame_costs_its_sender_the_connection_and_others_nothing() {
             rustix::net::recv(&socket, &mut answer, rustix::net::RecvFlags::empty()).unwrap_or((0, 0));
         assert_eq!(read, 0, "{bytes:?} was answered");
     }
-    // A stranger cannot give back what others hold, nor commit what others write.
+    // A stranger cannot release the references of others, nor commit their writes.
     let stranger = store.raw();
     for arena in 0..4u64 {
         let mut bytes = Vec::new();

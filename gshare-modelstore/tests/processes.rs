@@ -33,7 +33,7 @@ fn role(role: &str, socket: &Path) -> Command {
     command
 }
 
-/// Starts a role and waits until it says that it is under way.
+/// Starts a role and waits until it prints READY.
 fn start(name: &str, socket: &Path) -> Child {
     let mut child = role(name, socket).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -111,7 +111,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Waits until there are no more descriptors than there were; a test that ran before may have left fewer since.
+/// Waits until the number of descriptors is back at `before` or lower; an earlier test may have closed some since.
 fn no_more_than(before: usize) {
     let begun = Instant::now();
     while descriptors() > before {
@@ -149,7 +149,7 @@ fn whoever_is_killed_gives_everything_back() {
         child.wait().unwrap();
         store.until("references", 0);
         took.push(killed.elapsed());
-        // The model that the killed process had begun is gone; one that it had committed may stand until it is evicted.
+        // The model that the killed process had begun is gone; a committed write may stay until its eviction.
         let client = store.client();
         for model in client.list().unwrap()["models"].as_array().unwrap() {
             let name = model["name"].as_str().unwrap();
@@ -235,7 +235,7 @@ fn a_client_that_writes_to_a_shared_map_is_refused_by_the_kernel() {
         );
     }
     let memory = model.memory().unwrap();
-    // SAFETY: asks for what the kernel refuses; were it granted, nothing would be written.
+    // SAFETY: asks for an operation which the kernel refuses; were it granted, nothing would be written.
     let opened = unsafe {
         let flags = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
         rustix::mm::mprotect(memory.as_ptr().cast_mut().cast(), 4_096, flags)

@@ -1,4 +1,4 @@
-//! The bounds of several uids: no history of takes lets one uid have what the others need.
+//! The bounds of several uids: no history of takes gives one uid the resources needed by others.
 
 use gshare_core::{Bytes, Timestamp};
 use gshare_modelstore::bounds::{Bound, Bounds, Exceeded, LEAST_WORK, Limits, Resource, Whose, Work};
@@ -23,7 +23,7 @@ enum Op {
         resource: usize,
         amount: u64,
     },
-    /// Gives back what a take took, the oldest that is left or a later one.
+    /// Releases a take, the oldest left or a later one.
     Give {
         at: prop::sample::Index,
     },
@@ -51,7 +51,7 @@ fn room(table: &mut Bounds, uid: u32, resource: Resource) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// The table against a list of what was taken; and at every step the promise that the bounds make.
+    /// The table against a list of the takes; and at every step the promise that the bounds make.
     #[test]
     fn others_always_have_room(per_uid in 1u64..20, spare in 0u64..20, history in prop::collection::vec(op(), 1..80)) {
         let bound = Bound { total: 3 * per_uid + spare, per_uid };
@@ -107,7 +107,7 @@ proptest! {
         prop_assert_eq!(table.uids().count(), 0);
     }
 
-    /// In every stretch of time no more than the burst and the rate, for each uid by itself.
+    /// Each uid gets at most the burst and the rate in every stretch of time.
     #[test]
     fn header_work_of_a_uid_is_at_most_its_burst_and_rate(
         burst in LEAST_WORK..100_000, rate in 1u64..100_000,

@@ -1,4 +1,4 @@
-//! A function's DAG, measured in virtual time: what is found, where a component does not run, and what is refused.
+//! A function's DAG, measured in virtual time: results, components which do not run on a slice, and refused input.
 
 use gshare_core::dag::Profile;
 use gshare_core::profile::Setting;

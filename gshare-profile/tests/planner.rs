@@ -89,8 +89,8 @@ fn efficacy_search_the_example_of_the_essay() {
     assert!(choice.trials <= 10, "{:?}", settings(&journal));
 }
 
-/// A time that hardly depends on the batch, as that of small vision models: the largest batch on the smallest share is best,
-/// and far from where doubling from batch 1 stops.
+/// A time that hardly depends on the batch, as with small vision models: the largest batch on the smallest share is best, and far from
+/// where doubling from batch 1 stops.
 #[test]
 fn efficacy_search_jumps_where_the_batch_is_free() {
     let function = |setting: Setting| {

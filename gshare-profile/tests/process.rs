@@ -1,4 +1,4 @@
-//! Programs of the user's: well-behaved ones, and every way in which one is not. Feature `process`.
+//! Programs of the user's: well-behaved programs, and every kind of misbehaviour. Feature `process`.
 #![cfg(feature = "process")]
 
 use gshare_core::profile::Setting;
@@ -49,7 +49,7 @@ fn a_program_that_trains_is_measured_by_its_steps() {
 
 #[test]
 fn whatever_a_program_does_the_trial_ends_and_says_why() {
-    // Only who never gets there is waited for so shortly.
+    // Only a program which never gets there has so short a wait.
     let short = Duration::from_millis(700);
     let error = |script, change: fn(&mut TrialConfig, Duration)| {
         let mut config = quick();

@@ -1,4 +1,4 @@
-//! Trials and whole runs against functions in virtual time: what is measured, and what can go wrong.
+//! Trials and whole runs against functions in virtual time: measurements, and failures.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
@@ -132,7 +132,7 @@ fn recovered(seed: u64) -> usize {
     check.1
 }
 
-/// FaST-GShare, section 3.2: the profiler finds what the GPU does, as surely as it says (99 %).
+/// FaST-GShare, section 3.2: the profiler finds the GPU's true figures, with its stated confidence (99 %).
 #[test]
 fn a_grid_recovers_the_gpu_within_its_own_intervals() {
     let held: usize = (0..40).map(recovered).sum();

@@ -1,4 +1,4 @@
-//! The store: what is kept survives, comes back as it was, and nothing else is taken for it. Feature `store`.
+//! The store: stored trials survive, come back unchanged, and no other data passes for them. Feature `store`.
 #![cfg(feature = "store")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};

@@ -32,7 +32,7 @@ fn broken(result: Result<(), Story>) -> &'static str {
     story.claim
 }
 
-/// An engine whose actions are tampered with.
+/// An engine behind a layer which tampers with its actions.
 fn tampered<E: Engine + ?Sized>(
     engine: Box<E>,
     mut tamper: impl FnMut(&mut Vec<E::Action>) + Send + 'static,
@@ -57,7 +57,7 @@ fn packers_conform() {
     packer_ext(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
 }
 
-/// Passes everything on, but for the filter.
+/// Passes everything on except the filtered actions.
 struct IgnoresTheFilter(MaxRects);
 
 impl Packer for IgnoresTheFilter {
@@ -87,7 +87,7 @@ fn a_packer_that_ignores_the_filter_is_found_out() {
     let claim = broken(packer(&|| Box::new(make()), Shares::Rectangles, 0..20));
     let claims = [
         "a demand goes to a GPU that the filter accepts",
-        // A gang is placed by a filter, too.
+        // A filter places a gang, too.
         "members of a gang are on GPUs of their own",
     ];
     assert!(claims.contains(&claim), "{claim}");
@@ -272,7 +272,7 @@ fn routers_and_keepers_conform() {
     let mut sum = router_and_keeper(|| slack(RouterConfig::default()), ours, 0..12).unwrap();
     let paper = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::paper(), node)) };
     sum.add(&router_and_keeper(|| slack(RouterConfig::paper()), paper, 0..12).unwrap());
-    // All of it was tried.
+    // The runs tried every kind of order.
     let count = |name: &str| sum.actions.get(name).copied().unwrap_or(0);
     let answered: u64 = sum.functions.iter().map(|one| one.answered).sum();
     assert!(answered > 4_000 && sum.faults.len() == 5, "{answered} {:?}", sum.faults);

@@ -1,4 +1,4 @@
-//! The decisions of a node: who may launch when, and the node as a whole.
+//! The decisions of a node: turns to launch, and the node as a whole.
 
 #[path = "support/node_bench.rs"]
 mod support;

@@ -10,10 +10,10 @@ use gshare_sched::node::{ClientConfig, Node, NodeAction, NodeConfig, NodeEvent, 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One step; numbers choose among what is there.
+/// One step; numbers choose among the present clients.
 #[derive(Debug, Clone)]
 enum Step {
-    /// On a connection that is new unless `again`.
+    /// On a new connection unless `again`.
     Hello {
         conn: u32,
         again: bool,
@@ -29,7 +29,7 @@ enum Step {
         part: Option<u64>,
         used: u64,
     },
-    /// Of a client that is there if `own`, else of one that may not be, or is another connection's.
+    /// From a present client if `own`, else from an invalid client or another connection's.
     Client {
         conn: u32,
         own: bool,
@@ -122,13 +122,13 @@ fn state(node: &Node, now: Timestamp) -> String {
 #[derive(Default)]
 struct World {
     now: u64,
-    /// The turn and the total that a client was last told, whether it holds a token, and the largest total that it said.
+    /// A client's last turn and allowed total, whether it holds a token, and its largest reported total.
     told: BTreeMap<ClientId, (u32, Duration, bool)>,
     said: BTreeMap<ClientId, Duration>,
     rounds: u32,
-    /// Slots of connections that were let in.
+    /// Slots of admitted connections.
     sessions: BTreeSet<u32>,
-    /// Connections that the node dropped and that are not closed yet.
+    /// Connections dropped by the node and not closed yet.
     dropped: Vec<ConnId>,
 }
 
@@ -199,7 +199,7 @@ impl World {
         })
     }
 
-    /// Of the turn that it was last told, or the next one, or one before; a total that grows, and once in a while shrinks.
+    /// A report for the client's last turn, the next or an earlier one, with a growing total which shrinks once in a while.
     fn time(&mut self, client: ClientId, kind: u8, amount: u64) -> ToDaemon {
         let told = self.told.entry(client).or_default();
         let (turn, allowed, holds) = *told;
@@ -279,7 +279,7 @@ impl World {
     }
 }
 
-/// Runs the steps. Gives the events that a journal must hold, and what they led to.
+/// Runs the steps. Returns the events for a journal, and the resulting actions.
 fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, TestCaseError> {
     let mut node = support::node(config(1));
     let mut world = World { now: 1_000_000_000, ..World::default() };
@@ -294,7 +294,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
             let (before, marker) = (state(&node, now), vec![NodeAction::UseKnown { question: 99 }]);
             let mut actions = marker.clone();
             let handled = node.handle(now, event.clone(), &mut actions);
-            // Also in builds without debug assertions of the library's own.
+            // Also in builds without the library's own debug assertions.
             node.invariants();
             if handled.is_err() {
                 prop_assert_eq!(&actions, &marker, "{:?}", event);
@@ -315,7 +315,7 @@ fn run(steps: &[Step]) -> Result<Vec<(Timestamp, NodeEvent, Vec<NodeAction>)>, T
     Ok(kept)
 }
 
-/// The steps reach what the test is about: a step that is refused proves little.
+/// The steps reach the subject of the test: a refused step proves little.
 #[test]
 fn random_steps_reach_every_kind_of_decision() {
     use proptest::strategy::ValueTree as _;
@@ -374,7 +374,7 @@ fn label(action: &NodeAction) -> &'static str {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A refused event, and one without effect, changes nothing; what is left gives the same actions again.
+    /// A refused event, and one without effect, changes nothing; the rest of the journal gives the same actions again.
     #[test]
     fn what_is_refused_changes_nothing_and_the_rest_replays(steps in prop::collection::vec(step(), 1..150)) {
         let kept = run(&steps)?;

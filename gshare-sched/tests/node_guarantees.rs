@@ -24,7 +24,7 @@ fn listing(entries: &[(&str, &str, Option<[u8; 16]>)]) -> NodeConfig {
     config
 }
 
-/// A listed 30 % got 10.6 % beside six unlisted ones that asked for 99 % each.
+/// Regression: a listed 30 % got 10.6 % beside six unlisted clients with requests of 99 % each.
 #[test]
 fn unlisted_clients_do_not_dilute_a_listed_one() {
     let mut bench = Bench::new(listing(&[("alice", "0.3", None)]));
@@ -43,7 +43,7 @@ fn unlisted_clients_do_not_dilute_a_listed_one() {
     let (_, alice) = bench.start(13, "alice", spec("0.9", 100));
     let shown = bench.node.clients(bench.now).find(|view| view.client == alice).unwrap();
     assert_eq!(shown.share.quota.to_string(), "30%:30%");
-    // A share that is given up can be had again.
+    // A share given up can be granted again.
     bench.tell(NodeEvent::Closed { conn: ConnId::new(10, 0) });
     bench.attach(late).unwrap();
 }
@@ -56,7 +56,7 @@ fn requests_whose_sms_fit_side_by_side_may_add_up_to_more_than_the_device() {
     }
     let conn = bench.hello(4, "c4", spec("0.3", 50));
     assert!(bench.attach(conn).unwrap_err().contains("140% taken"));
-    // Another device has room, and the connection is still there.
+    // Another device has room, and the connection is open.
     bench.attach_to(conn, [8; 16]).unwrap();
 }
 
@@ -85,7 +85,7 @@ fn a_reload_that_promises_more_than_there_is_changes_nothing() {
     assert!(bench.node.config().clients.is_empty());
     let event = NodeEvent::Reloaded { config: Box::new(listing(&[("alice", "0.5", None)])) };
     bench.tell(event);
-    // Nobody is there any more, and no device could keep both promises.
+    // All clients have left, and no device could keep both promises.
     bench.tell(NodeEvent::Closed { conn: ConnId::new(0, 0) });
     let event = NodeEvent::Reloaded { config: Box::new(listing(&[("a", "0.9", None), ("b", "0.9", None)])) };
     let error = bench.node.handle(bench.now, event, &mut Vec::new()).unwrap_err();
@@ -93,7 +93,7 @@ fn a_reload_that_promises_more_than_there_is_changes_nothing() {
     assert!(bench.node.config().clients.contains_key("alice"));
 }
 
-/// The operator's word: a refused process may run, and keeps to what it would have had.
+/// The operator's word: a refused process may run, and keeps to its would-be share.
 #[test]
 fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     let mut config = listing(&[("alice", "0.3", None)]);
@@ -115,8 +115,8 @@ fn a_refused_process_is_told_its_limits_where_the_operator_lets_it_run() {
     assert!(matches!(bench.sent.last(), Some((_, ToClient::Refused { code: RefusalCode::Protocol, .. }))));
 }
 
-/// Another user who has seen or guessed the number of a run gets nothing of its name and share; nor has a process without a
-/// number, or with another one.
+/// Another user with a seen or guessed number of a run gets nothing of its name and share; nor has a process without a number, or with
+/// another one.
 #[test]
 fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -126,7 +126,7 @@ fn an_instance_is_joined_by_the_number_of_its_run_and_as_its_user_only() {
         let (name, program, on_loss) = ("alice".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
         let frame =
             ToDaemon::Hello { pid_start, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };
-        // All of one PID, as processes of other PID namespaces are: the PID tells no two apart.
+        // All processes have one PID, as in other PID namespaces: the PID does not tell them apart.
         bench.tell(NodeEvent::Received { conn, peer: Peer { pid: 0, uid }, frame });
         let (to, frame) = bench.sent.pop().unwrap();
         assert_eq!(to, conn);
@@ -156,7 +156,7 @@ fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_fi
         |bench: &mut Bench, slot: u32, device: DeviceUuid, device_memory: Bytes, allocated: Bytes| {
             let conn = bench.hello(slot, &format!("n{slot}"), spec("0:1", 100));
             bench.sent.clear();
-            // A process need not know, or say, that it is on a MIG instance.
+            // A process need not know or state that it runs on a MIG instance.
             let device = DeviceUuid::gpu(device.bytes());
             bench.say(conn, attach_with(device, (device_memory, allocated, None)));
             let answer = bench.sent.iter().find(|(to, _)| *to == conn).map(|(_, frame)| frame.clone());
@@ -183,8 +183,7 @@ fn a_devices_memory_is_what_the_configuration_or_the_driver_says_whatever_its_fi
     assert_eq!(error, "21 GiB allocated is more than the device has: 20 GiB");
     attach(&mut bench, 1, known, Bytes(1), gib(20)).unwrap();
     assert_eq!(shown(&bench, known), ("MIG".into(), gib(20), FactSource::Driver));
-    // Without a source to ask, the first client's word counts, which later ones cannot change, and which
-    // bounds what is believed.
+    // Without a source to ask, the first client's word counts: later clients cannot change it, and it bounds their claims.
     let error = attach(&mut bench, 2, unknown, Bytes::ZERO, Bytes(1)).unwrap_err();
     assert_eq!(error, "1 B allocated is more than the device has: 0 B");
     attach(&mut bench, 3, unknown, gib(8), Bytes::ZERO).unwrap();
@@ -205,7 +204,7 @@ fn stated(bench: &Bench, conn: ConnId) -> Vec<String> {
     bench.sent.iter().filter_map(quota).collect()
 }
 
-/// A process launches without tokens if it is stated a request of the whole.
+/// A process with a request of the whole launches without tokens.
 #[test]
 fn a_client_with_the_whole_device_is_scheduled_while_another_one_is_there() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -216,7 +215,7 @@ fn a_client_with_the_whole_device_is_scheduled_while_another_one_is_there() {
     let order: Vec<_> = bench.sent.iter().map(|(to, frame)| (to.slot(), frame.label())).collect();
     let changed = order.iter().position(|sent| *sent == (0, "ShareChanged")).unwrap();
     assert!(changed < order.iter().position(|sent| *sent == (1, "Attached")).unwrap(), "{order:?}");
-    // Both ask; the one with the request goes first, and the other one waits for its token.
+    // Both ask; the client with the request goes first, and the other waits for its token.
     bench.ask(whole, client);
     bench.ask(neighbour, other);
     assert!(bench.allowed(client).is_some() && bench.allowed(other).is_none());
@@ -317,7 +316,7 @@ fn overuse_that_is_named_late_throttles_the_process_itself() {
     assert!(bench.allowed(client) > Some(ms(400)));
 }
 
-/// A daemon that has just started does not know which processes the one before it served, and what they hold.
+/// A daemon that has just started does not know its predecessor's processes, or their memory.
 #[test]
 fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memory() {
     let mib = |mib: u64| Bytes(mib << 20);
@@ -346,7 +345,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
         bench.pass(ms(300));
         assert_eq!(answers(&bench, new), [then], "{held} MiB held");
     }
-    // The only process of a run says that all is its own, and waits for no other; nor does one that comes later.
+    // The only process of a run claims all memory as its own, and waits for no other; neither does a later process.
     let mut bench = Bench::new(NodeConfig::default());
     for (slot, part) in [(0, Some(Bytes::from_gib(16))), (1, None)] {
         let conn = bench.hello(slot, &format!("n{slot}"), spec);
@@ -358,7 +357,7 @@ fn a_process_that_comes_before_its_siblings_are_back_takes_nothing_of_their_memo
     }
 }
 
-/// A process that attached 64 UUIDs of its own invention locked every other device out.
+/// Regression: a process which attached 64 invented UUIDs locked every other device out.
 #[test]
 fn invented_devices_of_one_user_leave_room_for_devices_of_others() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -371,7 +370,7 @@ fn invented_devices_of_one_user_leave_room_for_devices_of_others() {
     for number in 0..767 {
         bench.attach_to(greedy, invented(number)).unwrap();
     }
-    // Devices of others count against the free ones, and a user who has brought none gets the last.
+    // Devices of others count against the free ones, and a user without a device of its own gets the last.
     let (conn, run) = (ConnId::new(1, 0), RunId::new(9));
     let (name, program, on_loss) = ("other".to_owned(), "test".to_owned(), OnDaemonLoss::Open);
     let hello = ToDaemon::Hello { pid_start: 0, pid: 0, run, name, program, spec: spec("0.5", 100), on_loss };
@@ -381,7 +380,7 @@ fn invented_devices_of_one_user_leave_room_for_devices_of_others() {
     let attached =
         |(to, frame): &(ConnId, ToClient)| *to == conn && matches!(frame, ToClient::Attached { .. });
     assert!(bench.sent.iter().any(attached), "{:?}", bench.sent.last());
-    // One that is there already, or that the driver knows, is not brought.
+    // A device already present, or known to the driver, does not count as brought.
     let second = bench.hello(2, "second", spec("0:1", 100));
     bench.attach(second).unwrap();
     bench.tell(NodeEvent::DeviceFound { uuid: DeviceUuid::gpu([3; 16]), memory: Bytes::from_gib(16) });

@@ -7,7 +7,7 @@ use gshare_sim::Rng;
 use gshare_sim::node::{Delays, GpuPlan, InstancePlan, Kinds, NodePlan, NodeWorld, Program, Setup, Shape};
 use std::collections::BTreeMap;
 
-/// Windows before anything is compared, and windows that are.
+/// Windows before the comparison, and compared windows.
 const SETTLE: u64 = 10;
 const WINDOWS: u64 = 50;
 
@@ -53,14 +53,14 @@ fn plan(seed: u64, instances: Vec<InstancePlan>) -> NodePlan {
     }
 }
 
-/// The same of programs that are an instance each.
+/// These programs as an instance each.
 fn run(seed: u64, programs: &[(QuotaRange, Program)]) -> Vec<(f64, Duration)> {
     let instances =
         programs.iter().zip(0..).map(|(&(quota, program), first)| instance(quota, first, &[program]));
     run_instances(seed, instances.collect())
 }
 
-/// GPU time of each process in the windows that are compared, as a part of their length, and its longest time without any.
+/// GPU time of each process in the compared windows, as a part of their length, and its longest time without any.
 fn run_instances(seed: u64, instances: Vec<InstancePlan>) -> Vec<(f64, Duration)> {
     let processes = instances.iter().map(|instance| instance.processes.len()).sum();
     let (plan, setup) = (plan(seed, instances), Setup::daemon());
@@ -91,7 +91,7 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
         let programs: Vec<(QuotaRange, Program)> = (1..)
             .zip(shares)
             .map(|(place, &share)| {
-                // The last one is busy, and so is every third of the others.
+                // The last program is busy, and so is every third of the others.
                 let busy = place == shares.len() || pick(&[0, 1, 2]) == 0;
                 let pause = if busy { 1 } else { pick(&pauses) };
                 (quota(share, if capped { share } else { 100 }), program(pick(&kernels), pause))
@@ -107,7 +107,7 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
             let short = share as f64 - used / alone * 100.0;
             worst = worst.max(short);
             assert!(short < 2.0, "case {case}, {programs:?}: {short:.2} points short of {share}: {got:?}");
-            // A window and the longest kernel, and for each other program a token with its slack; or what the cap makes unavoidable.
+            // A window and the longest kernel, and for each other program a token with its slack; or the pause forced by the cap.
             let others = Duration::from_millis(13).saturating_mul(shares.len() as u64 - 1);
             let pause = program.kernel.1.as_secs_f64() * (100.0 / share as f64 - 1.0);
             let bound = Setup::daemon().terms.window.as_secs_f64().max(pause)

@@ -1,4 +1,4 @@
-//! The use of devices by clients, and clients that are only observed.
+//! The use of devices by clients, and clients under observation only.
 
 use crate::support::{Bench, spec};
 use gshare_core::wire::{ToClient, ToDaemon};
@@ -42,7 +42,7 @@ fn busy_time_beyond_the_time_of_the_device_is_divided_in_proportion() {
     assert!(occupied[2] < 61_000_000, "{occupied:?}");
 }
 
-/// Reports may come a tenth of a second late, so as much may be left over. An idle device saves nothing up.
+/// Reports may come a tenth of a second late, so this much may be left over. An idle device saves nothing up.
 #[test]
 fn time_of_an_idle_device_is_not_given_to_those_who_come_later() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -81,7 +81,7 @@ fn the_own_part_of_a_client_on_some_of_the_sms_is_as_much_smaller() {
     assert_eq!(left.unwrap().busy, SECOND.saturating_mul(2));
 }
 
-/// Whether the last share that a client was told is the one of an observed client.
+/// Whether the client's last share is the share of an observed client.
 fn is_told(bench: &Bench, (conn, _): (ConnId, ClientId)) -> bool {
     let told = |(to, frame): &(ConnId, ToClient)| match frame {
         ToClient::Attached { spec, .. } | ToClient::ShareChanged { spec, .. } if *to == conn => Some(*spec),

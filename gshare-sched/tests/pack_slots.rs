@@ -22,14 +22,14 @@ fn placements(pool: &MaxRects) -> Vec<Placement> {
     placements
 }
 
-/// The placements of these offers on one GPU, one by one, as far as they fit.
+/// The placements of these offers on one GPU, one by one, until it is full.
 fn pack(demands: impl Iterator<Item = Demand>) -> Vec<Placement> {
     let mut pool = pool();
     demands.for_each(|demand| drop(pool.place(&demand)));
     placements(&pool)
 }
 
-/// Quanta that each client got in one window, under a rule that names who runs in a quantum.
+/// Quanta that each client got in one window, under a rule which names the client of each quantum.
 fn serve(
     clients: &[Placement],
     mut rule: impl FnMut(u16, &mut Vec<Waiting>, &mut Vec<PlacementId>),
@@ -98,8 +98,8 @@ fn the_counterexample_is_served_by_its_slots_and_not_by_the_printed_rule() {
     assert!(all_met(&clients, &serve(&clients, by_slots(&table))));
 }
 
-/// 100 full GPUs for each of three mixes of demands: with the slot table every quota is met on every one; the printed
-/// rule misses some on many.
+/// 100 full GPUs for each of three mixes of demands: with the slot table every quota is met on every GPU; the printed rule misses some on
+/// many.
 #[test]
 fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     let mut random = 0x5EED_u64;
@@ -127,7 +127,7 @@ fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     }
 }
 
-/// Where a client is idle, its slot is filled by those that still miss quota.
+/// The slot of an idle client goes to clients which still miss quota.
 #[test]
 fn an_idle_slot_goes_to_whoever_misses_most() {
     let clients = pack([percent(50, 100), percent(50, 100)].into_iter());

@@ -1,4 +1,4 @@
-//! Slices for a pipeline: against all choices there are, and by example.
+//! Slices for a pipeline: against all possible choices, and by example.
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
@@ -28,7 +28,7 @@ fn node(gpus: Vec<NodeGpu>) -> Node {
     Node::new(model(), gpus).unwrap()
 }
 
-/// A chain whose components take these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and these GiB.
+/// A chain of components with these milliseconds on a `1g`, half on a `2g`, a quarter on a `4g`, and these GiB.
 fn chain(needs: &[(u64, u64)]) -> Dag {
     let mut builder = Dag::builder("chain");
     for (index, &(ms, gib)) in needs.iter().enumerate() {
@@ -135,7 +135,7 @@ fn fewest_gpus_and_then_the_one_in_use_so_that_the_idle_one_stays_whole() {
     let found = |gpus: Vec<NodeGpu>, dag: &Dag| {
         LeastFragmentation.assign(dag, &one_g, &apart(dag), &node(gpus)).unwrap()
     };
-    // Planned for a `1g`: the one beside slices in use breaks nothing up.
+    // Planned for a `1g`: the slice beside slices in use breaks nothing up.
     let mut pipeline = apart(&dag);
     pipeline.parts[0].slice = Some(model().profile("1g.10gb").unwrap());
     let taken = LeastFragmentation.assign(&dag, &one_g, &pipeline, &node(vec![spare(), in_use()])).unwrap();
@@ -213,7 +213,7 @@ fn idle_memory_is_cut_anew_only_where_leave_is_given() {
     let names: Vec<_> =
         found.slices.iter().map(|slice| model().get(slice.slice.profile).unwrap().name.clone()).collect();
     assert_eq!(names, ["2g.20gb", "1g.10gb"]);
-    // And the paper's list goes on to as many stages as could be cut.
+    // The paper's list goes on to the greatest number of stages.
     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(RankMode::PaperCv)).unwrap();
     let plan = plan(&partitioner, &LeastFragmentation, &dag, &goal().with_carve(true), &node).unwrap();
     assert!(plan.assignment.slices.iter().any(|slice| slice.carved));

@@ -50,7 +50,7 @@ fn goal(slo: Option<u64>) -> Goal {
     if let Some(ns) = slo { goal.with_slo(Duration::from_nanos(ns)) } else { goal }
 }
 
-/// A pipeline on slices, by what it is judged by.
+/// A pipeline on slices, by its criteria.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
     bottleneck: u64,
@@ -151,7 +151,7 @@ fn planned(dag: &Dag, goal: &Goal, node: &Node, config: PartitionConfig) -> Opti
     }
 }
 
-/// Checks the properties that a plan of any policy has.
+/// Checks the properties of a plan under any policy.
 fn check(dag: &Dag, goal: &Goal, node: &Node, plan: &Plan) {
     let parts: Vec<ComponentSet> = plan.pipeline.parts.iter().map(|part| part.components).collect();
     let all = parts.iter().fold(ComponentSet::EMPTY, |all, part| all.union(*part));

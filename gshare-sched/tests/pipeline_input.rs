@@ -1,4 +1,4 @@
-//! DAGs from outside: what the fuzz target `dag` found once or began with, and input made to hurt.
+//! DAGs from outside: findings and seeds of the fuzz target `dag`, and hostile input.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 #[path = "support/dag_bytes.rs"]

@@ -187,12 +187,12 @@ fn one_that_has_and_one_that_wants() -> Keeper {
     keeper
 }
 
-/// A request that waits there is late already; an instance that was given away, or that starts, would make timely ones late.
+/// A request in wait there is late already; an instance given away, or still starting, would make timely requests late.
 #[test]
 fn slices_at_work_stay_where_they_are() {
     let mut keeper = one_that_has_and_one_that_wants();
     assert_eq!(drained(&tell(&mut keeper, 21_100, short(1, 900))), []);
-    // Idle ones are still taken.
+    // Idle instances are still taken.
     for millis in [29_000, 39_000] {
         let (instance, busy) = (InstanceId::new(1), Duration::from_secs(3));
         tell(&mut keeper, millis, InstanceEvent::Served { instance, busy });
@@ -258,13 +258,13 @@ fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
         tell(&mut keeper, 10, InstanceEvent::Started { instance });
     }
     requested(&mut keeper, 20, 0);
-    // Not used for an hour: the keep-alive takes what is too much, and no more.
+    // Not used for an hour: the keep-alive removes the surplus, and no more.
     let hour = tell(&mut keeper, 3_600_000, InstanceEvent::DeadlineReached);
     assert_eq!(drained(&hour).len(), 1, "{hour:?}");
     let (_, day) = (drained(&hour)[0].0, 86_400_000);
     assert_eq!(drained(&tell(&mut keeper, day, InstanceEvent::DeadlineReached)), []);
     assert_eq!(keeper.warm_functions(), 1);
-    // An instance that is gone is started again when the minimum is told again.
+    // A lost instance is started again when the minimum is stated again.
     let left = [a, b, c].into_iter().find(|one| *one != drained(&hour)[0].0).unwrap();
     assert_eq!(started(&tell(&mut keeper, day, InstanceEvent::Gone { instance: left })), []);
     let again = started(&tell(&mut keeper, day, minimum(0, 2)));
@@ -275,7 +275,7 @@ fn a_minimum_outlives_every_keep_alive_until_it_is_lowered() {
     assert!(none.len() == 2 && keep_alive, "{none:?}");
 }
 
-/// An instance of the random host below: its function, whether it is up or on its way out, and whose place it takes.
+/// An instance of the random host below: its function, whether it is up or on its way out, and the instance it replaces.
 #[derive(Debug, Clone)]
 struct Held {
     function: FunctionId,
@@ -284,8 +284,8 @@ struct Held {
     replaces: Option<InstanceId>,
 }
 
-/// With random minimums and deaths, under each kind of settings: no order takes an instance of which the function has too
-/// few, and with what was asked for again there are enough, or `Unmet` was told.
+/// With random minimums and deaths, under each kind of settings: no order takes an instance from a function short of them, and with the
+/// repeated requests there are enough, or `Unmet` was reported.
 #[test]
 fn no_order_takes_an_instance_that_is_kept() {
     let (mut kept, mut reclaimed, mut unmets) = (0, 0, 0);
@@ -364,7 +364,7 @@ fn no_order_takes_an_instance_that_is_kept() {
                     _ => {}
                 }
             }
-            // The host asks for what is gone, as the pool does.
+            // The host asks for lost instances, as the pool does.
             if let InstanceEvent::MinimumSet { function, .. } = event {
                 let (has, least) = (staying(&held, function), least[function.index()]);
                 assert!(has >= least || unmet[function.index()], "{told}: {has} of {least}");
@@ -391,7 +391,7 @@ fn noted(keeper: Keeper, changes: Arc<Mutex<Vec<Timestamp>>>) -> Wrapped<Keeper>
     })
 }
 
-/// When a function that is called so often instances were started or changed, on a node under a keeper with these settings.
+/// Times at which instances of a frequently called function were started or changed, on a node under a keeper with these settings.
 fn changes(config: &KeeperConfig, arrivals: &Arrivals, length: Duration) -> Vec<Timestamp> {
     let work = Work::Pipeline { dag: Box::new(chain(&[30], 12)), goal: Box::new(goal(2_000)) };
     let mut spec = FunctionSpec::new(work, Bytes::from_gib(12)).with_slo(Duration::from_millis(2_000));
@@ -424,7 +424,7 @@ fn states_do_not_flap_about_the_threshold() {
     let rates = (0..seconds / 20).map(|turn| if turn % 2 == 0 { 12.0 } else { 18.0 }).collect();
     let arrivals = Arrivals::rates(Duration::from_secs(20), rates).unwrap();
     let changes = |config: KeeperConfig| {
-        // The first minutes: cold, and what waited then. In the end it idles.
+        // The first minutes: cold, with a backlog. In the end it idles.
         let (from, to) = (Timestamp::from_millis(200_000), Timestamp::from_millis(seconds * 1_000));
         let all = changes(&config, &arrivals, Duration::from_secs(seconds));
         all.into_iter().filter(|&at| from < at && at < to).count() as u64
@@ -436,7 +436,7 @@ fn states_do_not_flap_about_the_threshold() {
     assert!(paper >= 4 * ours.max(1), "the paper's rule: {paper} changes, ours {ours}");
 }
 
-/// Slices of a GPU that is lost are never chosen, what had a part there is gone, and what the GPU had is free when it is back.
+/// Slices of a lost GPU are never chosen, instances with a part there are gone, and the GPU's slices are free when it is back.
 #[test]
 fn slices_of_a_lost_gpu_are_not_there_until_it_joins_again() {
     let whole = node(&["4g.40gb", "3g.40gb", "4g.40gb", "3g.40gb"]);

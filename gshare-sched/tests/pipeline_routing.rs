@@ -1,4 +1,4 @@
-//! The router: against a literal one that searches everything each time, and the claims of FluidFaaS, section 5.3.
+//! The router: against a literal router which searches everything each time, and the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
@@ -13,7 +13,7 @@ struct Waiting {
     function: FunctionId,
     deadline: Timestamp,
     arrival: u64,
-    /// Since it cannot be in time.
+    /// The request cannot be in time.
     late: bool,
     on: Option<InstanceId>,
 }
@@ -52,7 +52,7 @@ struct Literal {
     /// Work of slices since their last load.
     worked: Vec<(SharedSlice, Duration)>,
     arrivals: u64,
-    /// Who was told to be short when, and whether that is still to be looked at again.
+    /// Functions reported short, with the time, and whether each is still to be checked again.
     told: Vec<(FunctionId, Timestamp, bool)>,
     forgotten: Vec<(FunctionId, Timestamp)>,
     actions: Vec<RouteAction>,
@@ -81,7 +81,7 @@ impl Literal {
         self.waiting(function).min_by_key(turn).cloned()
     }
 
-    /// Whether it waits behind those that can be in time.
+    /// Whether the request waits behind timely ones.
     fn is_last(&self, one: &Waiting) -> bool {
         let behind =
             self.wait(one.function).min(u64::MAX.into()) * u128::from(self.config.late_stretch_percent);
@@ -93,7 +93,7 @@ impl Literal {
     fn sift(&mut self, now: Timestamp, function: FunctionId) {
         while self.config.late != Late::InOrder {
             let Some(fastest) = self.fastest(function) else { return };
-            // One that is overdue hides those behind it.
+            // An overdue request hides the requests behind it.
             let first = self.waiting(function).filter(|one| !one.late);
             let Some(head) = first.min_by_key(|one| (one.deadline, one.arrival)).cloned() else { return };
             if now.saturating_add(fastest) <= head.deadline {
@@ -145,7 +145,7 @@ impl Literal {
         self.instances.iter().filter(room).map(|up| (up.latency(), up.id)).min()
     }
 
-    /// The request that an instance which answers after `latency` takes instead of the head.
+    /// The request which an instance with this latency takes instead of the head.
     fn pick(&self, now: Timestamp, function: FunctionId, latency: Duration) -> Option<RequestId> {
         let overdue = self.head(function).filter(|head| head.late && !self.is_last(head));
         let in_time = |one: &&Waiting| !one.late && one.deadline >= now.saturating_add(latency);
@@ -186,7 +186,7 @@ impl Literal {
             };
             let all: Vec<_> = on().filter(|up| !up.draining).filter_map(key).collect();
             let resident = all.iter().any(|one| one.3.is_zero());
-            // The first of those to be loaded speaks for them: in time, or paid for by what was worked.
+            // The first of those to be loaded speaks for them: in time, or paid for by the work done.
             let cold = all.iter().filter(|one| !one.3.is_zero()).min();
             let may_load = cold.is_some_and(|&((late, slack, _), .., load)| {
                 let paid = self.worked(slice) >= load.saturating_mul(self.config.stay_loads.into());
@@ -203,7 +203,7 @@ impl Literal {
         }
     }
 
-    /// Time the function's instances need for what waits, in ns.
+    /// Time of the function's instances for the waiting requests, in ns.
     fn wait(&self, function: FunctionId) -> u128 {
         let up = self.instances.iter().filter(|up| up.function == function && !up.draining);
         let rate = up.map(|up| match up.service {
@@ -239,7 +239,7 @@ impl Literal {
         self.actions.push(RouteAction::Short { function, waiting, behind });
     }
 
-    /// The time at which a function was told to be short is forgotten with the function.
+    /// The time of a function's report as short goes with the function.
     fn blank(&mut self) {
         let known = |function: FunctionId| {
             self.requests.iter().any(|one| one.function == function && one.on.is_none())
@@ -247,7 +247,7 @@ impl Literal {
         };
         let gone: Vec<_> = self.told.iter().map(|told| known(told.0)).collect();
         for (told, known) in self.told.iter_mut().zip(gone) {
-            // Looked at again all the same, but nothing is known of when it was told.
+            // Checked again all the same, but the time of the report is unknown.
             if !known && !self.forgotten.contains(&(told.0, told.1)) {
                 self.forgotten.push((told.0, told.1));
             }
@@ -610,8 +610,8 @@ fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
     }
 }
 
-/// An instance that does one request in 10 ms is sent one each `every` ms, for two seconds: how many are in time, and
-/// the longest wait in ms of one that is answered or still waits.
+/// An instance with 10 ms per request gets a request each `every` ms, for two seconds: the number in time, and the longest wait in ms of an
+/// answered or waiting request.
 fn overload(config: RouterConfig, every: u64) -> (u64, u64) {
     let mut router = SlackRouter::new(config).unwrap();
     up(&mut router, 1, 0, Service::Exclusive { latency: ms(10), interval: ms(10), capacity: 1 });
@@ -636,7 +636,7 @@ fn overload(config: RouterConfig, every: u64) -> (u64, u64) {
     (waits().filter(|wait| *wait <= 60).count() as u64, waits().max().unwrap())
 }
 
-/// EDF serves the lost when there is too much; ours keeps those that can be in time.
+/// EDF serves lost requests under overload; ours serves the requests which can be in time.
 #[test]
 fn under_overload_late_requests_do_not_make_others_late() {
     let run = |late| overload(RouterConfig::default().with_late(late), 5);
@@ -654,7 +654,7 @@ fn late_requests_do_not_wait_for_the_end_of_the_overload() {
     };
     let (ever, twice) = (run(None, 200), run(Some(0), 200));
     assert!(ever.1 > 1_700, "{ever:?}: the first that is late waits to the end");
-    // Twice what is behind by then; what was behind when they became late would be half of that at most.
+    // Twice the number behind by then; the number behind at their deadline would be at most half of it.
     assert!((900..1_100).contains(&twice.1), "{twice:?}");
     let (once, fixed) = (run(Some(0), 100), run(Some(500), 0));
     assert!(once.1 < 600 && fixed.1 < 600, "{once:?}, {fixed:?}");
@@ -664,7 +664,7 @@ fn late_requests_do_not_wait_for_the_end_of_the_overload() {
     );
 }
 
-/// One that is overdue also comes before those of other functions on a shared slice, though nothing happens to its function.
+/// An overdue request also comes before those of other functions on a shared slice, though nothing happens to its function.
 #[test]
 fn an_overdue_request_gets_the_shared_slice() {
     let mut config = RouterConfig::default();
@@ -673,7 +673,7 @@ fn an_overdue_request_gets_the_shared_slice() {
     up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
     up(&mut router, 2, 2, service(true, 0, 10, 0, 0));
     assert_eq!(dispatched(&arrive(&mut router, 0, 0, 1, 100)), [(0, 1)]);
-    // It cannot be in time, while there is always one of function 1 that can.
+    // This request cannot be in time, while function 1 always has one which can.
     arrive(&mut router, 1, 1_000, 2, 5);
     for turn in 1..60u64 {
         arrive(&mut router, 10 * turn - 5, turn, 1, 10 * turn + 90);
@@ -688,7 +688,7 @@ fn an_overdue_request_gets_the_shared_slice() {
     panic!("it was put off for ever");
 }
 
-/// Two functions with more requests than a slice can do, of which it holds one: by slack alone they load over each other.
+/// Two functions with more requests than their slice can serve, which holds one of them at a time: by slack alone they evict each other.
 #[test]
 fn a_shared_slice_does_not_load_for_every_request() {
     let loads = |config: RouterConfig| {

@@ -53,7 +53,7 @@ fn load_beyond_one_instance_starts_more_and_each_request_is_answered_once() {
     assert!(stats.within_slo > 1_000, "{stats:?}");
 }
 
-/// The devices and the memory in GiB of the last instance that was started or came back.
+/// The devices and the memory in GiB of the last started or returned instance.
 fn spread_of(host: &Host) -> (Vec<u32>, Vec<u64>) {
     let parts = host.orders.iter().rev().find_map(|order| match order {
         PlatformAction::Start { parts, .. } | PlatformAction::Unpark { parts, .. } => Some(parts),
@@ -82,7 +82,7 @@ fn a_model_that_no_device_holds_is_spread_over_devices_of_one_node() {
     assert_eq!(spread_of(&host), (vec![0, 1], vec![12, 12]));
     let parked = host.orders.iter().filter(|order| matches!(order, PlatformAction::Park { .. })).count();
     assert_eq!((host.answered(1).len(), parked), (20, 1));
-    // And it makes room for the other one.
+    // The platform makes room for the other function, too.
     host.load(0, MS(10), 1);
     host.run(MS(60_000));
     assert_eq!(host.answered(0).len(), 1, "{:?}", host.orders);
@@ -102,7 +102,7 @@ fn devices_of_an_instance_have_bounds() {
     assert!(host.platform.function(FunctionId::new(7)).is_none());
 }
 
-/// A burst that one instance cannot answer in time. In the order of arrival those that come after it are late too.
+/// A burst beyond one instance's timely capacity. In the order of arrival the later requests are late too.
 #[test]
 fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     let in_time = |late_wait| {
@@ -124,7 +124,7 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
 }
 
-/// Three functions of 9 GiB on two devices of 16 GiB: the memory of one is lent to another while it is not called.
+/// Three functions of 9 GiB on two devices of 16 GiB: an idle function lends its memory to another.
 #[test]
 fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {
     let mut host = Host::with(&[16, 16]);
@@ -256,8 +256,8 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
 }
 
-/// Four requests at once are enough for the load. Those that are held until the function has instances are late, and are no reason for
-/// the others to be late, nor for fewer instances.
+/// Four requests at once are enough for the load. Requests held until the function has instances are late, and are no reason for the others
+/// to be late, nor for fewer instances.
 #[test]
 fn a_tenants_limit_hides_no_load_and_lets_in_first_what_can_be_in_time() {
     let in_time = |limited: bool| {
@@ -365,7 +365,7 @@ fn an_instance_may_use_twice_the_time_of_its_point_unless_its_function_has_a_lim
     assert_eq!([time(20, Some(30)), time(20, Some(10))], ["20%:30%", "20%:20%"]);
 }
 
-/// A report of its load is due at the time of its removal: what the scaler makes of that is not started.
+/// A report of its load is due at the time of its removal: the instances then wanted by the scaler are not started.
 #[test]
 fn nothing_is_started_for_a_function_that_is_removed_at_a_deadline() {
     let mut host = Host::with(&[16, 16]);

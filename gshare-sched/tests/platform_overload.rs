@@ -1,4 +1,4 @@
-//! The order in which fractional devices serve the requests of a function that has more of them than it answers.
+//! The order in which fractional devices serve the requests of an overloaded function.
 
 use crate::support::{Host, MS, gib, inference};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 const FUNCTION: FunctionId = FunctionId::new(0);
-/// Requests that an instance answers in a second, by the profile of the function.
+/// Requests answered by an instance in a second, by the profile of the function.
 const RATE: u64 = 50;
 
-/// A platform with one function of that many ready instances, and a host that knows which of its requests wait.
+/// A platform with one function of this many ready instances, and a host which knows its waiting requests.
 struct Line {
     platform: Platform,
     config: FractionalConfig,
@@ -22,9 +22,9 @@ struct Line {
     slo: Duration,
     instances: u64,
     now: Timestamp,
-    /// Requests that wait, by arrival.
+    /// Waiting requests, by arrival.
     waiting: BTreeSet<(Timestamp, RequestId)>,
-    /// Requests that are answered then.
+    /// Requests answered at this time.
     served: BTreeMap<(Timestamp, RequestId), Duration>,
     late: usize,
     in_time: usize,
@@ -97,8 +97,8 @@ impl Line {
         assert!(oldest <= self.max_wait, "one waits for {oldest}");
     }
 
-    /// The bound that the documentation gives: who came later goes first only while the oldest is late, and not by more than
-    /// it says, and can itself be in time.
+    /// The bound that the documentation gives: a later request goes first only while the oldest is late, by no more than the stated bound,
+    /// and only if it can itself be in time.
     fn check(&self, request: RequestId, behind: Duration) {
         let done = self.now + MS(1_000 / RATE);
         let age = |of: &(Timestamp, RequestId)| done.saturating_since(of.0);
@@ -111,7 +111,7 @@ impl Line {
         assert_eq!(request, right.1, "{behind} behind, the oldest of {oldest:?}, now {}", self.now);
     }
 
-    /// Lets time pass up to `end`, with what is due in it.
+    /// Lets time pass up to `end`, with all events due in it.
     fn run_until(&mut self, end: Timestamp, takes: Duration) {
         loop {
             let answer = self.served.first_key_value().map(|(&key, &took)| (key, took));
@@ -134,7 +134,7 @@ impl Line {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
 
-    /// For any arrivals and times of service the order is the documented one, and none waits for longer than it may.
+    /// For any arrivals and times of service the order is the documented one, and no request waits longer than its bound.
     #[test]
     fn a_late_request_is_passed_over_only_within_its_bound(
         late_wait in prop::option::weighted(0.9, 0u64..800),
@@ -159,8 +159,8 @@ proptest! {
     }
 }
 
-/// One instance answers 50 requests a second, and 100 come, for one minute. With a fixed bound all that wait are overdue once
-/// the queue is longer than it.
+/// One instance answers 50 requests a second, and 100 come, for one minute. With a fixed bound all waiting requests are overdue once the
+/// queue is longer than the bound.
 #[test]
 fn overload_that_lasts_does_not_make_everything_late() {
     let in_time = |stretch| {

@@ -56,7 +56,7 @@ fn sliced_trial(seed: u64, faults: bool) -> PoolTrial {
     trial
 }
 
-/// Whether instances move to better slices. While one takes the place of another both are there, so there is no maximum then.
+/// Whether instances move to better slices. Both instances exist during a move, so no maximum holds then.
 const fn migrates(seed: u64) -> bool {
     seed.is_multiple_of(2)
 }
@@ -70,7 +70,7 @@ fn sliced(seed: u64) -> SlicedPool {
 }
 
 fn inference(gib: u64, ms: u64) -> FunctionSpec {
-    // Batches of three, as some of the schedulers make, are measured too.
+    // Batches of three, as in some schedulers, are measured too.
     let points = [(1, ms), (3, 2 * ms)].map(|(batch, ms)| {
         let (rate, time) = (f64::from(batch) * 1e3 / ms as f64, Duration::from_millis(ms));
         ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, batch, rate, time, time).unwrap()
@@ -164,13 +164,13 @@ fn total(reports: &[Outcome], name: &str) -> u64 {
     reports.iter().filter_map(|report| report.actions.get(name)).sum()
 }
 
-/// Requests that came, and those that were answered.
+/// Requests arrived, and requests answered.
 fn answered(report: &Outcome) -> (u64, u64) {
     let sum = |of: fn(&FunctionOutcome) -> u64| report.functions.iter().map(of).sum();
     (sum(|of| of.requests), sum(|of| of.answered))
 }
 
-/// Every order that a pool has is given in some run, so none is an island.
+/// Some run gives every order of a pool, so no order is untested.
 fn all_given(reports: &[Outcome], names: &[&str]) {
     for name in names {
         assert!(total(reports, name) > 0, "no run had {name}");
@@ -217,7 +217,7 @@ fn without_faults_no_request_is_rejected_and_the_same_events_give_the_same_actio
 struct Minimums {
     platform: Platform,
     now: Timestamp,
-    /// Instances that start or are ready, and the device of each.
+    /// Starting or ready instances, and the device of each.
     instances: BTreeMap<InstanceId, (FunctionId, GpuId)>,
 }
 
@@ -266,7 +266,7 @@ impl Minimums {
         self.tell(PlatformEvent::Instance { instance, report });
     }
 
-    /// All that start are ready.
+    /// All starting instances are ready.
     fn settle(&mut self) {
         for instance in self.instances.keys().copied().collect::<Vec<_>>() {
             self.report(instance, InstanceReport::Ready);
@@ -283,7 +283,7 @@ impl Minimums {
         self.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(gpu) });
     }
 
-    /// Does what the pool's deadlines until then ask for.
+    /// Carries out the actions of the pool's deadlines until then.
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.platform.next_deadline().filter(|due| *due <= end) {
@@ -324,7 +324,8 @@ fn a_start_of_a_minimum_that_the_host_refused_is_ordered_again_after_ten_seconds
     assert_eq!(host.count(0), 2);
 }
 
-/// 60 requests a second come to an instance that does 50. A scaler that counts reports is told one a second, however many wait.
+/// An instance with a capacity of 50 requests a second gets 60. A scaler which counts reports gets one a second, regardless of the number
+/// in wait.
 #[test]
 fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     let scaler = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
@@ -344,7 +345,7 @@ fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     assert_eq!(started, [20], "seconds: with the twentieth report");
 }
 
-/// Twice what its only instance can do, for ten seconds.
+/// Twice the capacity of its only instance, for ten seconds.
 #[test]
 fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     let mut host = Minimums::new(2, &[(9, 1)]);
@@ -357,7 +358,7 @@ fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     assert_eq!((host.count(0), host.unmet()), (1, 0));
 }
 
-/// Shares of what a pool with one device starts of a function at once.
+/// Shares of the instances which a pool with one device starts of a function at once.
 fn shares(sm_partitions: bool, spec: FunctionSpec) -> Vec<GpuShare> {
     let config = FractionalConfig::default().with_sm_partitions(sm_partitions);
     let mut platform = alone(FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap());
@@ -424,7 +425,7 @@ proptest! {
                 Loss::Process(which) if !host.instances.is_empty() => {
                     let instances: Vec<InstanceId> = host.instances.keys().copied().collect();
                     let instance = *which.get(&instances);
-                    // One that dies before it is ready is a start that failed.
+                    // An instance which dies before it is ready is a failed start.
                     host.report(instance, InstanceReport::Ready);
                     host.report(instance, InstanceReport::Gone);
                 }
@@ -448,9 +449,9 @@ enum Break {
     DispatchesTwice,
     /// `Unpark` comes before the `Park` that makes room for it.
     UnparksFirst,
-    /// It is told of no maximum.
+    /// The platform never learns of a maximum.
     IgnoresMaximum,
-    /// It is told of no minimum.
+    /// The platform never learns of a minimum.
     ForgetsMinimum,
 }
 

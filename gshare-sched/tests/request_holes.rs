@@ -46,7 +46,7 @@ fn reject(request: u64, reason: RejectReason) -> RequestAction {
     Reject { request: RequestId::new(request), reason }
 }
 
-/// A scheduler told what to do step by step. Models A, B, C need 4 of a GPU's 8 GiB, load in 3 s and run in 1 s.
+/// A scheduler driven step by step. Models A, B, C need 4 of a GPU's 8 GiB, load in 3 s and run in 1 s.
 struct Rig {
     engine: LocalityScheduler,
     now: Timestamp,
@@ -124,7 +124,7 @@ impl Rig {
         assert_eq!(self.done(gpu, request), []);
     }
 
-    /// Loads a model by a request that goes on.
+    /// Loads a model by a request which does not end.
     fn busy(&mut self, gpu: u32, request: u64, model: u32) {
         assert_eq!(self.ask(request, model), [load(gpu, model)]);
         assert_eq!(self.loaded(gpu, model), [run(gpu, request, model)]);
@@ -139,7 +139,7 @@ impl Rig {
     }
 }
 
-/// One GPU runs B; A and then B wait: what does it do next?
+/// One GPU runs B; A and then B wait: the test asks for the next decision.
 fn overtaken(config: SchedulerConfig) -> Vec<RequestAction> {
     let mut rig = Rig::new(config, 1);
     rig.busy(0, 1, B);
@@ -340,7 +340,7 @@ fn copies_beyond_a_limit_go_as_soon_as_nothing_runs_on_them() {
     assert_eq!(rig.send(at_most(A, 1)), [evict(0, A)], "the unused one");
     assert_eq!(rig.evicted(0, A), []);
     assert_eq!(rig.done(1, 1), [evict(1, A)]);
-    // The process of one that ran is gone: it is not loaded again beside the last one, which is still loading.
+    // The process of a running request is gone: its model is not loaded again beside the last copy, which is still loading.
     let gone = RequestEvent::NotResident { gpu: GpuId::new(2), request: RequestId::new(2) };
     assert_eq!(rig.send(gone), []);
     assert!(rig.is_local(2, 3));

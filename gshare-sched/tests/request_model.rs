@@ -48,7 +48,7 @@ fn cluster() -> impl Strategy<Value = Cluster> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Algorithms 1 and 2 with their gaps closed, decided from indices, decide what the literal ones decide.
+    /// Algorithms 1 and 2 with their gaps closed, decided from indices, agree with the literal algorithms.
     #[test]
     fn the_indexed_scheduler_decides_as_the_literal_one(
         cluster in cluster(), steps in prop::collection::vec(step(), 1..150),

@@ -1,5 +1,5 @@
-//! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic one against what Algorithm 1
-//! promises, one test per resolution, and a vertical scaler beside a horizontal one.
+//! Starting and stopping instances: the lazy scaler beside a literal model, the heuristic scaler against the promises of Algorithm 1, one
+//! test per resolution, and a vertical scaler beside a horizontal one.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{
@@ -61,7 +61,7 @@ fn lazy_compares_strictly() {
     assert!(bench.loads(100, 50).is_empty(), "exactly what is left without the youngest is not below it");
 }
 
-/// An instance that the host gave up is not counted for ever.
+/// An instance given up by the host is not counted for ever.
 #[test]
 fn lazy_an_instance_that_does_not_start_is_replaced() {
     let mut bench = lazy(simple(1, 10));
@@ -257,7 +257,7 @@ fn fast_08_the_least_effective_goes_first_then_the_youngest() {
     assert_eq!(drains(&actions), [InstanceId::new(2), InstanceId::new(1)]);
 }
 
-/// The predicted load: a line through the last twenty reports, or what the highest of them proves.
+/// The predicted load: a line through the last twenty reports, or the bound proved by the highest of them.
 #[test]
 fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away_and_a_step_is_seen_at_once() {
     let mut bench = heuristic(spec(vec![point(24, 100, 60.0, 20)], 0, 10));
@@ -616,7 +616,7 @@ proptest! {
     }
 }
 
-/// Both policies: what is missing is started, what is too much goes, the youngest first; bad bounds change nothing.
+/// Both policies: missing instances are started, surplus instances go, the youngest first; bad bounds change nothing.
 #[test]
 fn new_bounds_are_in_force_at_once() {
     fn check<S: HorizontalScaler>(mut bench: Bench<S>) {
@@ -633,9 +633,9 @@ fn new_bounds_are_in_force_at_once() {
         assert_eq!(bench.deployed(), 3);
         bench.ready_at_once = false;
         assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
-        // One that is not ready yet is younger than any that is.
+        // An instance not yet ready counts as younger than any ready one.
         assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
-        // A minimum that falls takes no instance away by itself.
+        // A falling minimum alone removes no instance.
         assert!(bench.handle(bounds(0, 2)).is_empty());
         let unknown = HorizontalEvent::BoundsChanged {
             function: FunctionId::new(9),
@@ -648,7 +648,7 @@ fn new_bounds_are_in_force_at_once() {
     check(heuristic(simple(1, 8)));
 }
 
-/// A point that was refused is left alone for a while, unless the host says that the minimum lacks an instance.
+/// A refused point is left alone for a while, unless the host reports an instance missing from the minimum.
 #[test]
 fn a_minimum_that_lacks_an_instance_is_started_at_a_point_that_was_refused() {
     fn check<S: HorizontalScaler>(mut bench: Bench<S>) {

@@ -1,5 +1,4 @@
-//! The co-scaler in both modes under any history, and what it does beyond the paper: owners that learn what their launching
-//! cycles are alone.
+//! The co-scaler in both modes under any history, and its additions to the paper: owners which learn their launching cycles alone.
 
 #[path = "support/scale_vertical.rs"]
 mod support;
@@ -75,7 +74,7 @@ impl Bench {
         }
     }
 
-    /// One whose owner knows that a cycle takes 20 ms alone; the trainer has its request of 1000.
+    /// A client with a known cycle of 20 ms alone; the trainer has its request of 1000.
     fn learned() -> Self {
         let mut bench = Self::new(true);
         bench.cycle(50);
@@ -162,7 +161,7 @@ fn what_nobody_wants_goes_to_a_busy_owner() {
 
 #[test]
 fn a_queue_puts_up_with_less_of_a_longer_cycle_than_an_owner_that_is_seldom_asked() {
-    // 25 % longer than alone, of 60 % that are put up with.
+    // 25 % longer than alone, with a tolerance of 60 %.
     let state = |pause: usize, millis: u64| {
         let mut bench = Bench::learned();
         bench.cycle(20);
@@ -211,7 +210,7 @@ fn an_owner_that_runs_out_has_its_limit_before_others_have_more() {
 fn while_the_owner_rests_others_are_lent_what_is_not_guaranteed() {
     let mut bench = Bench::learned();
     bench.rest(80);
-    // Half longer, of 54 % that are put up with: the trainer keeps what it has.
+    // Half longer, with a tolerance of 54 %: the trainer keeps its tokens.
     bench.cycle(30);
     bench.rest(1);
     assert_eq!(bench.tokens().1, 1_000);

@@ -1,5 +1,5 @@
-//! Fast scaling up and down beside a slow, literal model of Algorithm 2 with its resolutions, one test per resolution,
-//! and what must hold in any history.
+//! Fast scaling up and down beside a slow, literal model of Algorithm 2 with its resolutions, one test per resolution, and the invariants
+//! under any history.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{
@@ -27,7 +27,7 @@ fn quota(request: u16, limit: u16) -> QuotaRange {
     QuotaRange::new(percent(request), percent(limit)).unwrap()
 }
 
-/// A scaler whose issued tokens are kept in a book, action by action.
+/// A scaler with a book of its issued tokens, action by action.
 struct Bench {
     scaler: DiluVertical,
     now: Timestamp,
@@ -103,7 +103,7 @@ impl Bench {
             .unwrap();
     }
 
-    /// One period in which those who are `busy` launch something.
+    /// One period with a launch of each `busy` client.
     fn period(&mut self, busy: &[ClientId]) -> Vec<VerticalAction> {
         for &client in busy {
             self.launch(client, 1, 1);
@@ -360,7 +360,7 @@ fn resolution_08_cycles_are_measured_in_microseconds() {
     assert_eq!(bench.state(GPU), emergency(16_001));
 }
 
-/// An EMERGENCY owner's limit and what the others still hold would be more than the GPU.
+/// An EMERGENCY owner's limit and the others' remaining tokens would exceed the GPU.
 #[test]
 fn resolution_09_what_shrinks_is_issued_before_what_grows() {
     let mut bench = Bench::owner_and_trainer();
@@ -653,7 +653,7 @@ fn event(step: &Step, generations: &BTreeMap<u32, u32>, now: Timestamp) -> Verti
 }
 
 proptest! {
-    /// The engine does what the model does, and what must hold, holds after each action.
+    /// The engine agrees with the model, and the invariants hold after each action.
     #[test]
     fn the_engine_follows_the_model(
         steps in prop::collection::vec(step(), 1..100),
@@ -671,7 +671,7 @@ proptest! {
                 bench.now = bench.now.max(end.saturating_add(by));
             }
             let event = event(step, &generations, bench.now);
-            // A calibration counts from the next period on: until its end, what the old one allowed may be out.
+            // A calibration counts from the next period on: until its end, tokens of the old period may be out.
             let allowed: BTreeMap<_, _> = (0..2)
                 .map(GpuId::new)
                 .map(|gpu| (gpu, bench.scaler.gpu(gpu).map_or(5_000, |gpu| gpu.max_tokens).max(model.last_max(gpu))))

@@ -1,5 +1,5 @@
-//! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and what was
-//! found wrong once stays mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
+//! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and old faults stay
+//! mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -21,7 +21,7 @@ fn driver(config: &MultiTokenConfig) -> Driver {
     Driver::new(engine, terms, check::always())
 }
 
-/// Lengths from one that is all windows to one that is all graces; shallow and deep looks behind a reservation.
+/// Lengths from windows without grace to long graces; shallow and deep looks behind a reservation.
 fn configs() -> impl Strategy<Value = MultiTokenConfig> {
     (0usize..4, 0u32..6).prop_map(|(kind, backfill_depth)| {
         let mut config = MultiTokenConfig::default();

@@ -1,5 +1,5 @@
-//! Programs that wait for each kernel, by the token engine, in virtual time: each gets its part of the speed that it has
-//! when it is alone, and none is without the GPU for longer than a window and a token.
+//! Programs with a wait for each kernel, by the token engine, in virtual time: each gets its part of its speed alone, and none is without
+//! the GPU for longer than a window and a token.
 
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
@@ -14,8 +14,8 @@ const SHORT_KERNELS: Pace = Pace { kernel: Duration::from_micros(10), pause: Dur
 const BUSY: Pace = Pace { kernel: Duration::from_micros(10), pause: Duration::from_micros(1) };
 const WINDOWS: u64 = 50;
 const HAND_OVER: Duration = Duration::from_micros(300);
-/// A window, and one token with its slack and grace: one that is granted with less of a window left than its hand-over takes
-/// costs a client its turn. With the four hand-overs of that.
+/// A window, and one token with its slack and grace: a token granted with less of a window left than its hand-over costs a client its turn.
+/// With the four hand-overs of this turn.
 const LONGEST: Duration = Duration::from_micros(117_000 + 4 * 300);
 
 fn share(points: u64) -> Share {
@@ -23,8 +23,8 @@ fn share(points: u64) -> Share {
     Share { quota: QuotaRange::new(quota, quota).unwrap(), sm: SmShare::WHOLE }
 }
 
-/// GPU time that each of these programs (cap in basis points) gets over 50 windows, and its longest time without
-/// the GPU; and how far the first is from the cap at most, in points of the speed that the program has alone.
+/// GPU time of each of these programs (cap in basis points) over 50 windows, and its longest time without the GPU; and the largest distance
+/// of the first from the cap, in points of the program's speed alone.
 fn run(programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
     run_with(MultiTokenConfig::default(), programs)
 }
@@ -40,7 +40,7 @@ fn run_with(config: MultiTokenConfig, programs: &[(u64, Pace)]) -> (Vec<Got>, f6
         paced.run(now).unwrap();
         paced.start(now, id, share(cap), pace).unwrap();
     }
-    // The window in which they came is not one to compare.
+    // The window of their arrival does not count.
     let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
     paced.run(from).unwrap();
     let before: Vec<Got> = ids.iter().map(|&id| paced.got(id)).collect();
@@ -111,8 +111,8 @@ fn programs_of_any_pace_get_their_parts() {
     println!("off by at most {worst:.2} points");
 }
 
-/// The overrun of a long kernel is taken from those who wait, and is theirs in the next window. As the daemon
-/// does, the engine waits for a kernel that is longer than its token.
+/// The waiting clients pay for the overrun of a long kernel, and get the time back in the next window. As the daemon does, the engine waits
+/// for a kernel that is longer than its token.
 #[test]
 fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
     let mut config = MultiTokenConfig::default();
@@ -128,19 +128,18 @@ fn kernels_much_longer_than_tokens_leave_everyone_his_part() {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
         let (got, off) = run_with(config.clone(), &programs);
-        // Of a kernel in 50 windows one more or less is up to 1 point. If what was missed is forgotten: 25, 10, 5 and 10.
+        // One kernel more or less in 50 windows is up to 1 point. Without a memory of missed time: 25, 10, 5 and 10.
         assert!(off < 2.0, "{caps:?}, {kernel} us: off by {off:.2} points: {got:?}");
     }
 }
 
-/// A kernel runs on when its window ends. Its client's place in the next one is decided when it is over, and not by a token
-/// that it was given ahead and could not use.
+/// A kernel runs on when its window ends. Its client's place in the next window is decided at the kernel's end, and not by a token given
+/// ahead and never used.
 #[test]
 fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     let mut config = MultiTokenConfig::default();
     config.grace = Duration::from_millis(50);
-    // What cannot be avoided is 120 and 117 ms with some hand-overs, and a kernel comes a whole one later or not at all. Without that
-    // rule: 182 and 202 ms.
+    // Unavoidable are 120 and 117 ms with some hand-overs; a kernel comes one kernel late or not at all. Without that rule: 182 and 202 ms.
     for (cap, kernel, longest) in [(2_000, 30_000, 152), (3_000, 50_000, 168)] {
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let (got, _) = run_with(config.clone(), &[(cap, pace), (10_000 - cap, pace)]);
@@ -148,7 +147,7 @@ fn a_kernel_that_crosses_the_end_of_a_window_leaves_no_one_out() {
     }
 }
 
-/// A client that returns a token asks for the next with it, and the turn goes to the client that has had the least.
+/// A client asks for its next token with the return of the last, and the turn goes to the client with the least time so far.
 #[test]
 fn turns_follow_what_each_had_and_not_who_was_there_first() {
     let mut config = MultiTokenConfig::default();
@@ -161,7 +160,7 @@ fn turns_follow_what_each_had_and_not_who_was_there_first() {
         (&[2_000; 5], 40_000),
         (&[2_500, 2_500, 5_000], 50_283),
     ] {
-        // What cannot be avoided of the smallest share, a whole kernel, and the hand-overs of a turn each.
+        // The unavoidable pause of the smallest share, a whole kernel, and the hand-overs of a turn each.
         let longest = kernel * (10_000 / caps[0]) + 3_000;
         let pace = Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(30) };
         let programs: Vec<_> = caps.iter().map(|&cap| (cap, pace)).collect();
@@ -187,7 +186,7 @@ fn a_cap_alone_is_kept_at_an_even_pace() {
     }
 }
 
-/// Long kernels beside short ones: what the former overrun is the latter's.
+/// Long kernels beside short ones: the former's overrun is the latter's gain.
 #[test]
 fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {
     let mut config = MultiTokenConfig::default();
@@ -195,11 +194,11 @@ fn a_program_with_short_kernels_gets_its_part_beside_long_ones() {
     let pace = |micros| Pace { kernel: Duration::from_micros(micros), pause: Duration::from_micros(1) };
     let programs = [(1_000, pace(30_000)), (2_000, pace(1_000)), (3_000, pace(50_000)), (4_000, pace(20))];
     let (got, off) = run_with(config, &programs);
-    // If what was missed is forgotten: 3.8 points.
+    // Without a memory of missed time: 3.8 points.
     assert!(off < 2.0, "off by {off:.2} points: {got:?}");
 }
 
-/// Windows that give nearly all that was requested: who waits from one to the next is served first in it.
+/// Windows that give nearly all that was requested: a client in wait from one window to the next is served first in it.
 #[test]
 fn a_small_cap_keeps_its_place_in_the_window() {
     let mut longest = Duration::ZERO;
@@ -212,8 +211,8 @@ fn a_small_cap_keeps_its_place_in_the_window() {
     assert!(longest <= Duration::from_millis(92), "{longest}");
 }
 
-/// A program that pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time
-/// used, 50/50 would be 89 and 10 % of the speed that each has alone, and 30/70 would be 81 and 17 %.
+/// A program with pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time used, 50/50
+/// would be 89 and 10 % of the speed of each alone, and 30/70 would be 81 and 17 %.
 #[test]
 fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
     let mut config = MultiTokenConfig::default();

@@ -1,4 +1,4 @@
-//! GPUs whose requests add up to more than the whole, and are packed to the brim: the scheduler keeps a slot of each window for each.
+//! GPUs with requests beyond the whole, packed to the brim: the scheduler keeps a slot of each window for each.
 //!
 //! A GPU is offered 60 demands, one by one, and takes what fits. Every client is always backlogged; request = limit.
 
@@ -42,7 +42,7 @@ fn id(place: usize) -> ClientId {
     ClientId::new(u32::try_from(place).unwrap(), 0)
 }
 
-/// GPU time that each client used in each of three windows in a row.
+/// GPU time of each client in each of three windows in a row.
 fn serve(clients: &[Placement]) -> Vec<[Duration; 3]> {
     let mut driver = Driver::new(engine(), terms(), check::always());
     let mut keen = Keen::new(&mut driver, AHEAD);
@@ -135,7 +135,7 @@ fn slots_keep_every_quota_of_gpus_packed_to_the_brim() {
     }
 }
 
-/// Shares that add up to far more than any schedule serves: each gets its part, the last one too.
+/// Shares far beyond any schedule in total: each gets its part, the last one too.
 #[test]
 fn an_oversold_gpu_is_shared_in_proportion_to_the_requests() {
     let placement = |quota| {
@@ -155,7 +155,7 @@ fn an_oversold_gpu_is_shared_in_proportion_to_the_requests() {
     }
 }
 
-/// Time in a slot that its owner does not want goes to the others.
+/// Time unused by the owner of a slot goes to the others.
 #[test]
 fn an_idle_slot_is_not_lost() {
     let mut driver = Driver::new(engine(), terms(), check::always());
@@ -174,7 +174,7 @@ fn an_idle_slot_is_not_lost() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
-    /// Any set that packs and is admitted, in any whole per cents and order of arrival, gets all its quotas.
+    /// Any set of clients which packs and is admitted, in any whole per cents and order of arrival, gets all its quotas.
     #[test]
     fn a_packed_set_that_is_admitted_is_served(most in 20u16..=100, sides in prop::collection::vec((0u16..100, 0u16..100), 1..60)) {
         let sides: Vec<(u16, u16)> = sides.iter().map(|(quota, sm)| (quota % most + 1, sm % most + 1)).collect();

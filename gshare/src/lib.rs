@@ -1,7 +1,7 @@
-//! GPU sharing for a host of your own: engines that decide, the words that they speak, and a [`Runner`] that keeps time for them.
+//! GPU sharing for a host of your own: engines which decide, their common types, and a [`Runner`] which keeps time for them.
 //!
-//! An engine is told the time and an event, and answers with orders; it owns no clock, thread or socket. A host brings events
-//! to it and carries its orders out. This one shares a GPU between two clients:
+//! An engine takes the time and an event, and answers with orders; it owns no clock, thread or socket. A host brings events to it and
+//! carries its orders out. This host shares a GPU between two clients:
 //!
 //! ```
 //! use gshare::prelude::*;
@@ -24,14 +24,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | module | decides |
+//! | module | decision |
 //! |---|---|
-//! | [`token`] | who may launch kernels now |
-//! | [`pack`], [`place`] | which GPU an instance goes to, and which part of it |
-//! | [`scale`] | how much of a GPU an instance has, and how many instances run |
-//! | [`pipeline`] | how a function is cut into stages on MIG slices |
-//! | [`request`] | which GPU serves a request, and which models stay in memory |
-//! | [`node`], [`platform`] | all of it on a node, and for a cluster |
+//! | [`token`] | the clients which may launch kernels now |
+//! | [`pack`], [`place`] | the GPU, and the part of it, for an instance |
+//! | [`scale`] | an instance's share of a GPU, and the number of instances |
+//! | [`pipeline`] | the cut of a function into stages on MIG slices |
+//! | [`request`] | the GPU for a request, and the models kept in memory |
+//! | [`node`], [`platform`] | all of these on a node, and for a cluster |
 //!
 //! Features: `serde` and `schema` for events, orders and settings; `profile` and `modelstore` for the crates of these names.
 
@@ -40,7 +40,7 @@
 
 mod runner;
 
-/// The words that engines share: units, ids, shares, profiles.
+/// Types shared by the engines: units, ids, shares, profiles.
 pub use gshare_core as words;
 #[cfg(feature = "modelstore")]
 pub use gshare_modelstore as modelstore;
@@ -49,7 +49,7 @@ pub use gshare_profile as profile;
 pub use gshare_sched::{Wrapped, mig, node, pack, pipeline, place, platform, request, scale, token};
 pub use runner::Runner;
 
-/// The names that most hosts use.
+/// The names used by most hosts.
 pub mod prelude {
     pub use crate::Runner;
     pub use gshare_core::{

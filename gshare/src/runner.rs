@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 /// An engine with a clock, its deadlines and a buffer for its orders.
 ///
-/// [`run`](Self::run) is the loop of a host whose events come from a channel. A host with a loop of its own calls
-/// [`tell`](Self::tell) for each event, and [`poll`](Self::poll) no later than [`wait`](Self::wait) says.
+/// [`run`](Self::run) is the loop of a host with a channel of events. A host with a loop of its own calls [`tell`](Self::tell) for each
+/// event, and [`poll`](Self::poll) after at most the time from [`wait`](Self::wait).
 #[derive(Debug)]
 pub struct Runner<E: Engine, C = fn() -> Timestamp> {
     engine: E,
@@ -25,19 +25,19 @@ fn monotonic() -> Timestamp {
 }
 
 impl<E: Engine> Runner<E> {
-    /// A runner on the monotonic clock; `deadline_reached` makes the event that the engine is told at its deadlines.
+    /// A runner on the monotonic clock; `deadline_reached` makes the engine's event for its deadlines.
     pub fn new(engine: E, deadline_reached: fn() -> E::Event) -> Self {
         Self::with_clock(engine, deadline_reached, monotonic)
     }
 }
 
 impl<E: Engine, C: FnMut() -> Timestamp> Runner<E, C> {
-    /// A runner on a clock of your own. A clock that goes back stands still for the engine.
+    /// A runner on a clock of your own. The engine sees a clock which goes back as standing still.
     pub fn with_clock(engine: E, deadline_reached: fn() -> E::Event, clock: C) -> Self {
         Self { engine, deadline_reached, clock, now: Timestamp::ZERO, actions: Vec::new() }
     }
 
-    /// The engine, to look at.
+    /// The engine, read-only.
     pub const fn engine(&self) -> &E {
         &self.engine
     }
@@ -47,10 +47,10 @@ impl<E: Engine, C: FnMut() -> Timestamp> Runner<E, C> {
         self.now
     }
 
-    /// Tells the engine an event, and gives each order that follows to `carry_out`, in order, with the time of the event.
+    /// Tells the engine an event, and passes each resulting order to `carry_out`, in order, with the time of the event.
     ///
     /// # Errors
-    /// The engine's, which has changed nothing then.
+    /// The engine's error; the engine is then unchanged.
     pub fn tell(
         &mut self,
         event: E::Event,
@@ -65,7 +65,7 @@ impl<E: Engine, C: FnMut() -> Timestamp> Runner<E, C> {
     /// Tells the engine that its deadline has come, if it has.
     ///
     /// # Errors
-    /// The engine's.
+    /// The engine's error.
     pub fn poll(&mut self, carry_out: impl FnMut(Timestamp, E::Action)) -> Result<(), E::Error> {
         let now = self.now();
         match self.engine.next_deadline() {
@@ -74,14 +74,14 @@ impl<E: Engine, C: FnMut() -> Timestamp> Runner<E, C> {
         }
     }
 
-    /// The time until the engine wants to be called although nothing happened; `None` if it waits for events alone.
+    /// The time to the engine's next deadline; `None` if it waits for events alone.
     pub fn wait(&mut self) -> Option<Duration> {
         let now = self.now();
         let until = |deadline: Timestamp| Duration::from_nanos(deadline.saturating_since(now).as_nanos());
         self.engine.next_deadline().map(until)
     }
 
-    /// Runs until no sender of events is left. What the engine refuses is given to `refused`.
+    /// Runs until no sender of events is left. The engine's errors go to `refused`.
     pub fn run(
         &mut self,
         events: &Receiver<E::Event>,

@@ -1,5 +1,5 @@
-//! `cargo gshare ARGUMENTS` in a checkout: builds the command and the libraries that it loads, and becomes the command.
-//! `cargo run` alone would build the command without the libraries.
+//! `cargo gshare ARGUMENTS` in a checkout: builds the command and its shared libraries, and becomes the command. `cargo run` alone would
+//! build the command without the libraries.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Comes back only with the exit code of a failed build, or with an error.
+/// Returns only with the exit code of a failed build, or with an error.
 fn become_the_command() -> std::io::Result<ExitCode> {
     let own = std::env::current_exe()?;
     let target = own.ancestors().nth(2).unwrap_or(Path::new("target"));

@@ -153,7 +153,7 @@ impl Total {
             );
         }
         println!(
-            "an elastic device delivered at least {} % of what its clients may take",
+            "an elastic device delivered at least {} % of the time open to its clients",
             shares.delivered_percent
         );
         println!(

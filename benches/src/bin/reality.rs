@@ -50,7 +50,7 @@ struct Options {
     /// Share GPUs by time alone, as it is done on a GPU without MPS.
     #[arg(long)]
     by_time: bool,
-    /// Only the scenarios in whose name this is.
+    /// Only the scenarios with this text in their names.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Print one JSON object for each function and depth, and one for each depth and scenario with the differences

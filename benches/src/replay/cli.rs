@@ -53,15 +53,14 @@ enum Scenario {
     FastFig12(replay::fast_fig12::Args),
     /// FluidFaaS, section 7: pipelines over MIG slices, three workloads on three cuts of 16 A100-80
     ///
-    /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all
-    /// seeds together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. Each further one
-    /// has a policy of ours minus another one seed by seed (on a trace: window by window), in percent of the other: mean ±
-    /// its standard error (the mean of ever more seeds would be within about two of them 19 times in 20), and "better",
-    /// "worse", or "level" where it is within two standard errors of 0. The first of them is ours beside the paper's keeper
-    /// on our order of the queue. Below a table is in how many cells ours is not worse by the first one, without tolerance.
-    /// The runs are spread over the CPUs; what is printed does not depend on their number. With `--json` these tables are
-    /// `compared`: [{`policy`, `with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`, `standard_error_percent`,
-    /// `verdict`}}], `not_worse`: {`p95_ms`: ...}, `verdicts`: {`better`: ...}}].
+    /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all seeds
+    /// together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. Each further one has a policy of ours
+    /// minus another one seed by seed (on a trace: window by window), in percent of the other: mean ± its standard error (the mean of ever
+    /// more seeds would be within about two of them 19 times in 20), and "better", "worse", or "level" where it is within two standard
+    /// errors of 0. The first of them is ours beside the paper's keeper on our order of the queue. Below a table is in how many cells ours
+    /// is not worse by the first one, without tolerance. The runs are spread over the CPUs; the output does not depend on their number.
+    /// With `--json` these tables are `compared`: [{`policy`, `with`, `cells`: [{`workload`, ..., `p95_ms`: {`mean_percent`,
+    /// `standard_error_percent`, `verdict`}}], `not_worse`: {`p95_ms`: ...}, `verdicts`: {`better`: ...}}].
     Fluidfaas(replay::fluidfaas::Args),
 }
 

@@ -59,7 +59,7 @@ pub struct Args {
     /// Also with a repacking plan before a GPU is opened; takes minutes at 3,200 instances
     #[arg(long)]
     repacking: bool,
-    /// Whose rules
+    /// Source of the rules
     #[arg(long, value_enum, default_value_t = Mode::Both)]
     mode: Mode,
 }

@@ -95,7 +95,6 @@ fn arrivals(seed: Option<u64>) -> Vec<Timestamp> {
     std::iter::successors(Some(Timestamp::ZERO), gap).take_while(|at| *at < end).collect()
 }
 
-/// One simulated run.
 #[derive(Debug)]
 struct Run {
     requests: usize,
@@ -107,7 +106,6 @@ struct Run {
     series: Vec<(usize, usize)>,
 }
 
-/// Makes a new scaler.
 type New<'a> = Box<dyn Fn() -> Result<Box<dyn HorizontalScaler>> + 'a>;
 
 fn platform(new: &New<'_>) -> Result<Platform> {

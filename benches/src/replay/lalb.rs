@@ -145,7 +145,6 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     Ok(report)
 }
 
-/// Makes a new scheduler.
 type New<'a> = Box<dyn Fn() -> Result<Box<dyn RequestScheduler>> + 'a>;
 
 /// A row of the table.

@@ -46,7 +46,7 @@ pub struct Paired {
 }
 
 impl Paired {
-    /// Of pairs `(other, policy)`, one per seed. None where the other's mean is 0.
+    /// Ratios of pairs `(other, policy)`, one per seed. None where the other's mean is 0.
     pub fn new(pairs: &[(f64, f64)], less_is_better: bool) -> Option<Self> {
         let n = pairs.len() as f64;
         let others = pairs.iter().map(|(other, _)| other).sum::<f64>();
@@ -111,9 +111,9 @@ pub struct ComparedCell {
 /// A policy's figures of one input.
 #[derive(Debug)]
 pub struct Run {
-    /// Of all seeds together.
+    /// Figure of all seeds together.
     pub together: Map<String, Value>,
-    /// Of each seed.
+    /// Figure of each seed.
     pub by_seed: Vec<Map<String, Value>>,
 }
 

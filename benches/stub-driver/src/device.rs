@@ -1,19 +1,19 @@
-//! The device: until when it is busy, shared by the processes that name one file, and the time each of them had.
+//! The device: the end of its work, shared by all processes with one file, and the GPU time of each.
 
 use std::ffi::{CString, c_int};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What processes share. A new file is zero.
+/// The state shared by processes. A new file is zero.
 #[repr(C)]
 struct Shared {
     busy_until: AtomicU64,
 }
 
-/// The device as one process has it.
+/// The device as seen by one process.
 pub(crate) struct Device {
     shared: &'static Shared,
-    /// GPU time that kernels of this process took, in ns.
+    /// GPU time of this process's kernels, in ns.
     used: AtomicU64,
     pub(crate) call_ns: u64,
     pub(crate) early: bool,
@@ -55,7 +55,7 @@ fn map(path: &str) -> &'static Shared {
 }
 
 impl Device {
-    /// Gives the device to a kernel of `length` ns that is ready at `ready`; gives when it ends.
+    /// Runs a kernel of `length` ns, ready at `ready`, on the device; returns its end.
     pub(crate) fn run(&self, ready: u64, length: u64) -> u64 {
         if length == 0 {
             return ready;
@@ -74,7 +74,7 @@ impl Device {
     }
 }
 
-/// Now, in ns of the clock that all processes have.
+/// Now, in ns of the clock common to all processes.
 pub(crate) fn now() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid out-pointer.

@@ -19,7 +19,6 @@ const NOT_FOUND: Result = 500;
 const NOT_READY: Result = 600;
 const NOT_SUPPORTED: Result = 801;
 
-/// The release that this driver is of.
 const RELEASE: c_int = 12_080;
 /// Bytes of the device.
 const MEMORY: usize = 16 << 30;
@@ -33,7 +32,7 @@ fn handle(number: usize) -> Handle {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
-/// A stream's number: the default ones have their own handles.
+/// A stream's number: the default streams have their own handles.
 fn stream(handle: Handle) -> usize {
     let address = handle.addr();
     if address <= 2 { address } else { address.wrapping_sub(STREAMS) }
@@ -83,7 +82,7 @@ fn launch(to: Handle, length: u64) -> Result {
     result
 }
 
-/// The duration that a kernel's name says, in ns.
+/// The duration in a kernel's name, in ns.
 fn length_of(name: &str) -> Option<u64> {
     if name.starts_with("zero") {
         return Some(0);
@@ -219,7 +218,7 @@ driver! {
         // SAFETY: as said above.
         unsafe { put(graph, Box::into_raw(Box::new(0u64)).cast()) }
     }
-    // Nodes follow one another: of a node only its kernel counts, which its record begins with.
+    // Nodes follow one another: only a node's kernel counts, the first field of its record.
     cuGraphAddKernelNode_v2(node: *mut Handle, graph: Handle, _after: *const Handle, _count: usize,
         kernel: *const Handle) {
         // SAFETY: as said above; handles of this library.
@@ -345,7 +344,7 @@ driver! {
     }
 }
 
-/// GPU time that kernels of this process took, in ns.
+/// GPU time of this process's kernels, in ns.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn stub_busy_ns() -> u64 {
     device().used()

@@ -24,10 +24,10 @@ pub(crate) enum Entry {
     Host(HostFunction, usize),
 }
 
-/// What a stream waits for.
+/// The condition for which a stream waits.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait {
-    /// A word at an address, to be at least so much.
+    /// A word at an address, to reach at least this value.
     Word(usize, u32),
     Event(usize, u64),
     /// The host function that runs for this stream.
@@ -36,9 +36,9 @@ pub(crate) enum Wait {
 
 #[derive(Default)]
 struct Stream {
-    /// When the timed entries end, in ns.
+    /// End of the timed entries, in ns.
     until: u64,
-    /// Behind a wait.
+    /// Entries behind a wait.
     queue: VecDeque<Entry>,
     waits: Option<Wait>,
 }
@@ -46,7 +46,7 @@ struct Stream {
 #[derive(Default)]
 struct Event {
     records: u64,
-    /// The last record that has a time, and its time in ns.
+    /// The last timed record, and its time in ns.
     timed: u64,
     at: u64,
 }
@@ -55,11 +55,11 @@ struct Event {
 pub(crate) struct Streams {
     streams: Vec<Option<Stream>>,
     events: Vec<Event>,
-    /// Host functions that are due: the stream, when, and what to call.
+    /// Due host functions: stream, time, function and argument.
     due: Vec<(usize, u64, HostFunction, usize)>,
 }
 
-/// All streams and events of the process. The first streams are the two default ones.
+/// All streams and events of the process. The first two streams are the default streams.
 pub(crate) fn streams() -> MutexGuard<'static, Streams> {
     static STREAMS: Mutex<Streams> =
         Mutex::new(Streams { streams: Vec::new(), events: Vec::new(), due: Vec::new() });
@@ -105,7 +105,6 @@ impl Streams {
         self.events.get(event).map(|found| Entry::Wait(Wait::Event(event, found.records)))
     }
 
-    /// Queues an entry.
     pub(crate) fn push(&mut self, stream: usize, entry: Entry) -> bool {
         self.defaults();
         let now = now();
@@ -119,7 +118,7 @@ impl Streams {
         true
     }
 
-    /// Gives an entry of a stream that waits for nothing its time; `now` at the earliest.
+    /// Times an entry of a stream without a wait; `now` at the earliest.
     fn time(&mut self, number: usize, entry: Entry, now: u64) {
         let Some(Some(stream)) = self.streams.get_mut(number) else { return };
         let ready = stream.until.max(now);
@@ -149,7 +148,7 @@ impl Streams {
         matches!(self.streams.get(number), Some(Some(Stream { waits: Some(_), .. })))
     }
 
-    /// Gives times to the work behind a wait that has ended.
+    /// Times the work behind an ended wait.
     fn resolve(&mut self, number: usize, now: u64) {
         loop {
             let Some(Some(stream)) = self.streams.get_mut(number) else { return };
@@ -159,7 +158,7 @@ impl Streams {
                     let event = &self.events[event];
                     (event.timed >= record).then_some(event.at)
                 }
-                // The device looks when it comes there.
+                // The device reads the word when it gets there.
                 Some(Wait::Word(address, least)) => {
                     // SAFETY: the program gave the address of a word that it keeps until the wait is over.
                     let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(address) };
@@ -172,7 +171,7 @@ impl Streams {
         }
     }
 
-    /// A stream waits no more from `at` on.
+    /// Ends a stream's wait at `at`.
     fn release(&mut self, number: usize, at: u64) {
         let Some(Some(stream)) = self.streams.get_mut(number) else { return };
         (stream.until, stream.waits) = (stream.until.max(at), None);
@@ -188,7 +187,7 @@ impl Streams {
         (0..self.streams.len()).for_each(|number| self.resolve(number, now));
     }
 
-    /// Until when a stream has work, in ns; `u64::MAX` while it waits.
+    /// End of a stream's work, in ns; `u64::MAX` while it waits.
     pub(crate) fn until(&mut self, number: usize, now: u64) -> Option<u64> {
         self.defaults();
         self.resolve_all(now);
@@ -196,7 +195,7 @@ impl Streams {
         Some(if stream.waits.is_some() { u64::MAX } else { stream.until })
     }
 
-    /// The same of all streams.
+    /// End of the work of all streams.
     pub(crate) fn all_until(&mut self, now: u64) -> u64 {
         (0..self.streams.len()).filter_map(|number| self.until(number, now)).max().unwrap_or(0)
     }
@@ -216,7 +215,7 @@ impl Streams {
     }
 }
 
-/// Runs host functions and looks at what streams wait for, from the first wait of the process on.
+/// Runs host functions and checks the streams' waits, from the first wait of the process on.
 fn watch() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -240,7 +239,7 @@ fn watch() {
     });
 }
 
-/// Waits until `until` says a time that has come.
+/// Waits until the time given by `until` has come.
 pub(crate) fn wait(mut until: impl FnMut(&mut Streams, u64) -> Option<u64>) -> bool {
     loop {
         let now = now();

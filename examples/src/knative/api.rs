@@ -13,7 +13,7 @@ use std::time::Duration;
 pub const CLASS: &str = "autoscaling.knative.dev/class";
 /// Label of the parts of a service, with the service's name.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of services that a `ServerlessService` made, and of their parts, with its name.
+/// Label of a `ServerlessService`'s services, and of their parts, with its name.
 pub const SKS_NAME: &str = "networking.internal.knative.dev/serverlessservice";
 /// Label of these services: `Private` for the service with the pods behind it.
 pub const SERVICE_TYPE: &str = "networking.internal.knative.dev/serviceType";
@@ -41,7 +41,7 @@ pub const READY: &str = "Ready";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PodAutoscalerSpec {
-    /// Requests that a pod takes at once; 0: any number.
+    /// Requests of a pod at once; 0: any number.
     #[serde(default)]
     pub container_concurrency: u32,
     /// A Deployment.
@@ -59,7 +59,7 @@ pub struct PodAutoscalerSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodAutoscalerStatus {
-    /// Generation of the spec that this status describes. Clients compare it to know whether the object is ready.
+    /// Generation of the described spec. Clients compare it to know whether the object is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Sorted by type.
@@ -71,10 +71,10 @@ pub struct PodAutoscalerStatus {
     /// The service with the measured pods. Required, if empty.
     #[serde(default)]
     pub metrics_service_name: String,
-    /// Pods that are wanted; -1: nothing is known of the load.
+    /// Wanted pods; -1: nothing is known of the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_scale: Option<i32>,
-    /// Pods that are ready.
+    /// Ready pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actual_scale: Option<i32>,
 }
@@ -108,13 +108,13 @@ pub struct ServerlessServiceSpec {
     /// The receiver of the requests.
     #[serde(default)]
     pub mode: Mode,
-    /// The Deployment that is scaled.
+    /// The scaled Deployment.
     #[serde(default)]
     pub object_ref: ObjectReference,
     /// As in the `PodAutoscaler`.
     #[serde(default)]
     pub protocol_type: String,
-    /// Activators that share its requests; 0: all.
+    /// Activators with a part of its requests; 0: all.
     #[serde(default)]
     pub num_activators: i32,
 }
@@ -133,7 +133,7 @@ pub enum Mode {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerlessServiceStatus {
-    /// The spec that this is about.
+    /// The spec in question.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// `Ready` and others.
@@ -178,7 +178,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Since when it has this status; `now` if that is not known.
+    /// Since when it has this status; `now` if the time is unknown.
     pub fn since(&self, now: Timestamp) -> Timestamp {
         self.last_transition_time.as_ref().map_or(now, |time| time.0)
     }

@@ -42,7 +42,7 @@ const FUNCTION: FunctionId = FunctionId::new(0);
 /// Time between two looks at the load of a target.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// The engine that decides.
+/// The deciding engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Policy {
     /// Load must stay before a pod is started (Dilu, section 3.4.2).
@@ -229,7 +229,7 @@ impl Decider {
         self.desired
     }
 
-    /// Load that no pod will serve: there are as many as there may be.
+    /// Load without a pod to serve it: there are as many as there may be.
     pub const fn unmet(&self) -> RequestRate {
         self.unmet
     }
@@ -288,7 +288,7 @@ fn engine(settings: &Settings, policy: Policy) -> Result<Box<dyn HorizontalScale
             if settings.windowed {
                 config.predict_reports = reports(settings);
             }
-            // The target is that already.
+            // The target has this number already.
             config.headroom = gshare_core::BasisPoints::ZERO;
             Box::new(HeuristicHorizontal::new(config)?)
         }
@@ -319,7 +319,7 @@ fn lazy(settings: &Settings, fleet: FleetConfig) -> LazyHorizontalConfig {
     config
 }
 
-/// The load that one pod reports, in requests.
+/// The load reported by one pod, in requests.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PodLoad {
     /// At a time.

@@ -52,14 +52,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Scale Knative revisions of class coscale.gshare.io. Talks to the cluster of the service account or kubeconfig that is there.
+/// Scale Knative revisions of class coscale.gshare.io. Talks to the cluster of the present service account or kubeconfig.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "knative")]
 pub struct Options {
     /// The autoscaler class to serve.
     #[arg(long, default_value = "coscale.gshare.io")]
     pub class: String,
-    /// Engine that decides.
+    /// The deciding engine.
     #[arg(long, value_enum, default_value = "lazy")]
     pub policy: Policy,
     /// Namespace of Knative Serving.

@@ -12,7 +12,7 @@ pub const MAX_SCALE: u32 = 4096;
 /// Defaults for missing annotations, as in Knative's `config-autoscaler`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Defaults {
-    /// Pods that a new revision starts with.
+    /// First pods of a new revision.
     #[arg(long, default_value_t = 1)]
     pub initial_scale: u32,
     /// Time without load before pods are taken away.
@@ -33,10 +33,10 @@ pub struct Defaults {
     /// Requests at a time for one pod, where a pod may have any number.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub target_concurrency: u32,
-    /// Requests per second for one pod, where that is the metric.
+    /// Requests per second for one pod, if this is the metric.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub target_rps: u32,
-    /// Per cent of its target that a pod is to get.
+    /// Load of a pod, in per cent of its target.
     #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub target_utilization: u32,
 }
@@ -175,7 +175,7 @@ impl Settings {
     /// Settings from an object's annotations and spec.
     ///
     /// # Errors
-    /// Names the first annotation that is out of its bounds.
+    /// Names the first annotation out of its bounds.
     pub fn of(pa: &PodAutoscaler, defaults: &Defaults) -> Result<Self, Invalid> {
         let none = BTreeMap::new();
         let annotations = Annotations(pa.metadata.annotations.as_ref().unwrap_or(&none));

@@ -59,7 +59,7 @@ pub struct Moment {
 pub struct Config {
     /// The class of this controller's objects.
     pub class: String,
-    /// Engine that decides.
+    /// The deciding engine.
     pub policy: Policy,
     /// Defaults for missing annotations.
     pub defaults: Defaults,

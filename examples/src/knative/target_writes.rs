@@ -56,15 +56,15 @@ const MISSING: Duration = Duration::from_secs(5);
 /// The observed objects.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
-    /// The object that asks for it.
+    /// The object behind the request.
     pub pa: &'a PodAutoscaler,
     /// Service of the target.
     pub sks: Option<&'a ServerlessService>,
-    /// Pods that its target is to have; none: there is no such target.
+    /// Pods for its target; none: there is no such target.
     pub replicas: Option<u32>,
     /// Pods behind the private service that take requests.
     pub ready: u32,
-    /// Pods that the load asks for.
+    /// Pods for the load.
     pub desired: Option<u32>,
     /// The activator has just answered for the service.
     pub backed: bool,
@@ -75,7 +75,7 @@ pub struct Observed<'a> {
 pub enum Write {
     /// How many pods the target is to have.
     Scale(u32),
-    /// A service that is not there.
+    /// A missing service.
     CreateSks(Box<ServerlessService>),
     /// The wanted spec of an existing service.
     PatchSks(ServerlessServiceSpec),

@@ -1,4 +1,4 @@
-//! When refused pods are tried again, in time that is told.
+//! The times at which refused pods are tried again, with the time as an input.
 
 use super::decisions::fastpod;
 use gshare_examples::kubernetes::fastpod::FaSTPod;
@@ -15,7 +15,7 @@ fn refuse(backoff: &mut Backoff, fastpod: &FaSTPod, now: Instant) -> bool {
     backoff.refuse((&namespace, &uid), fastpod.metadata.generation, now, "quota")
 }
 
-/// FaSTPods that are refused, by UID, and if each may be tried.
+/// Refused FaSTPods, by UID, and whether each may be tried.
 fn told(backoff: &mut Backoff, fastpods: &[FaSTPod], now: Instant) -> BTreeMap<String, bool> {
     backoff.refused(fastpods, now).into_iter().map(|(uid, refused)| (uid, refused.retry)).collect()
 }
@@ -39,7 +39,7 @@ fn pauses_double_up_to_the_longest() {
     assert_eq!((FIRST.as_secs(), LONGEST.as_secs()), (1, 60));
 }
 
-/// One that is due and cannot be tried, for want of room, is no reason to look again and again.
+/// A due FaSTPod without room is no reason to look again and again.
 #[test]
 fn what_is_due_waits_for_a_change_and_not_for_a_time() {
     let (mut backoff, start) = (Backoff::default(), Instant::now());
@@ -71,14 +71,14 @@ fn a_pod_that_is_made_or_a_changed_fastpod_ends_it() {
     assert_eq!(told(&mut backoff, &[], now).len(), 0, "it was deleted");
 }
 
-/// However many FaSTPods a tenant makes or changes: in no second are more refused than the limit.
+/// However many FaSTPods a tenant makes or changes, no second has more refusals than the limit.
 #[test]
 fn a_namespace_is_refused_ten_times_a_second_at_most() {
     let (mut backoff, start) = (Backoff::default(), Instant::now());
     let mut refusals = Vec::new();
     for tick in 0..1000 {
         let now = start + TICK * tick;
-        // As many FaSTPods as there is leave for, each new.
+        // As many new FaSTPods as the limit allows.
         for index in 0..backoff.allowance("team", now) {
             refuse(&mut backoff, &fastpod(&format!("f{tick}-{index}"), 1, [12, 30, 1024]), now);
             refusals.push(now);

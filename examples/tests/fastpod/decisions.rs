@@ -1,4 +1,4 @@
-//! Decisions on a cluster that is a value: no server is asked, and time is told.
+//! Decisions on a cluster as a value: no server is asked, and the time is an input.
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Duration, Quota, SmShare};
@@ -56,8 +56,8 @@ fn settings() -> Settings {
     Settings { profiles, ..Settings::default() }
 }
 
-/// No GPU promises more than it has, once all that was moved to make room is noted. Literal: every two rectangles of a
-/// GPU, and the sum of its memory.
+/// No GPU promises more than its capacity, once all moved pods are noted. Literal: every two rectangles of a GPU, and the sum of its
+/// memory.
 pub(crate) fn check(nodes: &[Node], pods: &[Pod]) {
     let mut memory: BTreeMap<(String, u32), u64> = BTreeMap::new();
     let mut places = Vec::new();
@@ -65,7 +65,7 @@ pub(crate) fn check(nodes: &[Node], pods: &[Pod]) {
         if pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed") {
             continue;
         }
-        // Without either it is none of ours.
+        // Without either it is a foreign pod.
         let Some(given) = Given::of(pod) else { continue };
         let place = Place::of(pod).unwrap();
         let demand = demand(&given.share);
@@ -92,7 +92,7 @@ pub(crate) fn check(nodes: &[Node], pods: &[Pod]) {
     }
 }
 
-/// A cluster, and what a kubelet and Kubernetes' own controllers do to it.
+/// A cluster, with the effects of a kubelet and Kubernetes' own controllers.
 #[derive(Debug, Clone, Default)]
 struct Cluster {
     observed: Observed,
@@ -116,7 +116,7 @@ impl Cluster {
         reconcile(&at(self.seconds), &self.observed, &settings())
     }
 
-    /// Does the first `most` writes that are wanted, or all, and then says what is to be said.
+    /// Does the first `most` wanted writes, or all, and then reports the statuses.
     fn apply(&mut self, most: Option<usize>) {
         let Wanted { writes, statuses, .. } = self.wanted();
         let done = writes.into_iter().take(most.unwrap_or(usize::MAX));
@@ -173,7 +173,7 @@ impl Cluster {
         check(&self.observed.nodes, &self.observed.pods);
     }
 
-    /// Kubelets start what is bound, and end what is deleted.
+    /// Kubelets start bound pods, and end deleted ones.
     fn kubelets(&mut self) {
         self.observed.pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         for pod in &mut self.observed.pods {
@@ -264,7 +264,7 @@ fn a_crash_between_any_two_writes_is_like_no_crash() {
     for done in 0..=total {
         let mut cluster = start.clone();
         cluster.apply(Some(done));
-        // The next controller knows nothing but what there is.
+        // The next controller knows only the objects of the cluster.
         cluster.settle();
         assert_eq!(cluster.status("one"), (3, 3, "Placed".into(), String::new()), "after {done} writes");
         assert_eq!(cluster.status("two").1, 2);
@@ -345,13 +345,13 @@ fn a_node_that_is_gone_full_tainted_or_cordoned_gets_no_pods() {
     assert_eq!(run("restartPolicy", json!("Never")), refused("BadPodSpec"));
     assert_eq!(run("containers", json!("x")), refused("BadPodSpec"));
 
-    // A node with labels that make no sense is told, and left out.
+    // A node with nonsensical labels is reported, and left out.
     let mut bad = node("z", 1, 1);
     bad.labels_mut().insert("nvidia.com/gpu.count".into(), "many".into());
     let complaints = Cluster::new(vec![bad], Vec::new()).wanted().complaints;
     assert_eq!(complaints, ["node z: label nvidia.com/gpu.count: `many`: need 1 to 64"]);
 
-    // A pod that was not bound when its node went is made for another one.
+    // A pod not yet bound when its node went is made for another node.
     let mut cluster = Cluster::new(vec![node("a", 1, 16384)], vec![fastpod("f", 1, [12, 30, 1024])]);
     cluster.apply(None);
     cluster.observed.nodes = vec![node("b", 1, 16384)];
@@ -429,7 +429,7 @@ proptest! {
                 }
                 7 => cluster.kubelets(),
                 _ => {
-                    // Only some of the writes are done before it is looked at again.
+                    // Only some of the writes are done before the next look.
                     cluster.apply(Some(which));
                 }
             }
@@ -440,7 +440,7 @@ proptest! {
     }
 }
 
-/// Free time on both sides of a pod is brought together by moving its rectangle: its process stays where it is.
+/// Moving a pod's rectangle joins the free time on its two sides: its process stays.
 #[test]
 fn a_pod_that_runs_makes_room_within_its_gpu() {
     let of = |name: &str, request| fastpod(name, 1, [100, request, 1024]);
@@ -454,7 +454,7 @@ fn a_pod_that_runs_makes_room_within_its_gpu() {
     };
     let before = places(&cluster);
     cluster.observed.fastpods[1].spec.replicas = 0;
-    // A pod's time is free when it is gone, not before.
+    // A pod's time is free only when the pod is gone.
     cluster.apply(None);
     cluster.apply(None);
     assert!(cluster.rests(), "it is on its way");
@@ -488,13 +488,13 @@ fn a_share_that_is_left_out_is_that_of_the_profile() {
     assert_eq!((made.quota().to_string(), made.sm().to_string()), ("40%:40%".into(), "24%".into()));
     let status = cluster.observed.fastpods[0].status.clone().unwrap();
     assert_eq!(status.share, "40%:40% of the time, 24% of the SMs, 1 GiB");
-    // A slower answer is enough: the pod is replaced by one with less.
+    // A slower answer is enough: a pod with less replaces this one.
     cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/slo".into(), "1s".into());
     cluster.settle();
     let made: Vec<_> =
         cluster.observed.pods.iter().map(|pod| Given::of(pod).unwrap().share.sm().to_string()).collect();
     assert_eq!(made, ["12%"]);
-    // A profile that is not there: what runs stays.
+    // A missing profile: running pods stay.
     cluster.observed.fastpods[0].annotations_mut().insert("gshare.io/profile".into(), "vgg".into());
     cluster.settle();
     assert_eq!((cluster.status("f").1, cluster.status("f").2), (1, "BadShare".into()));
@@ -519,8 +519,7 @@ fn what_others_did_to_pods_is_told_and_harms_nobody_else() {
     cluster.observed.pods.pop();
 }
 
-/// A tenant may edit the annotations of its pods, and make pods that say that they are of a FaSTPod. Where a pod is and what it
-/// has is in its spec.
+/// A tenant may edit the annotations of its pods, and make pods with the labels of a FaSTPod. A pod's place and share are in its spec.
 #[test]
 fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
     let nodes = || vec![node("a", 1, 16384)];
@@ -529,7 +528,7 @@ fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
         cluster.settle();
         cluster
     };
-    // Nonsense, nothing, or less than it has: its place stays, and its annotations are put right.
+    // Nonsense, nothing, or less than its share: its place stays, and its annotations are put right.
     for change in [Some("nonsense"), None, Some("0,0,100,100")] {
         let mut cluster = settled();
         let annotations = cluster.observed.pods[0].annotations_mut();
@@ -551,7 +550,7 @@ fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
         cluster.settle();
         assert_eq!(cluster.status("h").1, 1, "{change:?}: the node is open");
     }
-    // Pods without a place, of a FaSTPod that is not there or of another group, close no node.
+    // Pods without a place, of a missing FaSTPod or of another group, close no node.
     let mut forged = settled().observed.pods.remove(0);
     (forged.metadata.name, forged.metadata.annotations) = (Some("forged".into()), None);
     forged.spec.as_mut().unwrap().containers[0].env = None;
@@ -572,7 +571,7 @@ fn no_tenant_closes_a_node_or_has_a_gpu_given_out_twice() {
     }
 }
 
-/// All that keeps a pod from its place is told as it is.
+/// The status reports each obstacle to a pod's placement.
 #[test]
 fn reasons_are_true() {
     let told = |nodes: Vec<Node>, change: &dyn Fn(&mut FaSTPod)| {
@@ -748,7 +747,7 @@ fn conditions_say_whether_it_is_ready_on_its_way_or_needs_mending() {
     );
 }
 
-/// A refusal of the API server is told for as long as it holds.
+/// The status reports a refusal of the API server as long as it holds.
 #[test]
 fn a_refusal_is_said_once_and_taken_back() {
     let observed = Observed { fastpods: vec![fastpod("f", 1, [12, 30, 1024])], ..Observed::default() };
@@ -779,8 +778,8 @@ fn a_refusal_is_said_once_and_taken_back() {
     );
 }
 
-/// The status of a FaSTPod whose pods are all placed.
-/// No more pods are made after one look than may be in memory whole; the others follow at once, at the places that they would have had.
+/// The status of a FaSTPod with all its pods placed. One look makes no more pods than fit in memory whole; the others follow at once, at
+/// the same places as without the bound.
 #[test]
 fn a_look_makes_a_bounded_number_of_pods_and_the_next_one_the_others() {
     let nodes = vec![node("a", 64, 81920), node("b", 64, 81920)];

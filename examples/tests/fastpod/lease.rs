@@ -23,7 +23,7 @@ fn server() -> (Api, Client) {
     Api::start(RBAC, "gshare-fastpod")
 }
 
-/// A replica whose machine started `uptime` seconds ago, and whose calendar is in this year.
+/// A replica on a machine started `uptime` seconds ago, with its calendar in this year.
 fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
     let start = Instant::now();
     let wall = jiff::civil::date(year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
@@ -36,7 +36,7 @@ fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
     Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-fastpod", elector, Box::new(clock))
 }
 
-/// Counts those that lead at a time.
+/// Counts simultaneous leaders.
 #[derive(Clone, Default)]
 struct Leaders(Arc<AtomicUsize>);
 
@@ -45,7 +45,7 @@ impl Leaders {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Work that never ends by itself.
+    /// Endless work.
     async fn work(self) {
         struct Counted(Leaders);
         impl Drop for Counted {
@@ -109,7 +109,7 @@ async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
     }
 }
 
-/// A leader that is gone without a word: the other one takes over when its lease has run out, by the other's own clock.
+/// A leader gone without a word: the other replica takes over when the lease has run out, by its own clock.
 #[tokio::test(start_paused = true)]
 async fn another_one_takes_it_when_it_has_run_out_whatever_the_calendars_say() {
     for (first, second) in [(2026, 2026), (1975, 2200), (2200, 1975)] {
@@ -157,7 +157,7 @@ async fn who_cannot_write_it_stops_before_another_one_may_begin() {
 async fn a_conflict_is_looked_at_again_and_who_finds_another_one_there_stops_at_once() {
     let (api, client) = server();
     let leaders = Leaders::default();
-    // Made by another one between the look and the write.
+    // Another replica makes the lease between the look and the write.
     api.lock().fail(format!("POST {LEASES}"), 409, "AlreadyExists");
     let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
     seconds(1).await;
@@ -183,7 +183,7 @@ async fn who_waits_ends_when_asked() {
     assert!(api.lock().take().iter().all(|seen| seen.method == "GET"));
 }
 
-/// Two controllers: one writes, and the other goes on where that one ends.
+/// Two controllers: one writes, and the other continues from the end of the first.
 #[tokio::test(start_paused = true)]
 async fn of_two_controllers_one_works_and_the_next_takes_over_at_once() {
     const FASTPOD: &str = "/apis/gshare.io/v1alpha1/namespaces/team/fastpods/f";

@@ -48,7 +48,7 @@ impl World {
         for node in &nodes {
             let path = format!("/api/v1/nodes/{}", node.metadata.name.as_ref().unwrap());
             cluster.put(&path, json!(node)).await;
-            // A new node is tainted as not ready, until the controller of nodes, which is not here, sees that it is.
+            // A new node is tainted as not ready until the controller of nodes, missing here, sees it ready.
             if let Cluster::Real(real) = &cluster {
                 let ready = json!({ "spec": { "taints": null } });
                 let (status, said) = real.ask_as(User::Admin, &format!("PATCH {path}"), ready).await;
@@ -75,7 +75,7 @@ impl World {
         serde_json::from_value(list["items"].clone()).unwrap()
     }
 
-    /// Kubelets of a server that has none: they run what is bound and end what is deleted.
+    /// Kubelets of a server without kubelets: they run bound pods and end deleted ones.
     async fn kubelets(&self) {
         let Cluster::Real(real) = &self.cluster else { return };
         for pod in self.pods().await {
@@ -155,7 +155,7 @@ async fn fastpods_are_placed_run_scaled_and_removed_with_the_rights_of_the_manif
         world.want("c", 3, small).await;
         world.settle().await;
         assert_eq!(bound(&world.pods().await), 4);
-        // More than there is room for: those that fit are placed, and the FaSTPod says what is missing.
+        // More than there is room for: fitting pods are placed, and the FaSTPod states the shortage.
         world.want("b", 9, [100, 100, 4096]).await;
         world.settle().await;
         let conditions = world.field("b", "/status/conditions").await;

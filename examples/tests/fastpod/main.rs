@@ -1,5 +1,4 @@
-//! FaSTPods: what is decided, on a cluster that is a value; what is asked of an API server, before a mock of it; and the
-//! manifests.
+//! FaSTPods: decisions, on a cluster as a value; requests to a mock of the API server; and the manifests.
 #![cfg(feature = "kubernetes")]
 
 #[allow(dead_code, reason = "each test uses a part of it")]

@@ -1,4 +1,4 @@
-//! The definition, the manifests and what the README shows.
+//! The definition, the manifests and the README's examples.
 
 use super::api_server::documents;
 use super::decisions::settled;
@@ -27,7 +27,7 @@ fn the_definition_is_the_one_that_is_checked_in() {
     assert_eq!(command::crd().unwrap(), manifest("fastpod/crd.yaml"), "write it: fastpod --crd");
 }
 
-/// The schema of the definition that is checked in, as a JSON schema.
+/// The checked-in schema of the definition, as a JSON schema.
 fn schema() -> jsonschema::Validator {
     let definition = documents(&manifest("fastpod/crd.yaml")).remove(0);
     jsonschema::validator_for(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]).unwrap()
@@ -89,7 +89,7 @@ fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
 #[test]
 fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     for directory in ["", "daemon", "dra", "fastpod", "by-node"] {
-        // Each object that a part names is there, but for the namespace.
+        // Each object named by a part exists, but for the namespace.
         let objects = check(&folder().join(directory));
         for object in &objects {
             let namespace = object["metadata"]["namespace"].as_str();
@@ -104,7 +104,7 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     assert_eq!(options.mounts, Mounts::HostPath);
     let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
     assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
-    // The controller of the other directory leaves mounts to the node, whose program runs there, below the kubelet's directory.
+    // The controller of the other directory leaves mounts to the node's program there, below the kubelet's directory.
     let by_node = rendered(&folder().join("by-node"));
     let named = |name: &str| {
         by_node.iter().find(|o| o["kind"] != "ServiceAccount" && o["metadata"]["name"] == name).unwrap()
@@ -130,7 +130,7 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
         let is_there = |volume: &Value| volume["hostPath"]["path"] == path.to_str().unwrap();
         assert!(pod["volumes"].as_array().unwrap().iter().any(is_there), "{}", path.display());
     }
-    // Two replicas need a lease, and its rights are those of the manifest.
+    // Two replicas need a lease, and its rights agree with the manifest.
     assert_eq!(one(&objects, "Deployment")["spec"]["replicas"], 2);
     let role = one(&objects, "Role");
     let lease = [&role["metadata"]["namespace"], &role["rules"][1]["resourceNames"][0]];
@@ -138,7 +138,7 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
     assert_eq!(options.lease.unwrap().to_string(), lease);
 }
 
-/// The first field of an object that its type does not have; or why it is not read as one.
+/// The first field of an object which its type lacks; or the reason why it is unreadable.
 fn stray<K: serde::Serialize + serde::de::DeserializeOwned>(object: &Value) -> Option<String> {
     let read: K = match serde_path_to_error::deserialize(object) {
         Ok(read) => read,
@@ -168,8 +168,8 @@ fn unread(given: &Value, read: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// Each object of the manifests and examples against the types of the API of Kubernetes 1.34, and no field beside them: what
-/// `kubectl apply --validate=strict` looks at.
+/// Each object of the manifests and examples against the types of the API of Kubernetes 1.34, without unknown fields: the checks of
+/// `kubectl apply --validate=strict`.
 #[test]
 fn every_object_has_the_type_that_it_says_and_no_other_field() {
     use k8s_openapi::api::{admissionregistration, apps, core, networking, policy, rbac, resource};
@@ -220,7 +220,7 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
     assert_eq!(why, "/spec/template/spec/tolerates: no such field");
 }
 
-/// Settings that operators look for first, in each manifest of both hosts.
+/// Settings which operators look for first, in each manifest of both hosts.
 #[test]
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
     let mut objects = rendered(&folder().join("by-node"));
@@ -285,7 +285,7 @@ fn the_daemon_takes_containers_of_any_user() {
     assert!(gshared::Config::parse(config).unwrap().allow_any_user);
 }
 
-/// The probes ask the admin socket of the daemon's configuration, by a command that the image has.
+/// The probes ask the admin socket of the daemon's configuration, by a command in the image.
 #[test]
 fn the_daemon_is_asked_whether_it_answers() {
     let objects = documents(&manifest("daemon/daemon.yaml"));
@@ -303,7 +303,7 @@ fn the_daemon_is_asked_whether_it_answers() {
     }
 }
 
-/// Containers find the hook where the preload says; both files are put into place whole.
+/// Containers find the hook at the preload's path; both files are put into place whole.
 #[test]
 fn the_daemon_brings_the_hook_and_the_preload_that_names_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -342,7 +342,7 @@ fn fastpod(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(said).unwrap())
 }
 
-/// Two recipes of one image: the second one compiles nothing.
+/// Two recipes of one image: the second compiles nothing.
 const RECIPES: [&str; 2] = ["Containerfile", "Containerfile.prebuilt"];
 
 /// Words of a recipe's last stage, which is the image.
@@ -352,7 +352,7 @@ fn copied(recipe: &str) -> Vec<String> {
     last.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Containers are of other images: the hook of the image is the one that package.py builds and checks, for glibc 2.17.
+/// Containers use other images: the hook of the image is the one built and checked by package.py, for glibc 2.17.
 #[test]
 fn the_image_has_the_hook_for_an_old_c_library() {
     let shipped = "package/x86_64-unknown-linux-gnu/release/libgshare_hook.so";

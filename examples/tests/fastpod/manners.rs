@@ -1,4 +1,4 @@
-//! Manners of an API server that faults of ours were found by: the mock has those of the real one.
+//! Manners of an API server which revealed faults of ours: the mock has the manners of the real server.
 
 use super::cluster::Cluster;
 use super::decisions::{fastpod, node};
@@ -103,7 +103,7 @@ async fn lists_come_in_pages_of_one_version_which_is_gone_after_a_compaction() {
             }
         }
         let (status, said) = api.ask(&next, Value::Null).await;
-        // Since 1.34 a server may have kept what etcd has forgotten.
+        // Since 1.34 a server may still hold versions forgotten by etcd.
         if matches!(api, Cluster::Real(_)) && status == 200 {
             assert_eq!(names(&said), ["c"]);
         } else {

@@ -1,4 +1,4 @@
-//! The dashboard, the monitors and the page on metrics: each figure that they name is written by a program of ours.
+//! The dashboard, the monitors and the page on metrics: each named figure is written by a program of ours.
 
 use super::api_server::documents;
 use super::kustomize::check;
@@ -42,7 +42,7 @@ fn of_the_daemon() -> String {
 #[test]
 fn the_dashboard_shows_what_programs_write_and_all_of_what_the_kubernetes_programs_do() {
     let daemon = of_the_daemon();
-    // Names as they are sampled, not as they are introduced.
+    // Names as sampled, not as declared.
     let samples: String =
         daemon.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
     let mut written = names(&samples);
@@ -70,13 +70,13 @@ fn the_dashboard_shows_what_programs_write_and_all_of_what_the_kubernetes_progra
     assert!(unknown.is_empty(), "no program writes {unknown:?}");
     for metric in ALL {
         assert!(shown.contains(metric.name), "{} is in no panel", metric.name);
-        // The page leaves `_total` out, as it says.
+        // The page leaves `_total` out, and says so.
         let name = metric.name.trim_end_matches("_total");
         assert!(PAGE.contains(&format!("`{name}`")), "docs/metrics.md: no {name}");
     }
 }
 
-/// Labels by which panels sum are those of the series.
+/// Panels sum by labels of the series.
 #[test]
 fn panels_sum_by_labels_that_the_series_have() {
     let daemon = of_the_daemon();

@@ -63,7 +63,7 @@ async fn a_kubelet_registers_the_plugin_hears_when_the_files_are_there_and_mount
     let mut plugin = DevicePluginClient::new(connect(Path::new(&info.endpoint)).await);
     plugin.get_device_plugin_options(Empty {}).await.unwrap();
 
-    // Nothing is offered, and nothing given, before the daemon has put its files there.
+    // The plugin offers and gives nothing before the daemon has put its files there.
     let mut devices = plugin.list_and_watch(Empty {}).await.unwrap().into_inner();
     let told = devices.message().await.unwrap().unwrap().devices;
     let ids: Vec<_> = told.iter().map(|device| device.id.as_str()).collect();
@@ -91,7 +91,7 @@ async fn a_kubelet_registers_the_plugin_hears_when_the_files_are_there_and_mount
         assert_eq!(mounts, expected);
         assert!(cdi_devices.is_empty());
     }
-    // A stream that has no end does not keep it from ending.
+    // An endless stream does not keep it from ending.
     end.send(()).unwrap();
     served.await.unwrap().unwrap();
     assert!(!sockets.registration().exists() && !sockets.plugin().exists());

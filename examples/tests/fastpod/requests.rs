@@ -58,10 +58,10 @@ impl World {
         Self { api, controller: Controller::new(client, settings), second: 0 }
     }
 
-    /// One look: what came of it, and the requests after the three lists.
+    /// One look: its outcome, and the requests after the three lists.
     async fn look(&mut self) -> (Outcome, Vec<String>) {
         self.second += 1;
-        // Past what was to be waited for after a refusal.
+        // Past the pause after a refusal.
         tokio::time::advance(Duration::from_secs(1)).await;
         let outcome = self.controller.look(&at(self.second)).await.unwrap();
         let mut lines: Vec<_> = self.api.lock().take().iter().map(|seen| seen.line()).collect();
@@ -151,7 +151,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
         assert!(outcome.again.is_some());
         let said = world.field(&of("f"), "/status/conditions/0/reason");
         assert_eq!(said == "Refused", is_refused, "{line} {code}: {said}");
-        // After any of these answers the next looks do what is left.
+        // After any of these answers the next looks make the remaining writes.
         world.settle().await;
         for name in ["f", "g"] {
             assert_eq!(world.field(&of(name), "/status/replicas"), 1, "{line} {code}");
@@ -167,7 +167,7 @@ async fn what_was_overtaken_is_looked_at_again_and_what_is_refused_keeps_nothing
     }
 }
 
-/// A pod that was deleted and made again by another client under the same name is not taken for the one that was read.
+/// A pod deleted and made again by another client under the same name does not pass for the earlier pod.
 #[tokio::test(start_paused = true)]
 async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
     let one = fastpod("f", 1, [12, 30, 1024]);
@@ -184,7 +184,7 @@ async fn what_was_read_before_it_changed_is_neither_bound_nor_overwritten() {
     assert_eq!(world.field(&of("f"), "/status/replicas"), 7);
 }
 
-/// Runs the controller for this time, in time that passes when nothing is to be done.
+/// Runs the controller for this time; time passes only while the controller is idle.
 async fn runs(world: &World, seconds: u64) {
     let end = tokio::time::sleep(Duration::from_secs(seconds));
     world.controller.run(end).await;
@@ -201,7 +201,7 @@ async fn a_watch_that_is_too_old_begins_anew() {
         }
         {
             let mut server = world.api.lock();
-            // Events that were missed while the watch was broken off are forgotten, too.
+            // Events missed during a break of the watch are forgotten, too.
             server.break_watches(FASTPODS, false);
             server.edit(&of("f"), &json!({ "spec": { "replicas": 3 } }));
             server.break_watches(FASTPODS, true);
@@ -209,7 +209,7 @@ async fn a_watch_that_is_too_old_begins_anew() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(world.field(&of("f"), "/status/replicas"), 3);
         assert!(world.api.lock().is_watched(FASTPODS));
-        // Told so in the watch itself.
+        // The watch itself reports it.
         world.api.lock().break_watches(FASTPODS, true);
         world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 2 } }));
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -238,14 +238,14 @@ async fn a_controller_that_is_refused_goes_on_when_it_no_longer_is_and_ends_when
     assert_eq!(world.field(&of("f"), "/status/replicas"), 1);
 }
 
-/// Everything that the controller asks of an API server, against the role that its manifest gives it: what it is not given is
-/// answered with 403, and nothing is given that it does not use.
+/// All requests of the controller to an API server, against the role in its manifest: a request beyond the role is answered with 403, and
+/// the role holds no unused right.
 #[tokio::test(start_paused = true)]
 async fn the_role_allows_what_is_used_and_no_more() {
     let one = fastpod("f", 2, [12, 30, 1024]);
     let mut world = World::new(std::slice::from_ref(&one));
     world.settle().await;
-    // Two pods in one place: a neighbour was moved, and the controller ended before it could note that.
+    // Two pods in one place: a neighbour was moved, and the controller ended before it noted the move.
     let rectangle = world.field(&pod(&name(&one, 0)), "/metadata/annotations/gshare.io~1rectangle");
     let patch = json!({ "metadata": { "annotations": { "gshare.io/rectangle": rectangle } } });
     world.api.lock().edit(&pod(&name(&one, 1)), &patch);
@@ -255,7 +255,7 @@ async fn the_role_allows_what_is_used_and_no_more() {
     world.settle().await;
     world.api.lock().edit(&of("f"), &json!({ "spec": { "replicas": 1 } }));
     world.settle().await;
-    // An Event tells what is wrong.
+    // An Event tells the fault.
     world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { "faasshare/colour": "red" } } }));
     world.settle().await;
     let mut changes = std::pin::pin!(world.controller.changes());
@@ -268,13 +268,13 @@ async fn the_role_allows_what_is_used_and_no_more() {
     assert_eq!(world.api.lock().used, rights(RBAC));
 }
 
-/// Settings of a controller whose pods get their files from the node.
+/// Settings of a controller for pods with files from the node.
 fn by_nodes() -> Settings {
     let injected = Injected { mounts: Mounts::Node, ..Injected::default() };
     Settings { injected, ..Settings::default() }
 }
 
-/// A FaSTPod whose template keeps to Pod Security `restricted`.
+/// A FaSTPod with a template within Pod Security `restricted`.
 fn restricted() -> FaSTPod {
     let mut one = fastpod("f", 1, [12, 30, 1024]);
     one.spec.pod_spec["securityContext"] =
@@ -284,7 +284,7 @@ fn restricted() -> FaSTPod {
     one
 }
 
-/// Pods that mount files of their node themselves are refused by both levels of Pod Security; those whose node mounts them by neither.
+/// Both levels of Pod Security refuse pods which mount files of their node themselves; neither refuses pods with mounts made by the node.
 #[tokio::test(start_paused = true)]
 async fn namespaces_with_pod_security_take_pods_whose_files_the_node_mounts() {
     for level in ["baseline", "restricted"] {
@@ -312,7 +312,7 @@ async fn namespaces_with_pod_security_take_pods_whose_files_the_node_mounts() {
     }
 }
 
-/// A kubelet starts a pod whose extended resource it does not know, and without the hook: nothing goes to a node that offers none.
+/// A kubelet would start a pod with an unknown extended resource, without the hook: no pod goes to a node without this resource.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_does_not_offer_the_hook_gets_no_pod() {
     let mut world = World::with(&[fastpod("f", 1, [12, 30, 1024])], by_nodes());
@@ -340,7 +340,7 @@ async fn a_node_that_does_not_offer_the_hook_gets_no_pod() {
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/team/events";
 
-/// Why replicas are held up is told once, also when the counts in its message change; then that they no longer are.
+/// The reason for held-up replicas is reported once, also when the counts in its message change; then its end.
 #[tokio::test(start_paused = true)]
 async fn an_event_says_what_holds_replicas_up_and_when_it_no_longer_does() {
     let mut world = World::new(&[fastpod("f", 20, [12, 30, 1024])]);
@@ -373,7 +373,7 @@ async fn an_event_says_what_holds_replicas_up_and_when_it_no_longer_does() {
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!((&event["type"], &event["reason"]), (&json!("Normal"), &json!("Placed")));
     assert_eq!(event["note"], "every replica has a place; before: NoRoom");
-    // A longer note than an Event takes is cut.
+    // A note longer than an Event allows is cut.
     let key = format!("faasshare/{}", "\u{e9}".repeat(2000));
     world.api.lock().edit(&of("f"), &json!({ "metadata": { "annotations": { key: "red" } } }));
     let events = told(&mut world).await;
@@ -381,7 +381,7 @@ async fn an_event_says_what_holds_replicas_up_and_when_it_no_longer_does() {
     assert!((1000..=1024).contains(&length), "{length}");
 }
 
-/// A FaSTPod that is due to be tried again, and for which there is no room, makes the controller look again at no time.
+/// A due FaSTPod without room makes the controller look again at no time.
 #[tokio::test(start_paused = true)]
 async fn a_refused_fastpod_without_room_leaves_the_api_server_alone() {
     let world = World::new(&[fastpod("f", 1, [12, 30, 1024])]);
@@ -409,8 +409,8 @@ async fn a_refused_fastpod_without_room_leaves_the_api_server_alone() {
 const LATENCY: Duration = Duration::from_millis(4);
 const GOOD: usize = 100;
 
-/// When each of 100 FaSTPods of three replicas in ten namespaces is ready, and when each pod of another tenant, whose FaSTPod of
-/// 1,000 replicas is older and whose namespace has `PodSecurity`, was refused.
+/// Times at which each of 100 FaSTPods of three replicas in ten namespaces is ready, and at which each pod of another tenant was refused:
+/// this tenant has an older FaSTPod of 1,000 replicas, in a namespace with `PodSecurity`.
 async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
     let world = World::new(&[]);
     let path = |fastpod: &Value| {
@@ -458,7 +458,7 @@ async fn run_beside(refused: bool) -> (Vec<Duration>, Vec<Duration>) {
             let seen = world.api.lock().take();
             let made = seen.iter().filter(|seen| seen.line() == "POST /api/v1/namespaces/baseline/pods");
             refusals.extend(made.map(|_| start.elapsed()));
-            // Others keep the controller looking.
+            // Other FaSTPods keep the controller looking.
             let label =
                 json!({ "metadata": { "labels": { "seen": start.elapsed().as_secs().to_string() } } });
             world.api.lock().edit(&format!("{NODES}/a"), &label);

@@ -1,4 +1,4 @@
-//! Changes that tenants may make to the pods of FaSTPods, by the admission policy of the manifests.
+//! Tenants' changes to the pods of FaSTPods, under the admission policy of the manifests.
 
 use super::decisions::{at, fastpod, node};
 use super::policy::{Judge, Request};
@@ -34,7 +34,7 @@ async fn pods_of_fastpods_are_made_by_the_controller_alone() {
         keys.iter().for_each(|key| drop(pod["metadata"].as_object_mut().unwrap().remove(*key)));
         pod
     };
-    // Pods of anybody else are no matter of it.
+    // Pods of other users do not concern the policy.
     let another_group = json!([{"kind": "FaSTPod", "apiVersion": "example.com/v1", "name": "f", "uid": "u"}]);
     let (mut labelled, mut owned) =
         (without(&["labels", "ownerReferences"]), without(&["labels", "ownerReferences"]));
@@ -69,7 +69,7 @@ async fn tenants_change_what_is_theirs_and_neither_owner_nor_share() {
         &|pod| pod["metadata"]["labels"]["app"] = json!("other"),
         &|pod| pod["metadata"]["annotations"]["example.com/note"] = json!("x"),
         &|pod| pod["spec"]["containers"][0]["image"] = json!("y"),
-        // Kubernetes' collector does so.
+        // Kubernetes' collector makes this change.
         &|pod| pod["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = json!(false),
     ];
     let remove = |pod: &mut Value, key: &str| drop(pod["metadata"].as_object_mut().unwrap().remove(key));

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// From being asked for to being ready, in seconds.
+/// Time from the request for a pod to its readiness, in seconds.
 const POD_START: u64 = 2;
 
 struct Life {
@@ -71,7 +71,7 @@ impl Life {
         self.field(TARGET, "/spec/replicas").as_u64().unwrap()
     }
 
-    /// What the four conditions say.
+    /// The states of the four conditions.
     fn conditions(&self) -> [String; 4] {
         let all = self.field(PA, "/status/conditions");
         let all: Vec<_> =
@@ -79,7 +79,7 @@ impl Life {
         all.try_into().unwrap()
     }
 
-    /// Requests that were made since the last call, but for lists and watches.
+    /// Requests since the last call, except lists and watches.
     fn requests(&self) -> Vec<String> {
         let seen = self.api.lock().take();
         let of = seen.iter().filter(|seen| ![PAS, SERVICES, SLICES].contains(&seen.path.as_str()));
@@ -154,7 +154,7 @@ async fn from_its_first_pod_to_none_and_back_with_the_rights_of_the_manifest() {
         assert_eq!((life.replicas(), life.conditions()), (1, READY.map(str::to_owned)));
         assert_eq!(life.field(SKS, "/spec/mode"), "Serve");
         assert_eq!(life.api.lock().used, rights(RBAC), "each right is used, and no other is needed");
-        // Deleted: nothing is done for it any more.
+        // Deleted: the controller does nothing more for it.
         life.api.lock().delete(PA);
         life.load(100, 5).await;
         life.requests();
@@ -194,7 +194,7 @@ async fn what_is_missed_while_a_watch_was_broken_off_is_caught_up_with() {
     .await;
 }
 
-/// 410: the server does not remember what happened since.
+/// 410: the server no longer remembers the changes since.
 #[tokio::test(start_paused = true)]
 async fn after_gone_everything_is_listed_anew() {
     live(async |life| {
@@ -263,7 +263,7 @@ async fn an_api_server_that_refuses_now_and_then_is_asked_again() {
     .await;
 }
 
-/// What is not known yet is not taken for not there: nothing is written, though its watches come late.
+/// An object still unknown does not count as missing: the controller writes nothing while its watches are late.
 #[tokio::test(start_paused = true)]
 async fn a_controller_that_starts_anew_changes_nothing() {
     let life = Life::start();
@@ -277,7 +277,7 @@ async fn a_controller_that_starts_anew_changes_nothing() {
     life.controlled(async |life| life.load(35, 30).await).await;
     assert!(life.api.lock().faults.is_empty());
     let written: Vec<_> = life.requests().into_iter().filter(|line| !line.starts_with("GET")).collect();
-    // What is desired is not known until load was looked at; the target is left as it is meanwhile.
+    // The desired number is unknown until the first look at the load; the target stays unchanged meanwhile.
     assert_eq!(written, [format!("PATCH {PA}/status"), format!("PATCH {PA}/status")]);
     let scales = |object: Option<&Value>| object.unwrap()["status"]["desiredScale"].clone();
     assert_eq!(scales(life.api.lock().object(PA)), scales(before.as_ref()));

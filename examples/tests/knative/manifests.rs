@@ -1,4 +1,4 @@
-//! The manifests, and what the README shows.
+//! The manifests, and the README's examples.
 
 use super::api_server::documents;
 use super::kustomize::{check, one};
@@ -26,13 +26,13 @@ fn the_manifests_fit_together_and_kubectl_renders_the_same() {
     assert_eq!(deployment["metadata"]["namespace"], kustomization["namespace"]);
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "gshare-knative:0.1.0");
-    // The program takes these arguments, and its class is that of the example.
+    // The program takes these arguments, and its class agrees with the example.
     let namespace = deployment["metadata"]["namespace"].as_str().unwrap();
     assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.namespace");
     let arguments = container["args"].as_array().unwrap().iter();
     let arguments = arguments.map(|argument| argument.as_str().unwrap().replace("$(NAMESPACE)", namespace));
     let options = Options::try_parse_from(std::iter::once("knative".to_owned()).chain(arguments)).unwrap();
-    // Two replicas need a lease, and its rights are those of the manifest.
+    // Two replicas need a lease, and its rights agree with the manifest.
     assert_eq!(deployment["spec"]["replicas"], 2);
     let role = one(&all, "Role");
     let names = &role["rules"][1]["resourceNames"];

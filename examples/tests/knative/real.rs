@@ -1,5 +1,5 @@
-//! A revision on a real API server, where there is one, in its time: from none to its first pod, with the rights of the manifest.
-//! On the mock the whole life of a revision is run in virtual time.
+//! A revision on a real API server, if there is one, in real time: from none to its first pod, with the rights of the manifest. The mock
+//! runs the whole life of a revision in virtual time.
 
 use super::cluster::Real;
 use super::control_plane::User;

@@ -1,4 +1,4 @@
-//! One pass at a time: what is there, the time, and each request that the pass makes.
+//! One pass at a time: the objects, the time, and each request of the pass.
 
 use super::api_server::{Api, Seen, listed};
 use futures::FutureExt as _;
@@ -44,7 +44,7 @@ pub(crate) fn start() -> (Api, kube::Client) {
 /// Pods and activators of this test.
 #[derive(Default)]
 pub(crate) struct Pods {
-    /// What each pod says; others do not answer.
+    /// The report of each pod; other pods do not answer.
     pub(crate) loads: Mutex<BTreeMap<IpAddr, PodLoad>>,
     /// Requests that wait at each activator.
     pub(crate) waiting: Mutex<f64>,
@@ -83,7 +83,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// As the Revision makes it. A pod serves 10 requests per second.
+/// The object as the Revision makes it. A pod serves 10 requests per second.
 pub(crate) fn revision(annotations: &[(&str, &str)]) -> Value {
     let base = [
         ("class", "coscale.gshare.io"),
@@ -154,7 +154,7 @@ fn stamp(second: u64) -> String {
     format!("1970-01-01T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// What Knative says of a service.
+/// Knative's status of a service.
 pub(crate) fn service_status(generation: i64, proxied_since: Option<u64>) -> Value {
     let condition = |kind: &str, status: &str, at| json!({ "type": kind, "status": status, "lastTransitionTime": stamp(at) });
     let activator = match proxied_since {
@@ -189,7 +189,7 @@ where
 }
 
 impl World {
-    /// A revision with these annotations, whose Deployment has one pod that is not ready.
+    /// A revision with these annotations, with one pod of its Deployment not ready.
     fn new(annotations: &[(&str, &str)]) -> Self {
         let (api, client) = start();
         api.lock().put(PA, revision(annotations));
@@ -236,7 +236,7 @@ impl World {
         (passed, self.api.lock().take())
     }
 
-    /// A pass that makes exactly these requests, and after which another one makes only the read.
+    /// A pass with exactly these requests; another pass then makes only the read.
     async fn pass(&mut self, expected: &[(&str, String, Value)]) -> Option<Duration> {
         let (passed, seen) = self.try_pass().await;
         let wake = passed.unwrap();
@@ -281,7 +281,7 @@ impl World {
         world
     }
 
-    /// Inactive since second 80, and that is known to the service.
+    /// Inactive since second 80, and the service knows it.
     async fn inactive() -> Self {
         let mut world = Self::active(&[]).await;
         for second in 60..80 {
@@ -330,7 +330,7 @@ fn well(active: u64, service: u64, initialized: u64) -> [Value; 4] {
     ]
 }
 
-/// Requests are buffered since then; what is said of its service, and of whether it was initialized.
+/// Requests are buffered since then; its conditions for the service and the initialization.
 fn queued(at: u64, service: Value, initialized: Value) -> [Value; 4] {
     let queued = |kind| condition(kind, "Unknown", at, "Queued", QUEUED);
     [queued("Active"), queued("Ready"), service, initialized]
@@ -450,7 +450,7 @@ async fn load_scales_within_its_bounds() {
     world.load(250.0, 1).await;
     let version = world.version(PA);
     world.pass(&[replicas(4), status(&version, &conditions(), true, 4, 1)]).await;
-    // Fewer are allowed, at once and for what the load asks for, too.
+    // The bound falls at once, also below the number asked for by the load.
     world
         .api
         .lock()
@@ -509,7 +509,7 @@ async fn fewer_pods_wait_for_the_delay() {
             fell = fell.or(Some(second));
         }
     }
-    // Three were wanted until the engine had waited 10 s after the start; 30 s more, and the next look.
+    // Three pods were wanted until 10 s after the start; 30 s more, and the next look.
     assert_eq!(fell, Some(51));
 }
 
@@ -702,7 +702,7 @@ async fn an_annotation_that_says_nothing_sensible_is_named_and_nothing_else_is_t
     assert_eq!((&active["status"], &active["reason"]), (&json!("False"), &json!("InvalidAnnotation")));
     assert_eq!(active["message"], "autoscaling.knative.dev/min-scale: `many`: need 0 to 4096");
     assert_eq!(world.try_pass().await.1, vec![]);
-    // A target that this class has no rights to.
+    // A target outside the rights of this class.
     let mut world = World::active(&[]).await;
     world.api.lock().edit(PA, &json!({ "spec": { "scaleTargetRef": { "kind": "StatefulSet" } } }));
     let (_, seen) = world.try_pass().await;
@@ -735,7 +735,7 @@ async fn objects_of_other_classes_and_those_that_are_being_deleted_are_none_of_o
     assert_eq!(world.try_pass().await.1, vec![]);
 }
 
-/// 409 to any write: the pass ends there, and the next one, with what is there now, does what is left.
+/// 409 to any write: the pass ends there, and the next pass, from the present objects, makes the remaining writes.
 #[tokio::test]
 async fn after_a_conflict_the_next_pass_does_what_is_left() {
     for (path, left) in [(scale(), 2), (format!("{PA}/status"), 1)] {
@@ -754,7 +754,7 @@ async fn after_a_conflict_the_next_pass_does_what_is_left() {
     }
 }
 
-/// 409 for real: a status that is written from an object that has changed since is refused by its version.
+/// A real 409: the version in a status refuses a write from an outdated object.
 #[tokio::test]
 async fn what_was_read_before_it_changed_overwrites_nothing() {
     let mut world = World::active(&[]).await;
@@ -770,7 +770,7 @@ async fn what_was_read_before_it_changed_overwrites_nothing() {
     assert_eq!(world.status_of()["desiredScale"], 3);
 }
 
-/// The watch of services is behind: it was made already.
+/// The watch of services is late: the service was made already.
 #[tokio::test]
 async fn a_service_that_is_there_already_is_not_made_again() {
     let mut world = World::new(&[]);
@@ -799,7 +799,7 @@ async fn a_conflict_over_the_service_is_met_by_the_next_pass() {
     assert_eq!(world.status_of()["conditions"][0]["status"], "False");
 }
 
-/// 404: the target is not there yet, or the object is not there any more.
+/// 404: the target does not exist yet, or the object exists no more.
 #[tokio::test]
 async fn what_is_not_found_is_no_more_than_that() {
     let mut world = World::active(&[]).await;
@@ -810,7 +810,7 @@ async fn what_is_not_found_is_no_more_than_that() {
     let version = world.version(PA);
     let wake = world.pass(&[status(&version, &conditions, true, 3, 1)]).await;
     assert_eq!(wake, Some(Duration::from_secs(5)), "looked for again");
-    // It is there again, and goes while it is scaled.
+    // The target exists again, and goes while it is scaled.
     world.api.lock().put(TARGET, deployment(1));
     world.api.lock().faults.push_back((format!("PATCH {TARGET}"), 404, "NotFound"));
     assert!(world.try_pass().await.0.unwrap_err().to_string().contains("scale the target"));

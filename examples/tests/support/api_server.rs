@@ -34,7 +34,7 @@ impl Seen {
     }
 }
 
-/// `CREATE` or `UPDATE`, the object, and the one before or null.
+/// `CREATE` or `UPDATE`, the object, and the earlier object or null.
 pub(crate) type Admission = Box<dyn Fn(&'static str, &Value, &Value) -> Option<String> + Send>;
 
 struct Watch {
@@ -55,19 +55,19 @@ pub(crate) struct Server {
     rights: BTreeSet<Right>,
     /// The name under which all writes are made.
     manager: &'static str,
-    /// Checks of an object before it is made: admission, and fields that are not known.
+    /// Checks of an object before its creation: admission, and unknown fields.
     pub(crate) admit: Option<fn(&mut Value)>,
-    /// Why an object is not admitted, if it is not: of the operation, the object, and the one before.
+    /// The reason why an object is not admitted, if any: of the operation, the object, and the earlier object.
     pub(crate) refuse: Option<Admission>,
     /// Schemas of custom resources, by group.
     schemas: BTreeMap<String, jsonschema::Validator>,
-    /// Pods that are bound run at once, and are ready.
+    /// Bound pods run at once, and are ready.
     pub(crate) has_kubelets: bool,
-    /// Time that each request takes; one is answered after the other.
+    /// Time of each request; requests are answered one after the other.
     pub(crate) latency: std::time::Duration,
     /// Requests are not answered.
     pub(crate) deaf: bool,
-    /// Answers to come instead of what would be right: start of `METHOD path`, status, reason.
+    /// Answers to send in place of the right ones: start of `METHOD path`, status, reason.
     pub(crate) faults: VecDeque<(String, u16, &'static str)>,
     watches: Vec<Watch>,
     /// Version, object's path, event.
@@ -151,7 +151,7 @@ fn merge(into: &mut Value, patch: &Value) {
     }
 }
 
-/// Answers if an object is in a collection: in the one of its namespace, or in that of all.
+/// Whether an object is in a collection, of its namespace or of all namespaces.
 fn is_in(path: &str, collection: &str) -> bool {
     let own = target(path).collection;
     let of_all = own.split_once("/namespaces/").map(|(start, rest)| {
@@ -161,7 +161,7 @@ fn is_in(path: &str, collection: &str) -> bool {
     own == collection || of_all.as_deref() == Some(collection)
 }
 
-/// Required values of labels and fields; a label without a value is to be there.
+/// Required values of labels and fields; a label without a value must exist.
 #[derive(Default)]
 struct Selectors(Vec<(String, Option<String>)>);
 
@@ -208,12 +208,12 @@ impl Server {
         self.take().iter().map(Seen::line).collect()
     }
 
-    /// Answers the next request that starts so with an error.
+    /// Answers the next request with this start with an error.
     pub(crate) fn fail(&mut self, line: impl Into<String>, code: u16, reason: &'static str) {
         self.faults.push_back((line.into(), code, reason));
     }
 
-    /// Another one than the controller makes or changes an object.
+    /// A client other than the controller makes or changes an object.
     pub(crate) fn put(&mut self, path: &str, object: Value) {
         let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };
         self.store(path, object, kind);
@@ -256,7 +256,7 @@ impl Server {
         object
     }
 
-    /// Watches of this collection break off; with `gone`, what was there is forgotten, too.
+    /// Watches of this collection break off; with `gone`, the server forgets the history, too.
     pub(crate) fn break_watches(&mut self, collection: &str, gone: bool) {
         for watch in self.watches.extract_if(.., |watch| watch.collection == collection) {
             if gone {
@@ -269,7 +269,7 @@ impl Server {
         }
     }
 
-    /// Answers if the controller watches this collection.
+    /// Whether the controller watches this collection.
     pub(crate) fn is_watched(&self, collection: &str) -> bool {
         self.watches.iter().any(|watch| watch.collection == collection)
     }
@@ -316,7 +316,7 @@ impl Server {
                     is_in(path, &at.collection) && selectors.select(object)
                 };
                 let number = |text: &str| text.parse::<u64>().unwrap();
-                // A page begins after the last object of the one before, and all are of one version.
+                // A page begins after the last object of the previous page, and all pages have one version.
                 let (version, last) = match query.get("continue").and_then(|token| token.split_once('@')) {
                     Some((version, last)) => (number(version), last.to_owned()),
                     None => (self.version, String::new()),
@@ -385,8 +385,7 @@ impl Server {
         }
     }
 
-    /// The fault for which the real server would not take an object: a pod whose parts do not belong together, a custom resource against its
-    /// schema.
+    /// The fault for which the real server would refuse an object: a pod with inconsistent parts, a custom resource against its schema.
     fn invalid(&self, path: &str, object: &Value) -> Option<String> {
         let at = target(path);
         if (at.group.as_str(), at.resource.as_str()) == ("", "pods") {
@@ -400,7 +399,7 @@ impl Server {
             .map(|error| format!("{}: Invalid value: {error}", field(error.instance_path().to_string())))
     }
 
-    /// The answer to a change that is not valid, or not admitted.
+    /// The answer to an invalid or refused change.
     fn unchanged(&self, path: &str, object: &Value) -> Option<Response<Body>> {
         if let Some(why) = self.invalid(path, object) {
             return Some(said(422, "Invalid", &format!("{path} is invalid: {why}")));
@@ -414,7 +413,7 @@ impl Server {
         self.history.first().map_or(self.compacted, |(first, ..)| first - 1)
     }
 
-    /// Why a pod is refused by the level of its namespace, as the admission plugin `PodSecurity` says it.
+    /// The reason why the level of its namespace refuses a pod, in the words of the admission plugin `PodSecurity`.
     fn pod_security(&self, collection: &str, pod: &Value) -> Option<String> {
         let namespace = self.objects.get(collection.strip_suffix("/pods")?)?;
         let level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].as_str()?;
@@ -423,7 +422,7 @@ impl Server {
             .then(|| format!("violates PodSecurity \"{level}:latest\": {}", violations.join(", ")))
     }
 
-    /// Does to an object what it was read for.
+    /// Carries out a request on an object.
     fn change(&mut self, verb: &str, path: &str, sub: Option<&str>, body: &Value) -> Response<Body> {
         match (verb, sub) {
             ("get", None) => {}
@@ -521,15 +520,15 @@ impl Server {
     }
 }
 
-/// Groups whose objects are stored as they are given: those of custom resources.
+/// Groups of objects stored without a check: those of custom resources.
 fn is_custom(group: &str) -> bool {
     !group.is_empty()
         && !["apps", "discovery.k8s.io", "resource.k8s.io", "coordination.k8s.io", "events.k8s.io"]
             .contains(&group)
 }
 
-/// An object as the real server stores it: without fields that have no value, where it knows their types, and with quantities in
-/// their shortest form.
+/// An object as the real server stores it: without empty fields, if the server knows their types, and with quantities in their shortest
+/// form.
 fn tidy(object: &mut Value, is_built_in: bool) {
     let Some(fields) = object.as_object_mut() else { return };
     if is_built_in {
@@ -560,7 +559,7 @@ fn tidy(object: &mut Value, is_built_in: bool) {
     }
 }
 
-/// The part of a pod that does not belong to the others, as the validation of the real server names it.
+/// The inconsistent part of a pod, by the name in the real server's validation.
 fn senseless(pod: &Value) -> Option<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -594,7 +593,7 @@ fn senseless(pod: &Value) -> Option<String> {
                 volume["name"]
             ));
         }
-        // One without a type is an `emptyDir`.
+        // A volume without a type is an `emptyDir`.
         let mut types =
             volume.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "name");
         if let (Some(_), Some(second)) = (types.next(), types.next()) {
@@ -647,7 +646,7 @@ fn senseless(pod: &Value) -> Option<String> {
     None
 }
 
-/// The parts of a pod that a level of Pod Security forbids: `baseline`, or `restricted`, which has that and more.
+/// The parts of a pod forbidden by a level of Pod Security: `baseline`, or `restricted` with further parts.
 fn violations(pod: &Value, restricted: bool) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let (spec, mut found) = (&pod["spec"], Vec::new());
@@ -772,7 +771,7 @@ fn send(events: &UnboundedSender<Result<Bytes, Infallible>>, event: &Value) {
     let _ = events.unbounded_send(Ok(format!("{event}\n").into()));
 }
 
-/// The event by which a watch that is too old ends.
+/// The event at the end of a watch which is too old.
 fn expired() -> Value {
     json!({ "type": "ERROR", "object": status(410, "Expired") })
 }
@@ -813,7 +812,7 @@ impl Api {
         self.lock().schemas.insert(group, jsonschema::validator_for(schema).unwrap());
     }
 
-    /// A server that gives the rights of a manifest to who writes under this name, and a client of it.
+    /// A server which gives the rights of a manifest to the writer of this name, and a client of it.
     pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
         let api = Self::default();
         api.lock().rights = rights(manifest);

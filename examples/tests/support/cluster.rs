@@ -1,4 +1,4 @@
-//! Scenarios that run on the mock of an API server, and on a real one where there is one.
+//! Scenarios for the mock of an API server, and for a real one if there is one.
 
 use super::api_server::{Api, Seen, documents};
 use super::control_plane::{ControlPlane, User, send};
@@ -17,12 +17,12 @@ pub(crate) enum Cluster {
 pub(crate) struct Real {
     pub(crate) plane: &'static ControlPlane,
     admin: kube::Client,
-    /// The namespace that takes the place of `team`.
+    /// The namespace in place of `team`.
     namespace: String,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The namespace of all that the manifests start.
+/// The namespace of everything started by the manifests.
 const SYSTEM: &str = "gshare-system";
 
 static NAMESPACES: AtomicU32 = AtomicU32::new(0);
@@ -34,7 +34,7 @@ impl Real {
         plane.ready().await;
         let admin = plane.client(User::Admin);
         let namespace = format!("team-{}", NAMESPACES.fetch_add(1, Ordering::Relaxed));
-        // The label lets claims ask for what the policies alone forbid.
+        // The label lets claims ask for an access forbidden by the policies alone.
         let labels = json!({ "resource.kubernetes.io/admin-access": "true" });
         let made = json!({ "metadata": { "name": namespace, "labels": labels } });
         let (status, said) = send(&admin, "POST /api/v1/namespaces", &made).await.unwrap();
@@ -65,7 +65,7 @@ impl Real {
         (status == 200).then_some(object)
     }
 
-    /// Waits for a definition to be served, which is some time after it was taken.
+    /// Waits until a definition is served, some time after the server took it.
     pub(crate) async fn serves(&self, collection: &str) {
         let began = Instant::now();
         while self.object(collection).await.is_none() {
@@ -115,7 +115,7 @@ impl Real {
         for object in objects {
             let path = path_of(object);
             let line = format!("APPLY {path}?fieldManager=tests&fieldValidation=Strict&force=true");
-            // A definition is served some time after it was taken.
+            // A definition is served some time after the server took it.
             let began = Instant::now();
             loop {
                 let (status, said) = send(&self.admin, &line, object).await.unwrap();

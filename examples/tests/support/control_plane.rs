@@ -1,7 +1,8 @@
-//! A control plane, where there is one: `kube-apiserver` and `etcd` of the folder that `KUBEBUILDER_ASSETS` names, started as envtest
-//! does. Without that variable the scenarios run on the mock alone.
+//! A control plane, if there is one: `kube-apiserver` and `etcd` of the folder in `KUBEBUILDER_ASSETS`, started as envtest does. Without
+//! this variable the scenarios run on the mock alone.
 //!
-//! All tests of a program share one, one after the other. A shell starts both processes and ends them when this program is gone.
+//! All tests of a program share one control plane, one after the other. A shell starts both processes and ends them when this program is
+//! gone.
 
 use base64::Engine as _;
 use http::{Request, StatusCode};
@@ -23,7 +24,7 @@ pub(crate) struct ControlPlane {
     folder: PathBuf,
     api: u16,
     etcd: u16,
-    /// One test at a time has it.
+    /// One test at a time holds the control plane.
     pub(crate) turn: Mutex<()>,
     /// The shell waits for its end.
     _until: ChildStdin,
@@ -33,7 +34,7 @@ pub(crate) struct ControlPlane {
 #[derive(Clone, Copy)]
 pub(crate) enum User<'a> {
     Admin,
-    /// A name with all rights, on a node or not: admission alone stands in its way.
+    /// A name with all rights, on a node or not: only admission can refuse it.
     Entitled(&'a str, Option<&'a str>),
     /// A service account, `NAMESPACE:NAME`, with the rights of the manifests.
     Account(&'a str, Option<&'a str>),
@@ -157,7 +158,7 @@ pub(crate) async fn send(
 
 /// The keys by which tokens of service accounts are signed and read, as PEM.
 fn account_keys() -> [String; 2] {
-    // A public key of P-256 in the form that certificates have (RFC 5480): what it is, and its point.
+    // A public key of P-256 in the form used in certificates (RFC 5480): its type, and its point.
     const KIND: [u8; 26] = [
         0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
         0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,

@@ -1,5 +1,5 @@
-//! What `kubectl kustomize` makes of a directory, by the few rules that ours use: files and directories of resources, a
-//! namespace, labels, the names of images. Where kubectl is, it is asked as well, and must say the same.
+//! The output of `kubectl kustomize` for a directory, by the few rules used here: files and directories of resources, a namespace, labels,
+//! the names of images. If kubectl is installed, it must give the same.
 
 use super::api_server::documents;
 use serde_json::{Value, json};
@@ -89,7 +89,7 @@ fn settle(object: &mut Value, namespace: &str) {
     }
 }
 
-/// That the objects name only each other, and where each is; and that kubectl renders the same.
+/// Checks that the objects name only each other, and the place of each; and that kubectl renders the same.
 pub(crate) fn check(directory: &Path) -> Vec<Value> {
     let objects = rendered(directory);
     let name = |object: &Value| {

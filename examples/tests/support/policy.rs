@@ -1,5 +1,5 @@
-//! Admission policies of the manifests, evaluated as an API server does (conditions, variables, validations in CEL), and by one where
-//! there is one.
+//! Admission policies of the manifests, evaluated as an API server does (conditions, variables, validations in CEL), and by a real server
+//! if there is one.
 
 use super::api_server::documents;
 use super::cluster::{Real, collection_of};
@@ -36,7 +36,7 @@ pub(crate) fn policy(manifest: &str, name: &str) -> Value {
     named("ValidatingAdmissionPolicy")
 }
 
-/// Thousandths, of those quantities that the tests use.
+/// Thousandths, for the quantities in the tests.
 #[expect(clippy::needless_pass_by_value, reason = "the interpreter hands strings over so")]
 fn quantity(text: Arc<String>) -> Result<i64, ExecutionError> {
     let thousandths = text.strip_suffix('m').and_then(|number| number.parse().ok());
@@ -44,7 +44,7 @@ fn quantity(text: Arc<String>) -> Result<i64, ExecutionError> {
     number.ok_or_else(|| ExecutionError::function_error("quantity", format!("`{text}` is none")))
 }
 
-/// `Err` with the message of the first validation that fails; an expression that fails itself denies as well.
+/// `Err` with the message of the first failed validation; a failing expression denies as well.
 pub(crate) fn admit(policy: &Value, request: &Request) -> Result<(), String> {
     let mut context = Context::default();
     context.add_function("quantity", quantity).unwrap();
@@ -83,20 +83,20 @@ pub(crate) fn admit(policy: &Value, request: &Request) -> Result<(), String> {
     Ok(())
 }
 
-/// The beginning of what a server says that would not have taken the object without the policy either.
+/// The first words of a server's refusal of an object which is invalid even without the policy.
 pub(crate) const INVALID: &str = "invalid: ";
 
 /// A judge of requests by a policy.
 pub(crate) enum Judge {
     /// The interpreter of this file.
     Read(Value),
-    /// A server with the manifest's policies, of which this one is asked about.
+    /// A server with the manifest's policies, of which this policy is asked.
     Server(Box<Real>, String),
 }
 
 impl Judge {
-    /// The interpreter and, where there is one, a server. A policy is in force some time after a server has taken it: this request
-    /// is made until the policy denies it.
+    /// The interpreter and, if present, a server. A policy takes force some time after a server has taken it: this request is repeated
+    /// until the policy denies it.
     pub(crate) async fn all(manifest: &str, name: &str, denied: &Request) -> Vec<Self> {
         let mut all = vec![Self::Read(policy(manifest, name))];
         if let Some(real) = Real::here().await {
@@ -116,7 +116,7 @@ impl Judge {
         all
     }
 
-    /// `Err` with why the policy denies the request, or the server without it.
+    /// `Err` with the reason why the policy denies the request, or the server without it.
     pub(crate) async fn admit(&self, request: &Request) -> Result<(), String> {
         let (real, name) = match self {
             Self::Read(policy) => return admit(policy, request),
@@ -130,7 +130,7 @@ impl Judge {
         if request.operation == "CREATE" {
             return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), object).await);
         }
-        // A node's driver and the controller make what others change.
+        // A node's driver and the controller make the objects for the others' changes.
         let maker = match old["kind"].as_str().unwrap() {
             "Pod" => User::Entitled("system:serviceaccount:gshare-system:fastpod", None),
             _ => User::Admin,
@@ -169,7 +169,7 @@ fn fit(object: &Value) -> Value {
     object
 }
 
-/// Why this policy denies, if it does. A refusal for another reason begins with [`INVALID`].
+/// The reason why this policy denies, if it does. A refusal for another reason begins with [`INVALID`].
 fn told(policy: &str, (status, answer): (StatusCode, Value)) -> Result<(), String> {
     let message = answer["message"].as_str().unwrap_or_default();
     match message.split_once(" denied request: ") {

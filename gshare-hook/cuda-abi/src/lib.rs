@@ -4,20 +4,19 @@
 //!
 //! A function of the CUDA driver has a *base name*, and under it several *variants*, each an exported symbol with an
 //! ABI of its own: `cuMemAlloc` (32-bit device pointers, CUDA 2.0) and `cuMemAlloc_v2` (64-bit, 3.2); or
-//! `cuLaunchKernel` (the default stream is the legacy one) and `cuLaunchKernel_ptsz` (it is the calling thread's own).
+//! `cuLaunchKernel` (on the legacy default stream) and `cuLaunchKernel_ptsz` (on the calling thread's own).
 //! A program reaches them by linking, by `dlsym` with an exported name, or by `cuGetProcAddress` with a base name, a
-//! version and a flag. A library between program and driver must give back exactly the variant that was asked
-//! for; a newer one reads arguments that were never passed. So there is one table, and the exports of the hook, its
-//! pointers to the real functions, its answers to `cuGetProcAddress` and the fake driver all come from it.
+//! version and a flag. A library between program and driver must return exactly the requested variant: a newer variant reads arguments which were never passed. One table therefore serves all: the exports of the hook, its
+//! pointers to the real functions, its answers to `cuGetProcAddress` and the fake driver come from it.
 //!
 //! # Terms
 //!
 //! | word | meaning |
 //! |---|---|
-//! | base name | what `cuGetProcAddress` is asked for: `cuMemAlloc` |
-//! | exported name | what the linker and `dlsym` see: `cuMemAlloc_v2` |
+//! | base name | the name passed to `cuGetProcAddress`: `cuMemAlloc` |
+//! | exported name | the name for the linker and `dlsym`: `cuMemAlloc_v2` |
 //! | variant, [`Symbol`] | one exported name: its base name, flavour, introducing release, class and C signature |
-//! | flavour | which stream the handle 0 means: [`Flavor::Legacy`] or [`Flavor::PerThread`] (`_ptsz`, `_ptds`) |
+//! | flavour | stream behind the handle 0: [`Flavor::Legacy`] or [`Flavor::PerThread`] (`_ptsz`, `_ptds`) |
 //! | release | `1000 * major + 10 * minor`, as the driver writes it: 12.8 is 12080 |
 //!
 //! # Algorithm
@@ -40,24 +39,22 @@
 //!
 //! # The row of [`cuda_symbols!`]
 //!
-//! `{ index exported_name "base name" introduced Flavour Class (arg: type, …) }`; every function returns `CUresult`. The
-//! types are those of [`types`] (`use gshare_cuda_abi::types::*` where the rows are expanded). [`index`] and
-//! [`signature`] are two expansions that most users want.
+//! `{ index exported_name "base name" introduced Flavour Class (arg: type, …) }`; every function returns `CUresult`. The types come from [`types`] (`use gshare_cuda_abi::types::*` where the rows are expanded). Most users want the two expansions [`index`] and [`signature`].
 //!
 //! # Invariants
 //!
 //! Exported names are unique; within one base name and flavour, releases rise strictly; the table agrees with the
-//! bindings of the `cudarc` crate on every function that both know (a test compares names and signatures).
+//! bindings of the `cudarc` crate on every function known to both (a test compares names and signatures).
 //!
 //! # Cost
 //!
 //! `resolve` and `by_name`: one binary search over [`SYMBOLS`], no allocation, no lock. The table is static data.
 //!
-//! # Where it comes from
+//! # Source
 //!
 //! `generate.py` reads the headers of several CUDA releases; the file says how to fetch them. Signatures use `cudarc`'s
 //! bindings for structures and handles, with two departures: C enumerations are `c_uint` and [`types::CUresult`] is a
-//! newtype, since a driver newer than the bindings may pass values that a Rust enum must not hold.
+//! newtype, since a newer driver may pass values outside a Rust enum.
 
 #[macro_use]
 mod table;
@@ -66,7 +63,7 @@ pub mod types;
 
 pub use table::NEWEST_RELEASE;
 
-/// What a function does, as far as metering cares.
+/// The effect of a function, as metering sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Class {
@@ -78,7 +75,7 @@ pub enum Class {
     Copy,
     /// Allocates device or host memory by pointer.
     Alloc,
-    /// Frees what [`Class::Alloc`] gave.
+    /// Frees memory from [`Class::Alloc`].
     Free,
     /// Virtual memory: physical handles, address ranges, mappings, multicast objects.
     Vmm,
@@ -100,10 +97,10 @@ pub enum Class {
     Other,
 }
 
-/// Which stream the handle 0 means.
+/// Stream behind the handle 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Flavor {
-    /// The device's legacy default stream, or no stream is involved.
+    /// The device's legacy default stream, or no stream at all.
     Legacy,
     /// The calling thread's own default stream.
     PerThread,
@@ -119,11 +116,11 @@ pub struct Symbol {
     pub name: &'static str,
     /// The base name, such as `cuMemAlloc`.
     pub base: &'static str,
-    /// The release that introduced it, `1000 * major + 10 * minor`.
+    /// The first release with this variant, `1000 * major + 10 * minor`.
     pub introduced: u32,
     /// Legacy or per thread.
     pub flavor: Flavor,
-    /// What it does.
+    /// The function's effect.
     pub class: Class,
 }
 
@@ -170,22 +167,21 @@ pub mod signature {
     cuda_symbols!(signatures);
 }
 
-/// What [`resolve`] found.
+/// The result of [`resolve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// This variant (`CU_GET_PROC_ADDRESS_SUCCESS`).
+    /// The variant (`CU_GET_PROC_ADDRESS_SUCCESS`).
     Found(&'static Symbol),
-    /// No such base name (`CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`).
+    /// No base name matches (`CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`).
     UnknownName,
-    /// Every variant is newer than the release asked for (`CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT`).
+    /// Every variant is newer than the requested release (`CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT`).
     TooNew,
 }
 
 /// The variant that `cuGetProcAddress(base, …, release, flags, …)` gives.
 ///
-/// `flags` are those of the call; with [`FLAG_PER_THREAD_STREAM`] a per-thread variant is taken if there is one, any
-/// other value means the legacy flavour. A driver older than [`NEWEST_RELEASE`] knows fewer variants: ask with the
-/// smaller of its release and the caller's.
+/// `flags` come from the call; with [`FLAG_PER_THREAD_STREAM`] a per-thread variant is taken if there is one, any other value means the
+/// legacy flavour. A driver older than [`NEWEST_RELEASE`] knows fewer variants: ask with the smaller of its release and the caller's.
 ///
 /// ```
 /// use gshare_cuda_abi::{Resolution, resolve};
@@ -215,7 +211,7 @@ pub fn variants(base: &str) -> &'static [Symbol] {
     &SYMBOLS[start..start + length]
 }
 
-/// The variant with this exported name, as `dlsym` would be asked for it.
+/// The variant with this exported name, the name in a program's `dlsym`.
 ///
 /// ```
 /// assert_eq!(gshare_cuda_abi::by_name("cuMemcpyDtoH_v2_ptds").map(|s| s.introduced), Some(7000));
@@ -232,10 +228,10 @@ pub fn by_name(exported: &str) -> Option<&'static Symbol> {
     }
 }
 
-/// The number of places for the names of the driver's functions, four for each.
+/// Number of places for the names of the driver's functions, four for each.
 const PLACES: usize = (4 * SYMBOLS.len()).next_power_of_two();
 
-/// The table's indices by the hash of the exported name, each with 1 added, while 0 is an empty place.
+/// The table's indices by the hash of the exported name, each with 1 added; 0 is an empty place.
 static BY_NAME: [u16; PLACES] = {
     let (mut places, mut index) = ([0u16; PLACES], 0);
     while index < SYMBOLS.len() {
@@ -252,7 +248,7 @@ static BY_NAME: [u16; PLACES] = {
     places
 };
 
-/// The first place of a name, by a hash of eight bytes at a time, which spares half of a look-up.
+/// The first place of a name, by a hash of eight bytes at a time; this halves the cost of a look-up.
 const fn place_of(name: &[u8]) -> usize {
     let (mut hash, mut at) = (name.len() as u64, 0);
     while at < name.len() {

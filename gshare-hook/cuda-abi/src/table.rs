@@ -1,6 +1,6 @@
 // Written by generate.py; do not edit. Releases read: 12.1, 12.4, 12.8, 12.9, 13.0, 13.2, 13.5.
 
-/// The newest CUDA release whose names the table holds, as `1000 * major + 10 * minor`.
+/// The newest CUDA release with names in the table, as `1000 * major + 10 * minor`.
 pub const NEWEST_RELEASE: u32 = 13050;
 
 /// Calls `$callback!` with every row of the table; see the crate's documentation for the shape of a row.

@@ -1,9 +1,8 @@
 //! The C types of the driver's signatures.
 //!
-//! Handles and structures are those of `cudarc`'s bindings, [`sys`]. Enumerations are `c_uint`, and results are
-//! [`CUresult`]: a Rust enum that holds a value it does not list is undefined behaviour, and a driver newer than the
-//! bindings returns such values. For the same reason, read the enumeration fields of [`sys`] structures that came from
-//! a program through a raw pointer to an integer.
+//! Handles and structures come from `cudarc`'s bindings, [`sys`]. Enumerations are `c_uint`, and results are [`CUresult`]: a Rust enum with
+//! an unlisted value is undefined behaviour, and a driver newer than the bindings returns such values. For the same reason, read the
+//! enumeration fields of a program's [`sys`] structures through a raw pointer to an integer.
 
 use core::ffi::CStr;
 pub use core::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
@@ -14,7 +13,7 @@ pub type CUdevice = c_int;
 /// An address in device memory.
 pub type CUdeviceptr = c_ulonglong;
 
-/// What every driver function returns.
+/// The result of every driver function.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
@@ -41,7 +40,7 @@ macro_rules! results {
                 pub const $name: Self = Self(sys::CUresult::$name as c_uint);
             )*
 
-            /// Name and description, as `cuGetErrorName` and `cuGetErrorString` say them; `None` for a result that has none here.
+            /// Name and description, as in `cuGetErrorName` and `cuGetErrorString`; `None` for a result outside this list.
             pub fn texts(self) -> Option<(&'static CStr, &'static CStr)> {
                 let (name, text) = match self {
                     $(Self::$name => (concat!(stringify!($name), "\0"), $text),)*
@@ -120,7 +119,7 @@ results! {
     CUDA_ERROR_UNKNOWN c"unknown error",
 }
 
-/// A place in memory, where the driver takes one by value.
+/// A place in memory, for driver functions which take one by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUmemLocation {

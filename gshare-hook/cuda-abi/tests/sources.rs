@@ -1,4 +1,4 @@
-//! The table beside the sources it came from.
+//! The table beside its sources.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn signatures() -> BTreeMap<&'static str, Vec<&'static str>> {
     gshare_cuda_abi::cuda_symbols!(rows)
 }
 
-/// `cudarc`'s bindings of the driver, where cargo keeps them: it is a dependency, so they are there.
+/// `cudarc`'s bindings of the driver, in cargo's folder: the crate is a dependency, so cargo has them.
 fn bindings() -> String {
     let metadata = Command::new(env!("CARGO"))
         .args([
@@ -40,8 +40,8 @@ fn bindings() -> String {
     std::fs::read_to_string(file).expect("cudarc keeps its driver bindings in src/driver/sys/mod.rs")
 }
 
-/// One spelling for types that are the same to the ABI: pointee constness and integer aliases do not matter, and
-/// enumerations, which the table passes as `c_uint`, are given by the bindings' own list.
+/// One spelling for types with the same ABI: pointee constness and integer aliases do not matter, and enumerations, which the table passes
+/// as `c_uint`, come from the bindings' own list.
 fn canonical(spelled: &str, enums: &[&str]) -> String {
     let plain =
         spelled.replace(' ', "").replace("::core::ffi::", "").replace("sys::", "").replace("*const", "*mut");
@@ -102,7 +102,7 @@ fn every_function_the_bindings_know_is_in_the_table_with_the_same_signature() {
             .iter()
             .map(|spelled| canonical(spelled, &enums))
             .collect();
-        // The bindings hold several editions of a few functions; structures that changed their tag differ in name only.
+        // The bindings hold several editions of a few functions; structures with a changed tag differ in name only.
         assert_eq!(ours.len(), theirs.len(), "{name}: {ours:?} {theirs:?}");
         for (mine, other) in ours.iter().zip(&theirs) {
             let opaque = mine.starts_with('*') && mine.ends_with("c_void");

@@ -1,4 +1,4 @@
-//! The calls of programs to the simulated driver, one line per event: `GSHARE_TRACE`.
+//! Calls of programs to the simulated driver, one line per event: `GSHARE_TRACE`.
 //!
 //! | word | lines |
 //! |---|---|
@@ -6,19 +6,18 @@
 //! | `lookups` | each `cuGetProcAddress`: name, version, flags and the variant given; unknown and too new names are marked |
 //! | `tables` | each `cuGetExportTable`: identifier and outcome; each call of a slot that a table does not fill; images that cannot be read |
 //!
-//! Words are separated by commas. Lines go to stderr, or are appended to the file that `GSHARE_TRACE_FILE` names (`%p` is
-//! the process id):
+//! Words are separated by commas. Lines go to stderr, or to the end of the file in `GSHARE_TRACE_FILE` (`%p` is the process id):
 //!
 //! ```text
 //! [4711.4713 52.048112] call cuMemAlloc_v2(dptr=0x7ffd10 -> 0x302000000, bytesize=1048576) = 0 CUDA_SUCCESS
 //! [4711.4713 52.048190] lookup cuFoo version=12080 flags=0: UNKNOWN NAME
 //! ```
 //!
-//! In brackets: process, thread, seconds of the monotonic clock. A name that a program looks up by `dlsym` is found by the
-//! loader and leaves no line (`LD_DEBUG=symbols` shows those); its calls do.
+//! In brackets: process, thread, seconds of the monotonic clock. The loader answers `dlsym`, so such a look-up leaves no line
+//! (`LD_DEBUG=symbols` shows it); the calls of the found function do.
 //!
-//! Each line is one `write(2)` of at most 4 KiB, without a lock, and a file is opened for each line: a child
-//! of `fork` and a program that closes all its files are traced like any other.
+//! Each line is one `write(2)` of at most 4 KiB, without a lock, and a file is opened for each line: the trace continues in a child of
+//! `fork` and in a program which closes all its files.
 #![allow(unsafe_code)] // reads what programs pass to the driver
 
 use std::ffi::{CStr, OsString, c_char, c_uint, c_void};
@@ -50,13 +49,13 @@ const LONGEST_TEXT: usize = 200;
 
 static ON: AtomicU8 = AtomicU8::new(UNREAD);
 
-/// Whether calls may be traced: the one load that an untraced launch pays. Answers yes until the environment has been read.
+/// Whether calls may be traced: the one load paid by an untraced launch. The answer is yes until the environment has been read.
 #[inline(always)]
 pub(crate) fn calls() -> bool {
     ON.load(Relaxed) & (CALLS | UNREAD) != 0
 }
 
-/// Threads that come here at the same time read the same.
+/// Threads which arrive at the same time read the same environment.
 #[cold]
 fn read_environment() -> u8 {
     let text = std::env::var("GSHARE_TRACE").unwrap_or_default();
@@ -79,7 +78,7 @@ fn known() -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// The words that are on, and those that are not known.
+/// The known words of the variable, and the unknown ones.
 fn parse(text: &str) -> (u8, Vec<&str>) {
     let (mut on, mut unknown) = (0, Vec::new());
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
@@ -92,12 +91,12 @@ fn parse(text: &str) -> (u8, Vec<&str>) {
     (on, unknown)
 }
 
-/// An argument of a driver call, as the generated exports pass it after the call.
+/// An argument of a driver call, as the generated export passes it after the call.
 pub(crate) enum Value<'a> {
     Number(&'a dyn Display),
     Address(usize),
     Text(*const c_char),
-    /// The memory that a call has written, and how that is shown.
+    /// Memory written by the call, and the function which formats it.
     Out(*const c_void, unsafe fn(*const c_void) -> String),
     /// A structure, or a function.
     Other,
@@ -105,8 +104,8 @@ pub(crate) enum Value<'a> {
 
 impl Value<'_> {
     /// # Safety
-    /// A text ends with 0. Where `ok`, the call that has succeeded was given a pointer that the driver's interface says
-    /// it may write the value through, or null.
+    /// A text ends with 0. If `ok`, the driver's interface let the successful call write the value through this pointer, or the pointer is
+    /// null.
     unsafe fn show(&self, ok: bool, line: &mut String) -> std::fmt::Result {
         match *self {
             Self::Number(value) => write!(line, "{value}"),
@@ -141,7 +140,7 @@ pub(crate) unsafe fn address(at: *const c_void) -> String {
     format!("{:#x}", unsafe { at.cast::<usize>().read_unaligned() })
 }
 
-/// A driver call that returns. Gives its result back.
+/// Traces a driver call at its return, and passes its result on.
 ///
 /// # Safety
 /// The arguments are those of the call, by the driver's interface; see [`Value::show`].
@@ -160,7 +159,7 @@ pub(crate) unsafe fn call(name: &str, result: c_uint, arguments: &[(&str, Value<
     });
 }
 
-/// Writes a line if such lines are on.
+/// Writes a line if lines of this kind are on.
 fn traced(word: u8, line: impl FnOnce() -> String) {
     // A panic must not cross into C.
     let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -174,7 +173,7 @@ fn traced(word: u8, line: impl FnOnce() -> String) {
     }));
 }
 
-/// An NVML call that returns.
+/// Traces an NVML call at its return.
 #[cold]
 pub(crate) fn nvml_call(name: &str, result: c_uint) {
     traced(CALLS, || format!("call {name} = {result}"));
@@ -183,16 +182,15 @@ pub(crate) fn nvml_call(name: &str, result: c_uint) {
 /// The answer of `cuGetProcAddress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// The variant that was found, and whether the simulator has a function for it.
+    /// The variant found, and whether the simulator has a function for it.
     Variant(&'static str, bool),
     UnknownName,
-    /// Variants are newer than the release that was asked for.
+    /// Every variant is newer than the requested release.
     TooNew,
     /// All variants are newer than the driver.
     TooNewForDriver,
 }
 
-/// A look-up by `cuGetProcAddress`.
 pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
     traced(LOOKUPS, || {
         let outcome = match found {
@@ -206,18 +204,18 @@ pub(crate) fn lookup(name: &str, version: u32, flags: u64, found: Found) {
     });
 }
 
-/// A `cuGetExportTable`; `name` is the table's, where it is known.
+/// Traces a `cuGetExportTable`; `name` is the table's, if known.
 pub(crate) fn table(id: &[u8; 16], name: Option<&str>) {
     traced(TABLES, || format!("table {}: {}", uuid(id), name.unwrap_or("UNKNOWN TABLE")));
 }
 
-/// A call of slot number `slot` (in pointers) of a table that has no function there.
+/// Traces a call of slot number `slot` (in pointers) without a function in its table.
 #[cfg_attr(not(feature = "runtime-tables"), allow(dead_code))]
 pub(crate) fn slot(table: &str, slot: usize) {
     traced(TABLES, || format!("table {table}: call of UNKNOWN SLOT {slot}"));
 }
 
-/// An image whose names cannot be read.
+/// Traces an image with unreadable names.
 pub(crate) fn image(error: &dyn Display) {
     traced(TABLES, || format!("image NOT READ, every name is accepted: {error}"));
 }
@@ -242,7 +240,6 @@ fn with_pid(name: &OsString, pid: u32) -> OsString {
     OsString::from_vec(path)
 }
 
-/// Writes one line.
 fn event(text: &str) {
     let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
     let now = now_ns();
@@ -253,7 +250,7 @@ fn event(text: &str) {
     bytes.push(b'\n');
     match file() {
         Some(Ok(mut file)) => drop(file.write(&bytes)),
-        // The standard library's stderr has a lock, which a thread may have held at the time of a fork.
+        // The standard library's stderr has a lock; another thread may have held it at the time of a fork.
         None | Some(Err(_)) => drop(rustix::io::write(rustix::stdio::stderr(), &bytes)),
     }
 }

@@ -1,9 +1,9 @@
-//! Putting the built library where a program looks for the driver.
+//! Installs the built library where a program looks for the driver.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the built library lies: `GSHARE_SIM_LIBRARY`, or near the running program as cargo lays it out.
+/// Path of the built library: `GSHARE_SIM_LIBRARY`, or near the running program in cargo's layout.
 pub fn library() -> io::Result<PathBuf> {
     if let Some(path) = std::env::var_os("GSHARE_SIM_LIBRARY") {
         return Ok(path.into());
@@ -27,7 +27,7 @@ pub fn library() -> io::Result<PathBuf> {
     })
 }
 
-/// Makes `dir` a directory for `LD_LIBRARY_PATH`: the library under the driver's names, as links.
+/// Makes `dir` a directory for `LD_LIBRARY_PATH`: links with the driver's names to the library.
 pub fn install_into(dir: &Path) -> io::Result<()> {
     let library = library()?.canonicalize()?;
     std::fs::create_dir_all(dir)?;

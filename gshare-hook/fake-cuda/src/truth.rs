@@ -1,4 +1,4 @@
-//! The ground truth over a C boundary, for programs that load the library but are not linked to it.
+//! The ground truth over a C boundary, for programs which load the library without linking to it.
 #![allow(unsafe_code)] // a C entry point
 
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use crate::sim::{self, SimDevice, Watched};
 use gshare_fake_cuda_spec::Spec;
 
-/// Devices stay open: a reader asks again and again.
+/// Devices stay open, since a reader asks repeatedly.
 static OPEN: Mutex<BTreeMap<PathBuf, SimDevice>> = Mutex::new(BTreeMap::new());
 
 /// Asks the device file at `path`, or the default one; `None` when it cannot be opened.
@@ -42,8 +42,8 @@ unsafe fn device<R>(path: *const c_char, ask: impl FnOnce(&SimDevice) -> Option<
 
 /// Writes [`sim::Truth`] of the device file at `path` (null: the default one) into `out` as JSON.
 ///
-/// Gives its length in bytes, without a terminating zero; when that is more than `capacity`, nothing is written. -1 when
-/// the device cannot be opened.
+/// Returns its length in bytes, without a terminating zero; nothing is written if the length exceeds `capacity`. -1 if the device cannot be
+/// opened.
 ///
 /// # Safety
 ///
@@ -64,9 +64,9 @@ pub(crate) unsafe extern "C" fn gshare_sim_truth(
     isize::try_from(text.len()).unwrap_or(-1)
 }
 
-/// Brings `count` [`Watched`] processes up to date, on GPU 0 of the device file at `path` (null: the default one).
+/// Updates `count` [`Watched`] processes, on GPU 0 of the device file at `path` (null: the default one).
 ///
-/// Gives the instant of that, `CLOCK_MONOTONIC` in ns; -1 when the device cannot be opened.
+/// Returns the instant of the update, `CLOCK_MONOTONIC` in ns; -1 if the device cannot be opened.
 ///
 /// # Safety
 ///

@@ -28,7 +28,7 @@ fn every_name_of_the_table_is_exported_and_found_by_each_way() {
                 let base = std::ffi::CString::new(s.base).unwrap();
                 let flags = u64::from(s.flavor == gshare_cuda_abi::Flavor::PerThread) * 2;
                 let expected = if s.introduced <= 12080 { (address, 0) } else { (null_mut(), 1) };
-                // An older variant may stand for a newer one that this driver does not have.
+                // An older variant may stand for a newer variant missing in this driver.
                 let got = ask(&base, s.introduced as i32, flags);
                 if s.introduced <= 12080
                     || gshare_cuda_abi::variants(s.base).iter().all(|v| v.introduced > 12080)
@@ -118,7 +118,7 @@ fn devices_describe_themselves_and_say_that_they_are_simulated() {
     );
 }
 
-/// Holds a stream up until it is opened: what is launched meanwhile is queued, however slow this process is.
+/// Blocks a stream until the gate opens: launches behind it are queued, however slow this process is.
 struct Gate(CUdeviceptr);
 
 impl Gate {
@@ -296,7 +296,7 @@ fn host_functions_run_in_stream_order() {
         let gate = Gate::shut(stream);
         assert_eq!(launch(f, stream), OK);
         ok!(cuLaunchHostFunc(stream, Some(count_call), 3 as *mut c_void));
-        // The copy behind a pending host function reads its source when its turn comes.
+        // The copy behind a pending host function reads its source only at its turn.
         ok!(cuMemcpyHtoDAsync_v2(memory, (&raw const word).cast(), 4, stream));
         assert_eq!(CALLS.load(Ordering::SeqCst), 0);
         word = 8;
@@ -381,7 +381,7 @@ fn memory_is_counted_to_the_byte_by_kind() {
         assert_eq!(kind, 2);
         let mut kind = 0_u32;
         assert_eq!(cu!(cuPointerGetAttribute((&raw mut kind).cast(), 2, 4096)), INVALID_VALUE);
-        // Destroying the context returns what it held.
+        // Destroying the context returns its memory.
         ok!(cuDevicePrimaryCtxRelease_v2(0));
         let account = &truth().processes[0].gpus[0];
         assert_eq!(account.memory_used_bytes, 0);
@@ -405,7 +405,7 @@ fn arrays_and_host_memory() {
         assert_eq!(mine().gpus[0].memory_bytes["array"], 240);
         let mut need = std::mem::MaybeUninit::<sys::CUDA_ARRAY_MEMORY_REQUIREMENTS>::zeroed();
         assert_eq!(cu!(cuArrayGetMemoryRequirements(need.as_mut_ptr(), array, 0)), INVALID_VALUE);
-        // Sparse, then with deferred mapping: none of them has memory.
+        // Sparse, then with deferred mapping: neither has memory.
         for flags in [0x40, 0x80] {
             let shape = sys::CUDA_ARRAY3D_DESCRIPTOR { Flags: flags, ..shape };
             let without: sys::CUarray = get!(cuArray3DCreate_v2(&raw const shape));
@@ -469,7 +469,7 @@ fn a_device_that_is_zeroed_takes_no_memory_of_the_host() {
         let before = resident();
         ok!(cuMemsetD8_v2(at + odd as u64, 0, size - 2 * odd));
         assert!(resident() < before + (16 << 20), "{} bytes more", resident() - before);
-        // What lies beside the range stays, and all of the range is zero.
+        // Bytes beside the range stay, and all of the range is zero.
         let mut back = bytes;
         ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), ends[0], back.len()));
         assert!(back[..odd].iter().all(|b| *b == 7) && back[odd..].iter().all(|b| *b == 0));
@@ -517,7 +517,7 @@ fn pools_reserve_and_trim() {
         ok!(cuMemFreeAsync(b, stream));
         ok!(cuMemPoolTrimTo(pool, 32 << 20));
         assert_eq!(attribute(5), 96 << 20, "whole chunks go, and no more than leaves what is to be kept");
-        // An allocation that would not fit takes what pools keep unused.
+        // An allocation without room takes unused memory of the pools.
         let (mut free, mut total) = (0, 0);
         ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
         let all: CUdeviceptr = get!(cuMemAlloc_v2(free + (2 << 20)));
@@ -657,7 +657,7 @@ fn capture_has_the_documented_errors() {
         ok!(cuStreamBeginCapture_v2(s, 2));
         assert_eq!(cu!(cuCtxSynchronize()), unsupported);
         assert_eq!(cu!(cuStreamEndCapture(s, &raw mut graph)), invalidated);
-        // The legacy stream would depend on it.
+        // The legacy stream would depend on the capturing stream.
         ok!(cuStreamBeginCapture_v2(s, 2));
         assert_eq!(launch(f, null_mut()), CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         assert_eq!(cu!(cuStreamEndCapture(s, &raw mut graph)), invalidated);
@@ -677,7 +677,7 @@ fn capture_has_the_documented_errors() {
         ok!(cuEventRecord(event, s));
         assert_eq!(cu!(cuEventQuery(event)), CUresult::CUDA_ERROR_CAPTURED_EVENT);
         assert_eq!(cu!(cuStreamEndCapture(s, &raw mut graph)), invalidated);
-        // A side stream that does not come back.
+        // A side stream which does not join its origin again.
         ok!(cuStreamBeginCapture_v2(s, 2));
         ok!(cuEventRecord(event, s));
         ok!(cuStreamWaitEvent(other, event, 0));
@@ -802,7 +802,7 @@ fn launches_that_cost_nothing_are_counted() {
         }
         assert_eq!(mine().free_launches, 40_000);
         assert_eq!(mine().gpus[0].kernels, 0);
-        // Behind other work they queue.
+        // Behind other work in the stream they queue.
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let gate = Gate::shut(stream);
         assert_eq!(launch(kernel("spin_2ms"), stream), OK);
@@ -876,7 +876,7 @@ fn names_without_a_function_say_not_supported() {
     });
 }
 
-/// Nothing but this number shows that a name has lost its function: the library exports it all the same.
+/// Only this number shows that a name has lost its function: the library exports the name all the same.
 #[test]
 fn as_many_names_have_a_function_as_before() {
     let served = |symbol: &&gshare_cuda_abi::Symbol| fake_cuda::driver::is_served(symbol.name);
@@ -933,7 +933,7 @@ fn a_lost_gpu_answers_errors_and_is_not_there_for_who_begins_until_it_is_back() 
         let event: sys::CUevent = get!(cuEventCreate(0));
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         assert_eq!(launch(zero, none), OK);
-        // An hour's kernel: a call that waits for it hears of the loss instead.
+        // A kernel of an hour: a call in wait for it learns of the loss instead.
         assert_eq!(launch(spin, stream), OK);
         ok!(cuEventRecord(event, stream));
         std::thread::scope(|scope| {
@@ -960,7 +960,7 @@ fn a_lost_gpu_answers_errors_and_is_not_there_for_who_begins_until_it_is_back() 
     });
 }
 
-/// Run by the test above, in a process of its own; by itself it has nothing to see.
+/// Run by the test above, in a process of its own; it checks nothing by itself.
 #[test]
 fn a_process_that_begins_sees_no_lost_gpu() {
     if let Ok(lost) = std::env::var("LOST") {

@@ -80,7 +80,7 @@ fn driver_text(name: &str) -> String {
 #[test]
 fn names_that_clients_look_up_together_are_all_there() {
     isolated("names_that_clients_look_up_together_are_all_there", &[], || {
-        // PyTorch takes all of its names or none.
+        // PyTorch takes all of these names or none.
         let pytorch = [
             "nvmlInit_v2",
             "nvmlDeviceGetHandleByPciBusId_v2",
@@ -101,7 +101,7 @@ fn names_that_clients_look_up_together_are_all_there() {
         for name in pytorch.into_iter().chain(nccl) {
             assert!(!found(name).is_null(), "{name}");
         }
-        // A card without the function says so, but only to who has initialised NVML.
+        // A card without the function answers so, but only after NVML is initialised.
         assert_eq!(number("nvmlDeviceGetNvLinkRemoteDeviceType", null_mut()), Err(1));
         let handle = started();
         for name in ["nvmlDeviceGetFanSpeed", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"] {
@@ -189,7 +189,7 @@ fn a_busy_gpu_is_warmer_and_draws_more() {
         let busy = number("nvmlDeviceGetPowerUsage", handle).unwrap();
         assert!((idle + 10_000..=400_000).contains(&busy), "{idle} mW idle, {busy} mW busy");
         assert!(clock("nvmlDeviceGetTemperature", handle, 0) > 32);
-        // 200 ms at 400 W, less what the idle part rounds off.
+        // 200 ms at 400 W, less the rounding of the idle part.
         assert!(energy() - before >= 79_000, "{before} mJ before, {} mJ after", energy());
     });
 }

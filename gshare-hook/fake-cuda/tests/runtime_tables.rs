@@ -1,4 +1,4 @@
-//! Private tables and fat binaries as NVIDIA's runtime library uses them: by identifier and slot, through C.
+//! Private tables and fat binaries in the use of NVIDIA's runtime library: by identifier and slot, through C.
 #![cfg(feature = "runtime-tables")]
 #![allow(unsafe_code, clippy::macro_metavars_in_unsafe)] // a C client
 #![allow(clippy::cast_possible_truncation)] // small numbers
@@ -26,7 +26,7 @@ const INTEGRITY: Id = id("D4082055BDE6704B8D34BA123C66E1F2");
 const CONTEXT: Id = id("21318C60971432488CA641FF7324C8F2");
 const MODULE: Id = id("6E163FBEB958444D835CE182AFF1991E");
 
-/// Tables that begin with their size: words, and the slots that have a function.
+/// Tables with their size first: words, and the slots with a function.
 const SIZED: [(Id, usize, &[usize]); 7] = [
     (CUDART, 13, &[1, 2, 6, 7, 8, 12]),
     (CALLBACKS, 7, &[2, 6]),
@@ -60,7 +60,7 @@ fn table(id: &Id) -> Result<*const usize, CUresult> {
     }
 }
 
-/// The function in a slot, as the type that the caller names.
+/// The function in a slot, with a type named by the caller.
 macro_rules! slot {
     ($id:expr, $slot:expr, $type:ty) => {{
         // SAFETY: the table has the slot, and the slot a function of this type.

@@ -34,7 +34,7 @@ fn client(dir: &Path, dlopen: bool) -> PathBuf {
 fn start_client(program: &Path, dir: &Path, args: &[&str]) -> Child {
     let mut command = Command::new(program);
     sim_env(&mut command, dir);
-    // One that spins ends with its input.
+    // A spinning client ends with its input.
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
 
@@ -44,8 +44,8 @@ fn output(child: Child) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// Kernels as wide as the device run one at a time, in turns: none waits for more than one kernel of the other process,
-/// at any load of the machine, which delays the processes themselves.
+/// Kernels as wide as the device run one at a time, in turns: no process waits for more than one kernel of the other. A loaded machine
+/// delays the processes themselves, not the turns.
 #[test]
 fn contending_processes_take_turns() {
     isolated("contending_processes_take_turns", &[], || {
@@ -56,7 +56,7 @@ fn contending_processes_take_turns() {
             .map(|program| start_client(program, &dir, &["spin", "spin_500us_full"]))
             .collect();
         let pids: Vec<u32> = children.iter().map(Child::id).collect();
-        // However late one of them begins.
+        // Holds however late either process begins.
         let met = |pid: &u32| {
             let truth = truth();
             truth.processes.iter().any(|p| p.pid == *pid && p.gpus[0].queue_wait_ns > 0)
@@ -69,7 +69,7 @@ fn contending_processes_take_turns() {
         for child in children {
             output(child);
         }
-        // Who looks often is told the same, wherever he thinks that they are, and nothing of a process that never was.
+        // `watch` agrees with `truth`, for any initial slot, and reports nothing of a process which never was.
         let device =
             fake_cuda::sim::SimDevice::open(&dir.join("device"), &fake_cuda::Spec::default()).unwrap();
         let of = |pid| fake_cuda::sim::Watched { pid, slot: 200, busy_ns: 1 };
@@ -93,8 +93,7 @@ fn contending_processes_take_turns() {
     });
 }
 
-/// A device that no process uses is replaced by one of the profile that is asked for: by one of those that ask at once, and the
-/// others find that.
+/// An unused device of another profile is replaced by one of several simultaneous openers; the others find the new device.
 #[test]
 fn processes_that_start_at_once_share_the_device_that_one_of_them_makes() {
     isolated("processes_that_start_at_once_share_the_device_that_one_of_them_makes", &[], || {
@@ -186,7 +185,7 @@ fn processes_of_several_pid_namespaces_share_the_device() {
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{:?} from {before:?}", live());
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        // One of them is killed and swept, the others are not.
+        // The sweep removes the killed client and no other.
         let mut killed = children.remove(0);
         killed.kill().unwrap();
         killed.wait().unwrap();
@@ -208,7 +207,7 @@ fn processes_of_several_pid_namespaces_share_the_device() {
     });
 }
 
-/// Killed at any moment, mid-kernel or inside the lock: no other process is held up, and all memory comes back.
+/// A kill at any moment, mid-kernel or inside the lock, delays no other process, and all memory comes back.
 #[test]
 fn two_hundred_kills_leave_the_device_usable() {
     isolated("two_hundred_kills_leave_the_device_usable", &[], || {
@@ -218,7 +217,7 @@ fn two_hundred_kills_leave_the_device_usable() {
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let quick = kernel("spin_20us_full");
         for round in 0..100_u64 {
-            // Two victims: one with long kernels queued, one that is in the lock most of the time.
+            // Two victims: one with long kernels queued, one inside the lock most of the time.
             let victims: Vec<Child> = [&["spin", "spin_900ms_full"][..], &["hammer"]]
                 .into_iter()
                 .map(|args| {

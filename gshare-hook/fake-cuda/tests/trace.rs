@@ -1,4 +1,4 @@
-//! The lines that a program's calls leave in a trace.
+//! The lines of a program's calls in a trace.
 #![allow(unsafe_code, clippy::macro_metavars_in_unsafe)] // a C client
 
 mod common;
@@ -51,7 +51,7 @@ fn run(test: &str, dir: &std::path::Path, env: &[(&str, &str)]) -> Output {
     out
 }
 
-/// The traces of the program and of its child, without what is in brackets.
+/// The traces of the program and of its child, without the part in brackets.
 fn traces(test: &str, words: &str) -> (String, String) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("trace.%p");

@@ -1,4 +1,4 @@
-"""A row, what it may use, and how it is carried out."""
+"""A row, its resources, and its execution."""
 
 import concurrent.futures
 import copy
@@ -20,9 +20,9 @@ from .node import Machine
 class Row:
     """One line of the table.
 
-    `check` gives the figure, a text, or raises how else the row ended. `needs` maps packages to beginnings of versions. `forms`
-    are the forms of the suite that contain the row. `framework` is the package whose version the matrix prints. A row that is
-    `alone` has the machine to itself, since it measures, or counts what others do.
+    `check` returns the figure, a text, or raises the row's other result. `needs` maps packages to beginnings of versions. `forms`
+    are the forms of the suite with this row. The matrix prints the version of the package `framework`. A row that is
+    `alone` has the machine to itself, since it measures, or counts the work of others.
     """
 
     name: str
@@ -40,11 +40,11 @@ DAEMON_WINDOW_SECONDS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much each form of the suite measures: windows of one process, their seconds, and pairs of whole runs, of which there
-    are more, up to `most_pairs`, where the interval of their losses is still wide.
+    """Extent of the measurements of a form: windows of one process, their seconds, and pairs of whole runs. More pairs
+    follow, up to `most_pairs`, while the interval of their losses is wide.
 
     A capped program works for its part of each of the daemon's windows and then waits, so it is measured over `daemon_windows`
-    whole ones: five and a half would show 0.67 and 0.73 in turns for a cap of 0.7. Nine windows and more have an interval that
+    whole windows: five and a half would show 0.67 and 0.73 in turns for a cap of 0.7. Nine windows and more have an interval that
     one outlier on either side does not widen, which a busy host needs.
     """
 
@@ -72,15 +72,15 @@ CPUS_A_ROW = 4
 
 
 class Context:
-    """What all rows of a run share: the machine, the environments, the deadline and the results of earlier rows."""
+    """State common to all rows of a run: the machine, the environments, the deadline and the results of earlier rows."""
 
     def __init__(self, machine: Machine, environments: Environments, form: str, rows: list[Row], minutes: float | None):
         self.machine, self.environments, self.form, self.rows = machine, environments, form, rows
         self.effort = EFFORTS[form]
         self.end = None if minutes is None else time.monotonic() + minutes * 60
-        # What batches of cases have given, by batch; see `rows.outcomes`.
+        # Answers of batches of cases, by batch; see `rows.outcomes`.
         self.batches = {}
-        # CPUs are what starts of frameworks are short of: a row has four, so that none takes longer for the others.
+        # Starts of frameworks are short of CPUs: a row has four, so that none takes longer for the others.
         self.side_by_side = max(1, len(os.sched_getaffinity(0)) // CPUS_A_ROW)
         # Figures of a row beside its text, for the JSON.
         self.figures = {}
@@ -89,7 +89,7 @@ class Context:
         return self.environments.meeting(needs)
 
     def left(self, most):
-        """Seconds that a step may take: `most`, or what is left of the whole run; `OutOfTime` where nothing is."""
+        """Seconds for a step: `most`, or the rest of the whole run; `OutOfTime` without a rest."""
         if self.end is None:
             return most
         left = self.end - time.monotonic()
@@ -106,11 +106,11 @@ class Context:
         self.figures.update(figures)
 
     def carry_out_all(self, rows: list[Row]):
-        """Runs rows, and gives the line of each when it is there. Those that need not be alone run first, side by side."""
+        """Runs rows, and yields the line of each at its end. Rows which need not be alone run first, side by side."""
         groups = {}
         for row in rows:
             if not row.alone:
-                # Cases of one batch share a process: who comes first runs it for all.
+                # Cases of one batch share a process: the first row runs it for all.
                 groups.setdefault(getattr(row.check, "batch", row.name), []).append(row)
         lines = queue.SimpleQueue()
 
@@ -141,10 +141,10 @@ class Context:
         except RowEnd as end:
             result, text = end.result, str(end)
             if result == "FAILED" and self.end is not None and time.monotonic() > self.end:
-                # A step that was cut short by the end of the run shows nothing about the row.
+                # A step cut short by the end of the run shows nothing about the row.
                 result, text = OutOfTime.result, f"cut short: {text}"
         except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
-            # A fault of the suite or an answer of another shape: the row shows nothing, and the next one goes on.
+            # A fault of the suite or an answer of another shape: the row shows nothing, and the next row goes on.
             traceback.print_exc()
             result, text = Failed.result, traceback.format_exc(limit=-1).strip().splitlines()[-1]
         line = {
@@ -154,7 +154,7 @@ class Context:
         if environment is not None:
             line["environment"] = environment.name
             line["packages"] = environment.found(row.needs)
-            # Of two packages that serve a row, the one that is here.
+            # The present package of two which serve a row.
             named = (row.framework or next(iter(row.needs))).split("|")
             line["framework"] = next(name for name in named if name in environment.packages)
         return line

@@ -1,4 +1,4 @@
-"""Python environments: those given, those made here, and which one a row runs in."""
+"""Python environments, given or made here, and the choice of one for a row."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import sys
 from .errors import ArgumentError, NotInstalled
 
 REQUIREMENTS = pathlib.Path(__file__).resolve().parent.parent / "requirements"
-# Names and versions of what is installed, and the version of the interpreter.
+# Names and versions of the installed packages, and the version of the interpreter.
 PROBE = """
 import importlib.metadata, json, platform
 names = {}
@@ -24,7 +24,7 @@ print(json.dumps([platform.python_version(), names]))
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """An interpreter and the packages that it finds."""
+    """An interpreter and its packages."""
 
     name: str
     python: pathlib.Path
@@ -85,7 +85,7 @@ class Environments:
         return Environments(found or [Environment.probe("this interpreter", pathlib.Path(sys.executable))])
 
     def meeting(self, needs):
-        """The first environment with these packages; `NotInstalled` names them where none has them all."""
+        """The first environment with these packages; `NotInstalled` names them if none has them all."""
         for environment in self.all:
             if environment.found(needs) is not None:
                 return environment
@@ -94,7 +94,7 @@ class Environments:
 
 
 def groups():
-    """The groups that virtual environments can be made of: one requirements file each."""
+    """The groups for virtual environments: one requirements file each."""
     return sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
 
 

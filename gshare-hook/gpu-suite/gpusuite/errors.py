@@ -1,4 +1,4 @@
-"""What a row can end with, apart from `ok`, and what is wrong with the arguments."""
+"""Results of a row other than `ok`, and faults in the arguments."""
 
 
 class RowEnd(Exception):
@@ -26,19 +26,19 @@ class Noisy(RowEnd):
 
 
 class NotInstalled(RowEnd):
-    """No environment has the packages that the row needs."""
+    """No environment has the row's packages."""
 
     result = "not installed"
 
 
 class NotHere(RowEnd):
-    """The row needs hardware or a build that is not here."""
+    """The row needs hardware or a build missing here."""
 
     result = "not here"
 
 
 class OutOfTime(RowEnd):
-    """The time of the whole run was spent before the row could be."""
+    """The time of the whole run was spent before the row's turn."""
 
     result = "no time"
 

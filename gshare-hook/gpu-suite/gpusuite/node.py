@@ -1,4 +1,4 @@
-"""The machine that programs run on, and a daemon with a device for the length of a row."""
+"""The programs' machine, and a daemon with a device for the length of a row."""
 
 import dataclasses
 import json
@@ -21,20 +21,20 @@ LIBRARY_VARIABLES = {"GSHARE_HOOK_LIBRARY": "libgshare_hook.so", "GSHARE_SIM_LIB
 
 @dataclasses.dataclass(frozen=True)
 class Simulator:
-    """The simulated device that `--sim` asks for: a built-in profile and the CUDA version of its driver."""
+    """The simulated device of `--sim`: a built-in profile and the CUDA version of its driver."""
 
     profile: str = "a100"
     driver: str = "13.2"
 
     def profile_text(self, kernel_us):
-        """The profile with one length for every kernel whose name does not say another, in us."""
+        """The profile with one length in us for every kernel without a length in its name."""
         text = (PROFILES / f"{self.profile}.toml").read_text()
         return f'{text}\n[[kernel]]\nname = "*"\nduration_ns = {kernel_us * 1000}\n'
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where gshare is, whether `--sim` was given (`None`: the driver of this machine), and what the driver says."""
+    """The place of gshare, the value of `--sim` (`None`: the driver of this machine), and the driver's answers."""
 
     bin: pathlib.Path
     simulator: Simulator | None
@@ -46,7 +46,7 @@ class Machine:
         return bool(self.device.get("simulated"))
 
     def built(self, file):
-        """A library beside the command or where cargo puts those that tests load, the newer one; None where there is none."""
+        """A library beside the command or in cargo's folder for tests, whichever is newer; None if both are missing."""
         places = [place for place in (self.bin / file, self.bin / "deps" / file) if place.exists()]
         return max(places, key=lambda place: place.stat().st_mtime, default=None)
 
@@ -99,7 +99,7 @@ class Node:
     def _environment(self):
         """The environment of every program, without the variables of gshare that the caller may have set."""
         simulator = self.machine.simulator
-        # Without --sim the simulator may still be in the path of libraries, with settings of the caller's.
+        # Without --sim the simulator may still be in the path of libraries, with the caller's settings.
         def keeps(name):
             return not name.startswith("GSHARE_") or (simulator is None and name.startswith("GSHARE_SIM_"))
 

@@ -1,4 +1,4 @@
-"""Programs under test: started in a session of their own, read line by line, and ended with all that they started."""
+"""Programs under test: started in a session of their own, read line by line, and ended with all their children."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import time
 
 from .errors import Failed
 
-# Lines of a workload that are for the suite; frameworks print what they like between them.
+# Lines of a workload for the suite; frameworks print lines of their own between them.
 MARK = "suite: "
 
 
@@ -23,7 +23,7 @@ class Program:
         self.name = name
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
         self.answers = queue.Queue()
-        # The last line of standard output that was not for the suite.
+        # The last line of standard output not meant for the suite.
         self.last_line = ""
         self.child = subprocess.Popen(
             argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
@@ -55,7 +55,7 @@ class Program:
             raise Failed(self.describe("ended early")) from None
 
     def hear(self, timeout):
-        """The next answer of the program; `Failed` where it ends without one or takes longer than `timeout` seconds."""
+        """The next answer of the program; `Failed` if it ends without an answer or takes longer than `timeout` seconds."""
         try:
             answer = self.answers.get(timeout=timeout)
         except queue.Empty:
@@ -66,7 +66,7 @@ class Program:
         return answer
 
     def finish(self, timeout):
-        """Closes the input and waits for the end; gives the exit code and the answers that were left."""
+        """Closes the input and waits for the end; returns the exit code and the remaining answers."""
         end = time.monotonic() + timeout
         with contextlib.suppress(BrokenPipeError):
             self.child.stdin.close()
@@ -87,7 +87,7 @@ class Program:
             return None, answers
 
     def describe(self, what):
-        """The error text of a program that did not do what it should: exit code and the end of its standard error."""
+        """The error text of a failed program: exit code and the end of its standard error."""
         try:
             code = self.child.wait(2)
         except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.SIGKILL)
             self.child.wait()
-        # Children that outlived their parent are of the same group.
+        # Children which outlived their parent are in the same group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.reader.join(timeout=5)

@@ -40,7 +40,7 @@ class Estimate:
 
 
 def estimate(samples):
-    """The median of at least six samples with its interval; `Noisy` for fewer, of which none can be given."""
+    """The median of at least six samples with its interval; `Noisy` for fewer samples, which have no interval."""
     samples = sorted(samples)
     count = len(samples)
     if count < FEWEST:
@@ -69,7 +69,7 @@ def check_near(name, seen, target, tolerance):
 def check_at_most(name, seen, bar):
     """One-sided, for a loss that cannot be negative: `seen` is at most `bar`.
 
-    An interval wider than two bars, or one that lies below minus the bar, says that the baseline is not to be trusted.
+    An interval wider than two bars, or wholly below minus the bar, makes the baseline doubtful.
     """
     text = f"{name}: {seen.text(100, 2, '+')} % against a bar of {bar * 100:g} %"
     if seen.low > bar:
@@ -91,7 +91,7 @@ def check_at_least(name, seen, bar):
 
 
 def check_baseline(seen, tolerance):
-    """A baseline that others are divided by is known to within `tolerance` of itself."""
+    """A baseline for divisions is known to within `tolerance` of itself."""
     relative = seen.half_width / seen.median if seen.median > 0 else math.inf
     if relative > tolerance:
         raise Noisy(f"baseline known to +- {relative * 100:.1f} % only, {tolerance * 100:g} % allowed: {seen.text(digits=4)}")

@@ -1,14 +1,14 @@
-"""The table and the matrix that a run prints, both made from its JSON."""
+"""The table and the matrix of a run, both made from its JSON."""
 
 WORDS = {"ok": "ok", "FAILED": "**fails**", "MISSED": "**missed**", "noisy": "not decided", "no time": "not run"}
-# Results that make a run fail, and those that leave it undecided.
+# Results which fail a run, and results which leave it undecided.
 BAD = ("FAILED", "MISSED")
 UNDECIDED = ("noisy", "no time")
 ABSENT = ("not installed", "not here")
 
 
 def on(report):
-    """What the rows ran on, in words that never let a simulated device pass for a GPU."""
+    """The device of the rows, in words which never let a simulated device pass for a GPU."""
     device = report["device"]
     kind = "SIMULATED device, not a GPU" if device["simulated"] else "GPU"
     return f"{kind}: {device['name']}, driver {device['driver']}"
@@ -59,7 +59,7 @@ def matrix(report):
 
 
 def merge(reports):
-    """One report of several runs on the same device: of a row that several have, the last counts.
+    """One report of several runs on the same device: the last result of a row counts.
 
     `ValueError` where the devices differ.
     """
@@ -87,7 +87,7 @@ def merge(reports):
 
 
 def exit_code(report, strict=False):
-    """0: all rows that could run are ok; 1: one failed or missed its bar; 3: one is undecided or was not run for want of time.
+    """0: all possible rows are ok; 1: a row failed or missed its bar; 3: a row is undecided or was not run for want of time.
 
     `strict`: a row that could not run for want of packages, hardware or a build is a failure too.
     """

@@ -1,4 +1,4 @@
-"""The judgements of the suite, on samples whose verdict is known."""
+"""The judgements of the suite, on samples with a known verdict."""
 
 import unittest
 

@@ -155,7 +155,7 @@ class Order(unittest.TestCase):
         meeting = threading.Barrier(2)
 
         def together(own):
-            # Two that do not run at the same time never meet here.
+            # Two cases which do not run at the same time never meet here.
             meeting.wait(20)
             own.note(by=threading.get_ident())
             return "met"

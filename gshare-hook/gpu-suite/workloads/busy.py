@@ -12,7 +12,7 @@ import time
 
 from report import answer, device_work
 
-# A batch is the unit that is counted: short against a window, long against a call.
+# A batch is the counted unit: short against a window, long against a call.
 BATCH_SECONDS = 0.004
 MOST_STEPS = 256
 
@@ -94,7 +94,7 @@ def jax():
     import jax_gpu
 
     jax_gpu.gpu()
-    # JAX takes some 50 us of the host for a step, so its kernels are far longer: the device is what limits the loop.
+    # JAX takes some 50 us of the host for a step, so its kernels are far longer: the device limits the loop.
     matrix = jax.numpy.zeros((4096, 4096))
     step = jax.jit(lambda x: x @ matrix)
 
@@ -143,7 +143,7 @@ def driver():
 
 
 def calibrate(batch):
-    """Steps that take about as long as a batch should. The first batches load modules and are not counted."""
+    """Number of steps for a batch of the right length. The first batches load modules and are not counted."""
     for _ in range(3):
         batch(2)()
     start = time.monotonic()
@@ -152,7 +152,7 @@ def calibrate(batch):
 
 
 class Worker:
-    """Counts batches that the device has finished. One batch is always queued behind the one that is waited for."""
+    """Counts batches finished by the device. One batch is always queued behind the awaited batch."""
 
     def __init__(self, batch, steps):
         self.batch, self.steps, self.pending = batch, steps, None

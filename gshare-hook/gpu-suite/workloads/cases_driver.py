@@ -1,4 +1,4 @@
-"""Cases of what needs no framework: the driver's clients of NVIDIA, numba, warp, tinygrad, the runtime library, NVML."""
+"""Cases without a framework: the driver's clients of NVIDIA, numba, warp, tinygrad, the runtime library, NVML."""
 
 import ctypes
 import pathlib
@@ -80,7 +80,7 @@ def cuda_core():
 
 @case
 def numba():
-    """A jitted kernel, shared memory, a pinned and a managed array, an event, and out of memory as numba says it."""
+    """A jitted kernel, shared memory, a pinned and a managed array, an event, and numba's out-of-memory error."""
     import numpy
     from numba import cuda, float32
 
@@ -163,7 +163,7 @@ def tinygrad():
 
 
 def runtime_library(name):
-    """The path of a runtime library that a wheel has installed."""
+    """The path of a runtime library from a wheel."""
     for place in map(pathlib.Path, sys.path):
         for path in place.glob(f"nvidia/**/{name}"):
             return str(path)
@@ -225,7 +225,7 @@ def cudart_13():
 
 @case
 def nvml():
-    """What monitors ask of `nvidia-ml-py`."""
+    """The queries of monitors through `nvidia-ml-py`."""
     import pynvml
 
     pynvml.nvmlInit()

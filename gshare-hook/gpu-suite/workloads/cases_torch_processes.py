@@ -12,7 +12,7 @@ JOIN_SECONDS = 90
 
 
 def load(method):
-    """Batches that two workers make, through pinned memory, onto the device."""
+    """Batches of two workers, through pinned memory, onto the device."""
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.zeros(1, device="cuda")
@@ -60,7 +60,7 @@ def _reader(tensor, queue, done):
 
 @case
 def ipc():
-    """A tensor that another process opens by CUDA IPC: what was copied in is what it reads."""
+    """A tensor opened by another process by CUDA IPC: it reads the copied bytes."""
     context = processes.get_context("spawn")
     tensor = torch.arange(1000, dtype=torch.float32).cuda()
     queue, done = context.SimpleQueue(), context.Event()

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import tempfile
 
-# The sampler of FlashInfer is compiled by nvcc at the first use, and the newer model runner reads counts that kernels compute.
+# The sampler of FlashInfer is compiled by nvcc at the first use, and the newer model runner reads counts computed by kernels.
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -31,7 +31,7 @@ MODEL = {
 
 
 def generate(eager):
-    """An engine and two requests; gives what they answered and the bytes of the cache."""
+    """An engine and two requests; returns their answers and the bytes of the cache."""
     from vllm import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The driver and NVML by `ctypes`, for workloads without a framework, and what a device says about itself."""
+"""The driver and NVML by `ctypes`, for workloads without a framework, and a device's self-description."""
 
 import ctypes
 import json
@@ -60,7 +60,7 @@ class Driver:
         return free.value, total.value
 
     def allocate(self, size):
-        """Device memory of that size; None where there is not so much."""
+        """Device memory of this size; None if the device lacks room."""
         pointer = ctypes.c_uint64()
         code = self.code("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         if code == OUT_OF_MEMORY:
@@ -73,7 +73,7 @@ class Driver:
         self.call("cuMemFree_v2", pointer)
 
     def spinner(self):
-        """A function that launches a kernel of 1 ms, and one that marks the end of what was launched and gives its wait."""
+        """A function which launches a kernel of 1 ms, and a function which marks the end of the launches and returns its wait."""
         module, kernel, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), PTX_SPIN)
         self.call("cuModuleGetFunction", ctypes.byref(kernel), module, SPIN)

@@ -1,7 +1,7 @@
-"""Allocates until there is no more, and says what every view shows then: `fill.py KIND [BLOCK_BYTES]`.
+"""Allocates until memory is full, and reports every view of it: `fill.py KIND [BLOCK_BYTES]`.
 
-Answers one object: bytes that were allocated, the error that ended it, the driver's and NVML's views at that moment, the
-framework's own where it has one, and whether an allocation works after the memory was given back.
+Answers one object: allocated bytes, the final error, the driver's and NVML's views at that moment, the
+framework's own, if any, and whether an allocation works after the memory was returned.
 """
 
 import sys
@@ -78,7 +78,7 @@ def cupy(block):
 
 
 def jax(block):
-    """JAX takes 75 % of what it sees at its start, and everything comes out of that."""
+    """JAX takes 75 % of the visible memory at its start, and allocates everything from it."""
     import jax
     import jax_gpu
 

@@ -1,4 +1,4 @@
-"""JAX on its GPU; on a simulated device also where the machine has no device file.
+"""JAX on its GPU; on a simulated device also on a machine without a device file.
 
 JAX looks for `/dev/nvidia0` or `/dev/nvidiactl` before it loads the driver, and takes the CPU without a word where neither is
 there. A simulated device has no such file. Making one takes root, so the question is answered in JAX's place here; everything

@@ -1,4 +1,4 @@
-"""How workloads answer the suite: one marked line of JSON for each case."""
+"""Answers of workloads to the suite: one marked line of JSON for each case."""
 
 import ctypes
 import hashlib
@@ -11,14 +11,14 @@ import traceback
 MARK = "suite: "
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 CASES = {}
-# What the device had done when the count of the current case began.
+# The device's work before the count of the current case.
 COUNTED = {"from": None}
 
 
 def case(function):
-    """Registers a case by its function's name. It returns a dictionary of facts that bare and hooked runs must agree on.
+    """Registers a case by its function's name. It returns a dictionary of facts which must agree between bare and hooked runs.
 
-    The key `values` is special: bytes that kernels computed. They are compared where kernels compute.
+    The key `values` is special: bytes computed by kernels. They are compared only on a GPU.
     """
     CASES[function.__name__] = function
     return function
@@ -31,9 +31,9 @@ def answer(value):
 
 
 def device_work():
-    """What a simulated device did for this process so far, by the device's own account; None on a GPU."""
+    """The work of a simulated device for this process so far, by the device's own account; None on a GPU."""
     try:
-        # Neither is the driver loaded nor a device opened for this: both would change what is compared.
+        # Neither is the driver loaded nor a device opened for this: both would change the compared facts.
         library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         truth = library.gshare_sim_truth
     except (OSError, AttributeError):
@@ -59,7 +59,7 @@ def device_work():
 
 
 def count_from_here():
-    """What the device did for this case so far is not compared: an autotuner repeats its trials by how long they take."""
+    """Leaves out the device's work for this case so far: an autotuner repeats its trials by their duration."""
     COUNTED["from"] = device_work()
 
 
@@ -86,7 +86,7 @@ def run(name):
 
 
 def main():
-    """Runs the cases that the command line names, in order."""
+    """Runs the cases named on the command line, in order."""
     for name in sys.argv[1:]:
         answer({"begin": name})
         run(name)

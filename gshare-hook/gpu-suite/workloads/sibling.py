@@ -10,5 +10,5 @@ launch, mark = device.Driver().spinner()
 launch()
 mark()()
 worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "busy.py")
-# The child answers the suite itself: both streams are its own.
+# The child answers the suite itself: it owns both streams.
 sys.exit(subprocess.call([sys.executable, worker, *sys.argv[1:]]))

@@ -1,6 +1,6 @@
-"""Several processes of one run hold memory, and each says what it sees: `views.py BYTES [BYTES ...] [--torch]`.
+"""Several processes of one run hold memory, and each reports its view: `views.py BYTES [BYTES ...] [--torch]`.
 
-The first size is held by this process, through PyTorch with `--torch`, each other by a child. Answers `{"views": [...]}`, one
+This process holds the first size, through PyTorch with `--torch`, a child each other size. Answers `{"views": [...]}`, one
 for each process, then waits for a line, so that the suite can ask the daemon in between.
 """
 

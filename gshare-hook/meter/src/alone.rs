@@ -75,7 +75,7 @@ impl Alone {
     }
 
     /// The event before the launch was recorded, by a call from `asked` to `now`. `idle`: the stream was idle before that. `holds`: the
-    /// stream can be kept waiting. A first launch there is charged its whole interval until another one is held: a cost that is too
+    /// stream can be kept waiting. A first launch there is charged its whole interval until another launch is held: a cost that is too
     /// low would let its program exceed the limit.
     pub fn opened(&mut self, (asked, now): (u64, u64), idle: bool, holds: bool) {
         let all = holds && self.of == Measured::First;

@@ -24,11 +24,11 @@
 //! work as its own (`device/turn.rs`). If a thread still waits 100 ms after the work in flight should have completed, one launch is let
 //! in beyond the bound, since a stream may wait for it.
 //!
-//! Without a daemon, policy *open* keeps the last part of the share by the process's own clock, and pays back earlier overuse. Under
-//! policy *closed*, launches wait, and fail after [`Settings::daemon_wait`], 5 s by default. Memory stays within the process's last part
-//! of the instance's limit; the parts of all its processes add up to the limit. The only process of a run has the whole limit. A process
-//! whose run may have others ([`MemoryAccount::of_member`]) has no part before a daemon states one. Its allocations and looks at memory
-//! wait for a part; once the daemon has been away for the same wait, the allocations fail, and one line says why.
+//! Without a daemon, policy *open* keeps the last part of the share by the process's own clock, and pays back earlier overuse. Under policy
+//! *closed*, launches wait, and fail after [`Settings::daemon_wait`], 5 s by default. Memory stays within the process's last part of the
+//! instance's limit; the parts of all its processes add up to the limit. The only process of a run has the whole limit. A process of a run
+//! with several members ([`MemoryAccount::of_member`]) has no part before a daemon states one. Its allocations and looks at memory wait for
+//! a part; once the daemon has been away for the same wait, the allocations fail, and one line says why.
 //!
 //! # Invariants
 //! - Launches are let in while the device's turn is Holding, or by the local clock, and at no other time (asserted).

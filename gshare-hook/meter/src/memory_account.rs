@@ -1,10 +1,10 @@
 //! A process's device memory: its limit, the daemon's grants, and its part of the limit without a daemon.
 //!
 //! # Algorithm
-//! Bytes are reserved before the driver is called. Small requests are served from earlier grants, and the daemon is asked for more
-//! when these run out. Other processes of the instance draw on the same limit, so the daemon is asked for their use when the
-//! program looks. Without a daemon, the process keeps to its part of the limit, as last stated by the daemon. A process whose run
-//! may have others has no part before a daemon has stated one. The only process of a run has the whole limit.
+//! Bytes are reserved before the driver is called. Small requests are served from earlier grants, and the daemon is asked for more when
+//! these run out. Other processes of the instance draw on the same limit, so the daemon is asked for their use when the program looks.
+//! Without a daemon, the process keeps to its part of the limit, as last stated by the daemon. A process of a run with several members has
+//! no part before a daemon has stated one. The only process of a run has the whole limit.
 //!
 //! # Invariants
 //! The sum of `used` and the reservable rest never exceeds the daemon's grants.
@@ -49,7 +49,7 @@ impl MemoryAccount {
         Self::with_part(total, total)
     }
 
-    /// The account of a process whose run may have others: under a limit, it has no part before a daemon has stated one.
+    /// The account of a process in a run with several members: under a limit, it has no part before a daemon has stated one.
     pub fn of_member(total: u64) -> Self {
         Self::with_part(total, u64::MAX)
     }

@@ -571,7 +571,7 @@ fn work_without_a_known_end_is_presumed_done_after_3_ms_and_keeps_a_token_for_3_
     assert!((8 * MS..10 * MS).contains(&back), "back after {back} ns");
 }
 
-/// A program whose stream waits for the host for 20 ms, between two kernels of 100 us, and the neighbour has nothing of it.
+/// A program's stream waits for the host for 20 ms, between two kernels of 100 us, and the neighbour gains nothing by it.
 #[test]
 fn work_behind_a_wait_of_its_stream_keeps_no_token_and_is_charged_when_it_has_run() {
     let mut bench = Bench::served(limited(50));

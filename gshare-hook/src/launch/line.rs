@@ -61,7 +61,7 @@ impl Watch {
     }
 }
 
-/// The reason for which a wait ends, or none.
+/// Why a wait ends, or none.
 enum Found {
     Ended(Passed),
     HelperGone,

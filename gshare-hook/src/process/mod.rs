@@ -3,7 +3,7 @@
 //! * The library's constructor finds the real `dlsym` and marks the pages that a fork empties. It does little else, because most
 //!   processes that inherit `LD_PRELOAD` never use CUDA.
 //! * The first launch, allocation or look at memory with a current context **arms** the hook. The hook reads the settings, and if
-//!   there is a limit or a daemon, it makes the runtime and starts the one helper thread. Otherwise it stands aside for good.
+//!   there is a limit or a daemon, it makes the runtime and starts the single helper thread. Otherwise it stands aside for good.
 //! * A forked child finds empty pages and starts over. It never touches its parent's runtime, where locks may be held by threads
 //!   that do not exist in the child. `exec` closes the socket.
 //! * At exit the helper thread reports the use, and lets go of the driver before the driver's own destructors run.

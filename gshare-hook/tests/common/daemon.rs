@@ -1,4 +1,4 @@
-//! A daemon with two policies: a client that asks gets a token at once, or in its turn. It writes down what it is told.
+//! A daemon with two policies: a client gets a token at its request, or in its turn. The daemon records its clients' messages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, GpuId, ResourceSpec, Ru
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// What the daemon was told, by all clients together.
+/// Record of the clients' messages, all clients together.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// Names that said Hello, and the numbers of their runs.
+    /// Names in Hello messages, and the numbers of their runs.
     pub names: Vec<String>,
     pub runs: Vec<RunId>,
-    /// Attach messages, with the memory they re-stated.
+    /// Attach messages, with their re-stated memory.
     pub attached: Vec<u64>,
     /// UUIDs of their devices.
     pub devices: Vec<DeviceUuid>,
@@ -25,49 +25,49 @@ pub struct Told {
     pub used: u64,
     /// Memory handed out and not given back, in bytes.
     pub memory: u64,
-    /// Most memory there was.
+    /// Most memory so far, in bytes.
     pub memory_peak: u64,
     /// Requests for memory.
     pub memory_requests: u64,
     /// Connections that have ended.
     pub ended: u64,
-    /// Turns that the clients ended.
+    /// Turns ended by the clients.
     pub returned: u64,
-    /// Tokens that were asked for by a client that held none.
+    /// Requests for a token by a client without one.
     pub empty_handed: u64,
     /// Launches reported.
     pub launches: u64,
-    /// Turns that were ended without a token.
+    /// Turns ended without a token.
     pub twice: u64,
-    /// Of each turn that its client ended: how long by the clock, and what was used, in ns.
+    /// Each turn ended by its client: wall time and used GPU time, in ns.
     pub turns: Vec<(u64, u64)>,
 }
 
-/// How a daemon goes about it.
+/// Behaviour of a daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
-    /// What it says a client may have; changes with [`Daemon::change`].
+    /// Share of a client; changes with [`Daemon::change`].
     pub spec: ResourceSpec,
     /// GPU time of a token.
     pub token: Duration,
-    /// Time by the clock, beyond its GPU time, after which a token expires.
+    /// Wall time, beyond its GPU time, after which a token expires.
     pub slack: Duration,
-    /// To one process at a time, in the order in which they ask; and the end of each turn is crossed by an extension.
+    /// Gives tokens to one process at a time, in the order of the requests; an extension crosses the end of each turn.
     pub in_turns: bool,
-    /// The ordinal of a device that it refuses; and closes the connection over it.
+    /// Ordinal of a refused device; the refusal closes the connection.
     pub lacks: Option<u32>,
     pub hangs_up: bool,
-    /// How it refuses each device.
+    /// Refusal of every device.
     pub refuses: Option<RefusalCode>,
-    /// After how many tokens it stops as if by a signal: its sockets stay, and no client is answered.
+    /// Number of tokens after which the daemon stops as if by a signal: its sockets stay, and no client is answered.
     pub stops_after: Option<u64>,
-    /// For how long it gives no token, and says nothing.
+    /// Time without a token or a message at the start.
     pub keeps_waiting: std::time::Duration,
-    /// How often it gives a token at most.
+    /// Least time between two tokens.
     pub every: std::time::Duration,
-    /// How long after its end a token is taken back that was not given back.
+    /// Time from the end of a token to its revocation, if the client keeps it.
     pub revokes_after: Option<Duration>,
-    /// How long it thinks about an attachment, and about memory.
+    /// Pause before an answer about an attachment, and about memory.
     pub attach_pause: std::time::Duration,
     pub memory_pause: std::time::Duration,
 }
@@ -105,13 +105,13 @@ pub struct Daemon {
 #[derive(Debug)]
 struct Attached {
     client: ClientId,
-    /// Turns that are over.
+    /// Turns completed.
     turn: u32,
-    /// Totals in ns: what it has said, what it is allowed, and what it had used before this turn.
+    /// Totals in ns: reported use, allowed time, and use before this turn.
     used: u64,
     allowed: u64,
     before: u64,
-    /// Since when it holds a token, and until when, in ns.
+    /// Start and end of the token held, in ns.
     holds: Option<(u64, u64)>,
 }
 
@@ -121,7 +121,7 @@ struct Peer {
     received: Sequence,
     client: ClientId,
     attached: Vec<Attached>,
-    /// Who waits for a turn, on which device, and as which in line.
+    /// The client in wait for a turn, with its place in the queue.
     waits: Option<(u64, ClientId)>,
 }
 
@@ -132,7 +132,7 @@ impl Peer {
         let _ = rustix::net::send(&self.socket, &frame, SendFlags::NOSIGNAL);
     }
 
-    /// The whole of the limit, as for the only process of an instance.
+    /// States the whole limit, as for the only process of an instance.
     fn say_part(&mut self, client: ClientId, spec: ResourceSpec) {
         if let Some(bytes) = spec.memory() {
             self.say(&ToClient::MemoryPart { client, bytes });
@@ -161,7 +161,7 @@ impl Peer {
         self.say(&ToClient::Allow { client, turn, allowed, until });
     }
 
-    /// What a daemon says that has not yet heard that the turn is over.
+    /// Extends a turn as a daemon would before it learns of the turn's end.
     fn extend(&mut self, client: ClientId, token: Duration) {
         let Attached { turn, used, .. } = *self.of(client);
         self.say_allowed(client, turn, used + 3 * token.as_nanos(), now_ns() + 20_000_000);
@@ -187,12 +187,12 @@ impl Daemon {
         Self::start_as(socket, Manners { spec, token, ..Manners::default() })
     }
 
-    /// Grants them to one process at a time, in the order in which they ask; the end of each turn is crossed by an extension.
+    /// Grants tokens to one process at a time, in the order of the requests; an extension crosses the end of each turn.
     pub fn start_in_turns(socket: &Path, token: Duration, slack: Duration) -> Self {
         Self::start_as(socket, Manners { token, slack, in_turns: true, ..Manners::default() })
     }
 
-    /// One with these manners.
+    /// Starts a daemon with these manners.
     pub fn start_as(socket: &Path, manners: Manners) -> Self {
         let _ = std::fs::remove_file(socket);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -209,7 +209,7 @@ impl Daemon {
         Self { socket: socket.to_owned(), told, spec, stop, thread: Some(thread) }
     }
 
-    /// Another share for all, those that are attached included.
+    /// Changes the share of all clients, attached clients included.
     pub fn change(&self, spec: ResourceSpec) {
         *self.spec.lock().unwrap() = spec;
     }
@@ -218,7 +218,7 @@ impl Daemon {
         self.told.lock().unwrap().clone()
     }
 
-    /// The same once a connection has ended: by then all was heard that came on it.
+    /// The record once a connection has ended: the daemon has then heard all its messages.
     #[allow(dead_code, reason = "not every test needs it")]
     pub fn told_in_all(&self) -> Told {
         for _ in 0..1_000 {
@@ -336,7 +336,7 @@ fn serve(
     }
 }
 
-/// Gives the client that wants a token now.
+/// Gives a token to the client now.
 fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) -> Option<ClientId> {
     let spec = manners.spec;
     match message {

@@ -10,13 +10,13 @@ use std::sync::{Mutex, OnceLock};
 
 use fake_cuda::sim::{ProcessTruth, SimDevice};
 
-/// What the tests run with.
+/// The files under test.
 pub struct Built {
     /// The hook.
     pub hook: PathBuf,
     /// A directory with `libcuda.so.1` and `libnvidia-ml.so.1`.
     pub driver: PathBuf,
-    /// Where compiled programs go.
+    /// Folder of the compiled programs.
     programs: PathBuf,
 }
 
@@ -27,7 +27,7 @@ pub fn built() -> &'static Built {
         let exe = std::env::current_exe().expect("a test has a path");
         let deps = exe.parent().expect("a test lies in a folder");
         let target = deps.parent().expect("target/PROFILE/deps/test");
-        // One place per test binary: they run side by side.
+        // One folder per test binary, since the binaries run side by side.
         let place = target.join("hook-tests").join(exe.file_stem().expect("a test has a name"));
         let (driver, programs) = (place.join("driver"), place.join("programs"));
         std::fs::create_dir_all(&driver).expect("target is writable");
@@ -78,7 +78,7 @@ pub struct Run {
     preload: Vec<PathBuf>,
 }
 
-/// A program's standard output, with what it left on the device.
+/// A program's standard output, and its traces on the device.
 pub struct Done {
     pub stdout: String,
     pub stderr: String,
@@ -104,7 +104,7 @@ impl Run {
         Self { command, place, preload: Vec::new() }
     }
 
-    /// The program with the hook, and no daemon unless one is named.
+    /// The program with the hook, without a daemon unless the caller names one.
     pub fn hooked(program: &Path, arguments: &[&str]) -> Self {
         let mut run = Self::bare(program, arguments);
         run.preload.push(built().hook.clone());
@@ -124,7 +124,7 @@ impl Run {
         self
     }
 
-    /// On a driver that lacks this function.
+    /// Runs on a driver without this function.
     pub fn on_a_driver_without(mut self, function: &str) -> Self {
         let folder = self.place.path().join("driver");
         std::fs::create_dir(&folder).expect("a temporary directory");
@@ -143,18 +143,18 @@ impl Run {
         self.place.path().join("device")
     }
 
-    /// Runs it to its end, at most a minute.
+    /// Runs the program to its end, at most a minute.
     pub fn finish(self) -> Done {
         self.finish_with("")
     }
 
-    /// The same, with standard input.
+    /// [`finish`](Self::finish), with standard input.
     pub fn finish_with(mut self, input: &str) -> Done {
         use std::io::Write as _;
         let preload: Vec<_> = self.preload.iter().map(|path| path.display().to_string()).collect();
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "60", "env"]);
-        // Only the program is hooked, not what starts it.
+        // Only the program is hooked, its launcher is not.
         if !preload.is_empty() {
             command.arg(format!("LD_PRELOAD={}", preload.join(":")));
         }
@@ -191,7 +191,7 @@ pub fn side_by_side(one: Run, other: Run) -> (Done, Done) {
     })
 }
 
-/// Asserts that a hooked run printed what the bare one did, and ended the same way.
+/// Asserts equal output and an equal end of the bare and the hooked run.
 pub fn assert_same(what: &str, bare: &Done, hooked: &Done) {
     assert_eq!(
         hooked.stdout, bare.stdout,

@@ -1,6 +1,6 @@
-/* A driver that lets something happen in the middle of a call: preloaded behind the hook, it tells the program. It gives
-   names of physical memory and of graphs that can be launched again at once, frees the memory that last came out of a pool when a primary context is reset, tells of
-   events that cannot be recorded, and does not know cuStreamGetDevice. */
+/* A driver which interrupts a call in the middle: preloaded behind the hook, it calls the program. It reuses
+   names of physical memory and of executable graphs at once, frees a pool's last allocation at the reset of a primary context, reports
+   unrecordable events, and lacks cuStreamGetDevice. */
 #include "driver.h"
 
 Result cuThreadExchangeStreamCaptureMode(unsigned *);

@@ -1,4 +1,4 @@
-/* Asks for everything that a limit is about, once it is made hard to keep one, and says what it got. */
+/* Makes every call under a limit, after an obstacle to keeping limits, and prints the results. */
 #include "driver.h"
 #include <errno.h>
 #include <linux/filter.h>
@@ -28,7 +28,7 @@ static void graphs(void) {
     MUST(cuGraphInstantiateWithFlags(&exec_memory, graph, 0));
 }
 
-/* One call of each kind that takes time or memory. */
+/* One call of each kind which takes time or memory. */
 static void everything(void) {
     Pointer p = 0;
     unsigned long long physical = 0;
@@ -71,7 +71,7 @@ static void launch_in_handler(int unused) {
     launched += cuLaunchKernel(f, ONE, stream, 0, 0) == 0;
 }
 
-/* Whether the process sleeps: a driver need not bear to be called by a handler that interrupts a call of its own. */
+/* Whether the process sleeps: a driver need not support a call from a handler which interrupts its own call. */
 static int sleeps(pid_t process) {
     char path[32], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", process);
@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "plain";
     setvbuf(stdout, 0, _IONBF, 0);
     if (!strcmp(kind, "devices")) {
-        /* How many devices does a program see that looks the driver up by handle? */
+        /* Number of devices for a program which looks the driver up by handle. */
         void *driver = dlopen("libcuda.so.1", RTLD_NOW);
         Result (*init)(unsigned) = (Result (*)(unsigned))dlsym(driver, "cuInit");
         Result (*count)(int *) = (Result (*)(int *))dlsym(driver, "cuDeviceGetCount");
@@ -127,7 +127,7 @@ int main(int argc, char **argv) {
         printf("no key left: %d\n", keys > 500);
         SHOW(cuMemAlloc_v2(&space, 512 * MIB));
     } else if (!strcmp(kind, "address_space")) {
-        /* So much as is mapped, and no more; stacks of threads that have ended are used up first. */
+        /* The mapped size, and no more; stacks of ended threads are used up first. */
         struct rlimit limit, all;
         unsigned long pages;
         FILE *file = fopen("/proc/self/statm", "r");
@@ -152,12 +152,12 @@ int main(int argc, char **argv) {
         SHOW(cuLaunchKernel(f, ONE, stream, 0, 0));
         SHOW(cuMemAlloc_v2(&space, 512 * MIB));
     } else if (!strcmp(kind, "another_root")) {
-        /* Who is not root is root in a user namespace. */
+        /* Without root's rights, become root in a user namespace. */
         if (chroot(argv[2]) && (unshare(CLONE_NEWUSER) || chroot(argv[2]))) return 2;
         SHOW(cuLaunchKernel(f, ONE, stream, 0, 0));
         SHOW(cuMemAlloc_v2(&space, 512 * MIB));
     } else if (!strcmp(kind, "eventfds")) {
-        /* All descriptors are closed, and the program's own take their numbers. Each was told once. */
+        /* All descriptors are closed, and the program's own take their numbers. Each is reported once. */
         int lost = 0, files[600];
         for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, stream, 0, 0));
         /* The simulated device needs one of its own. */
@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
         }
         printf("%d of 600 wake-ups lost or doubled\n", lost);
     } else if (!strcmp(kind, "helper_gone")) {
-        /* From here on a thread that polls is killed: no thread of the program does. */
+        /* From here on a polling thread is killed: no thread of the program polls. */
         struct sock_filter rules[] = {
             {BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
             {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, SYS_poll},
@@ -200,7 +200,7 @@ int main(int argc, char **argv) {
         pthread_create(&thread, 0, work_a_while, 0);
         pthread_exit(0);
     } else if (!strcmp(kind, "handler")) {
-        /* Kernels of 10 ms from a loop and, 50 times a second, from a handler that interrupts its waits. */
+        /* Kernels of 10 ms from a loop and, 50 times a second, from a handler which interrupts its waits. */
         struct sigaction action = {.sa_handler = launch_in_handler, .sa_flags = SA_RESTART};
         f = kernel("spin_1ms");
         for (int i = 0; i < 20; i++) MUST(cuLaunchKernel(f, ONE, stream, 0, 0));

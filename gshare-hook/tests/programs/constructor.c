@@ -1,4 +1,4 @@
-/* A library that works on the device while it is loaded: the loader's lock is held. */
+/* A library with work on the device during its load: the loader's lock is held. */
 #include "driver.h"
 
 __attribute__((constructor)) static void works(void) {

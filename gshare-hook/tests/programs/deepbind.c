@@ -1,4 +1,4 @@
-/* A library that links the driver directly and is loaded with RTLD_DEEPBIND: plain interposition does not reach it. */
+/* A library linked directly to the driver and loaded with RTLD_DEEPBIND: plain interposition does not reach it. */
 int cuInit(unsigned);
 int cuDeviceGetCount(int *);
 int deep_count(void) {

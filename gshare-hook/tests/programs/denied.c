@@ -1,4 +1,4 @@
-/* Denies the hook what it asks of the system: of DENIED, words with commas. The program itself is denied nothing. `allow` ends it. */
+/* Denies the hook the system's resources in DENIED, words with commas. The program itself gets them. `allow` ends the denial. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ int pthread_key_create(pthread_key_t *key, void (*ends)(void *)) {
     return real(key, ends);
 }
 
-/* What the hook keeps for ever has the alignment of a page or of two cache lines. */
+/* The hook's permanent allocations have the alignment of a page or of two cache lines. */
 int posix_memalign(void **place, size_t alignment, size_t size) {
     int (*real)(void **, size_t, size_t) = next("posix_memalign");
     if (denied("memory") && is_hook(__builtin_return_address(0))) return ENOMEM;

@@ -1,4 +1,4 @@
-/* Several devices, memory of other processes, green contexts, and what NVML says: each prints the same bare and hooked. */
+/* Several devices, memory of other processes, green contexts, and NVML's answers: each prints the same bare and hooked. */
 #include "driver.h"
 
 typedef struct { char reserved[64]; } IpcHandle;
@@ -33,7 +33,7 @@ static long long free_now(void) {
 
 static const size_t MIB = 1 << 20;
 
-/* Memory of two devices, freed while the other one is current. */
+/* Memory of two devices, freed while the other is current. */
 static void two(void) {
     Handle contexts[2];
     Pointer a, b;
@@ -166,7 +166,7 @@ static void green_current(void) {
     usleep(60000);
 }
 
-/* A green context is all that there is on the second device; work and memory there are not the first one's. */
+/* The second device has only a green context; its work and memory do not count for the first device. */
 static void green_second(void) {
     Resource all;
     Handle description, green, second, primary = context_of_device_0();
@@ -227,7 +227,7 @@ static void views(void) {
         printf("process: mine %d used %llu\n", processes[i].pid == (unsigned)getpid(), processes[i].used / MIB);
 }
 
-/* How busy a process outside the instance and this one keep the device, as NVML tells this one. */
+/* The device's utilisation by this process and by a process outside the instance, as NVML reports it here. */
 static void utilisation(void) {
     int ready[2], over[2];
     char byte = 0;
@@ -282,7 +282,7 @@ static void mig_list(void) {
     }
 }
 
-/* A MIG device: alone, also where the list names more, with its own name, memory and UUID, which NVML knows it by. */
+/* A MIG device: alone, even if the list names more, with its own name and memory, and its UUID in NVML. */
 static void mig(void) {
     Uuid uuid;
     Handle whole, slice;
@@ -319,7 +319,7 @@ static void mig(void) {
     SHOW(cuCtxSynchronize());
 }
 
-/* Launches as they come back. */
+/* Launches, with the result of each. */
 static void launches(void) {
     context_of_device_0();
     Handle f = kernel("spin_1ms");

@@ -1,4 +1,4 @@
-/* The driver's interface as the test programs use it: exported names, linked directly. */
+/* The driver's interface for the test programs: exported names, linked directly. */
 #ifndef DRIVER_H
 #define DRIVER_H
 #define _GNU_SOURCE
@@ -115,7 +115,7 @@ Result cuGetProcAddress(const char *, void **, int, uint64_t);
 
 /* Prints a call with its result, so that a bare and a hooked run can be compared. */
 #define SHOW(call) (printf("%s = %d\n", #call, (call)))
-/* A call that must succeed. */
+/* A call which must succeed. */
 #define MUST(call)                                           \
     do {                                                     \
         Result result_ = (call);                             \

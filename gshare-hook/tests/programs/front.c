@@ -1,5 +1,5 @@
-/* A preloaded library with a dlsym of its own, as tracers and overlays have one. By default it finds the next one as they do, by
-   dlvsym; with OWN_WAY it goes to the C library's, past whatever stands between. */
+/* A preloaded library with a dlsym of its own, as in tracers and overlays. By default it finds the next dlsym as they do, by
+   dlvsym; with OWN_WAY it goes to the C library's, past every library between. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -9,7 +9,7 @@
 
 typedef void *(*Find)(void *, const char *);
 
-/* By the C library's own symbol table, whose strings lie behind its symbols. */
+/* By the C library's own symbol table, with its strings behind its symbols. */
 static Find from_the_c_library(void) {
     struct link_map *library = dlopen("libc.so.6", RTLD_NOW);
     const ElfW(Sym) *symbols = 0;

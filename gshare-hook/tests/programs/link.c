@@ -1,4 +1,4 @@
-/* Programs whose daemon, or whose connection with it, is not as it should be. */
+/* Programs with a faulty daemon, or a faulty connection with it. */
 #include "driver.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +14,7 @@ static long now_ms(void) {
     return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* One kernel after the other for `ms`; says when a launch failed and how long it took. */
+/* One kernel after the other for `ms`; prints a failed launch and its duration. */
 static void works(long ms) {
     context_of_device_0();
     Handle f = kernel("spin_1ms");
@@ -30,7 +30,7 @@ static void works(long ms) {
     printf("done\n");
 }
 
-/* One kernel of which nothing is known, and the end as soon as it is over. */
+/* One unknown kernel, and the program's end right after it. */
 static void once(const char *name) {
     context_of_device_0();
     Handle f = kernel(name);
@@ -38,7 +38,7 @@ static void once(const char *name) {
     MUST(cuCtxSynchronize());
 }
 
-/* A number of MiB, held for `ms`; then, `later` ms after that, how much is free. */
+/* A number of MiB, held for `ms`; then, `later` ms later, the free memory. */
 static void holds(int count, long ms, long later) {
     Pointer all[64];
     size_t free_bytes, total;
@@ -51,7 +51,7 @@ static void holds(int count, long ms, long later) {
     printf("free %zu of %zu MiB\n", free_bytes >> 20, total >> 20);
 }
 
-/* Closes what it did not open, and its own files get the numbers. */
+/* Closes all but the standard descriptors, and its own files get the numbers. */
 static void closes(void) {
     static int files[FILES];
     char name[] = "/tmp/gshare-link-XXXXXX", text[16];
@@ -74,7 +74,7 @@ static void closes(void) {
     (void)context;
 }
 
-/* Closes what it did not open after its first kernel, and works. */
+/* Closes all but the standard descriptors after its first kernel, and works. */
 static void closes_and_works(long ms) {
     context_of_device_0();
     MUST(cuLaunchKernel(kernel("spin_1ms"), ONE, 0, 0, 0));

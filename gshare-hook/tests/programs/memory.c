@@ -1,5 +1,5 @@
-/* Memory whose size or owner is not what the call says: pools that keep and break up, graphs, heaps, arrays without memory, and
-   what another thread does meanwhile. */
+/* Memory with a size or an owner other than the call's: pools which keep and fragment, graphs, heaps, arrays without memory, and
+   calls of another thread meanwhile. */
 #include "driver.h"
 
 typedef struct { unsigned type; int reserved[3]; AllocNode node; char room[232 - sizeof(AllocNode)]; long long reserved2; } Node;
@@ -49,7 +49,7 @@ static void show_reserved(Handle of) {
     printf("reserved %llu MiB\n", reserved / MIB);
 }
 
-/* A pool that keeps what is freed. */
+/* A pool which keeps freed memory. */
 static void make_pool(void) {
     unsigned long long all = ~0ull;
     MUST(cuMemPoolCreate(&pool, &on_device[0]));
@@ -81,7 +81,7 @@ static void pieces(void) {
     show_taken("freed");
 }
 
-/* Under 256 MiB: what the pool keeps is of no use, but it can be given back. */
+/* Under 256 MiB: the pool's kept memory has no use, but can be given back. */
 static void kept(void) {
     use(1);
     make_pool();
@@ -112,7 +112,7 @@ static void *churn(void *number) {
     return 0;
 }
 
-/* Under 256 MiB: threads use two pools, refused now and then, and nothing stays charged. */
+/* Under 256 MiB: threads use two pools, with some refusals, and no byte stays charged. */
 static void pool_threads(void) {
     pthread_t all[8];
     use(1);
@@ -144,7 +144,7 @@ static void destroyed(void) {
     show_taken("freed all");
 }
 
-/* An executable graph that allocates and frees on a device. */
+/* An executable graph with an allocation and a free on a device. */
 static Handle graph_of(size_t bytes, int device, int variant) {
     Handle graph, exec, node, freed;
     Node general = {10, {0}, {on_device[device], 0, 0, bytes, 0}, {0}, 0};
@@ -206,7 +206,7 @@ static void stream_of_other(void) {
     show_both("freed");
 }
 
-/* Pools that no call made, or that were made before there was a context. */
+/* Default pools, and pools from before the first context. */
 static void pool_of_other(void) {
     Handle early;
     MUST(cuInit(0));
@@ -280,7 +280,7 @@ static void heap_beyond(void) {
     printf("1 MiB: %d\n", cuMemAlloc_v2(&addresses[1], MIB));
 }
 
-/* Under 256 MiB: what a pitch adds is too much. */
+/* Under 256 MiB: the padding of a pitch exceeds the limit. */
 static void pitch_beyond(void) {
     size_t pitch = 7;
     use(1);
@@ -290,7 +290,7 @@ static void pitch_beyond(void) {
     printf("1 MiB: %d\n", cuMemAlloc_v2(&addresses[1], MIB));
 }
 
-/* ---- between: these run with a driver that calls back ---- */
+/* ---- between: these run with a driver which calls back ---- */
 
 static unsigned long long second_handle;
 static int expecting;
@@ -326,7 +326,7 @@ void between(const char *when) {
     if (!strcmp(when, "allocating")) meanwhile(use_the_other_device, "allocates on the other device", 10);
 }
 
-/* The name of physical memory goes to another thread while the call that ends it is under way. */
+/* The name of physical memory goes to another thread during the call which ends it. */
 static void name_again(void) {
     unsigned long long handle;
     use(1);
@@ -343,7 +343,7 @@ static void name_again(void) {
     show_taken("end");
 }
 
-/* A refused unmapping leaves all as it was. */
+/* A refused unmapping changes nothing. */
 static void unmap_refused(void) {
     unsigned long long handle;
     use(1);
@@ -377,7 +377,7 @@ static void two_at_once(void) {
     MUST(cuMemAllocAsync(&addresses[0], MIB, streams[0]));
 }
 
-/* A reset takes along what came out of a pool, and its address is given again. */
+/* A reset frees a pool's allocations, and their address is reused. */
 static void address_again(void) {
     use(1);
     show_taken("start");

@@ -1,4 +1,4 @@
-/* Programs that are within their rights and that a meter easily hangs, loses or stops to measure. */
+/* Correct programs which a meter easily hangs, loses or stops measuring. */
 #include "driver.h"
 #include <signal.h>
 
@@ -22,7 +22,7 @@ static void until_told(void *unused) {
     while (!go) usleep(100);
 }
 
-/* Work on one stream waits for what is launched on another one after it: for a word that its end writes, or on the host. */
+/* Work on one stream waits for later work on another: for a word written at its end, or on the host. */
 static void work_waits_for_work(int on_the_host) {
     Handle waits, other, long_one, short_one;
     void *word;
@@ -58,8 +58,8 @@ static void spin(Handle f, unsigned long long ns) {
     MUST(cuLaunchKernel(f, ONE, 0, arguments, 0));
 }
 
-/* The default streams of two contexts in turns with one kernel, first a short one and then a long one, never waiting. How the
-   contexts take turns is `how`. */
+/* The default streams of two contexts in turns with one kernel, first short and then long, without a wait. `how` selects the way
+   in which the contexts take turns. */
 static void takes_turns(const char *how) {
     static const char text[] =
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry spin_ns(.param .u64 p)\n{\nret;\n}\n";
@@ -74,7 +74,7 @@ static void takes_turns(const char *how) {
             MUST(cuCtxCreate_v2(&contexts[i], 0, 0));
         }
     }
-    /* A kernel of a library is of every context. */
+    /* A library's kernel belongs to every context. */
     MUST(cuLibraryLoadData(&library, text, 0, 0, 0, 0, 0, 0));
     MUST(cuLibraryGetKernel(&f, library, "spin_ns"));
     for (int n = 0; n < 2200; n++) {
@@ -98,7 +98,7 @@ static void takes_turns(const char *how) {
     usleep(60000); /* idle long enough for the meter to close its account */
 }
 
-/* A thread leaves work behind that it never waits for, in the middle of short work that it waited for; another one goes on. */
+/* A thread leaves work without a wait, in the middle of short work with waits; another thread goes on. */
 static Handle short_f, f, stream_of_one, stream_of_other;
 static volatile int left_behind;
 
@@ -149,7 +149,7 @@ static void *waits_for_each(void *context) {
     return 0;
 }
 
-/* Narrow kernels of four threads, side by side, or wide ones, one after the other; each thread waits for each of its own. */
+/* Narrow kernels of four threads, side by side, or wide ones, one after the other; each thread waits for each of its kernels. */
 static void side_by_side(const char *name) {
     Handle context = context_of_device_0();
     pthread_t all[4];
@@ -171,7 +171,7 @@ static void *launches_only(void *context) {
     return 0;
 }
 
-/* Threads that launch one short kernel after the other, each on a stream of its own. */
+/* Threads with a series of short kernels, each on a stream of its own. */
 static void behind_calls(const char *name, int launches, int threads) {
     Handle context = context_of_device_0();
     pthread_t all[8];
@@ -183,7 +183,7 @@ static void behind_calls(const char *name, int launches, int threads) {
     usleep(60000);
 }
 
-/* A stream is destroyed; on another one kernels become forty times as long. */
+/* A stream is destroyed; on another stream kernels become forty times as long. */
 static void longer_after_a_stream_is_gone(void) {
     Handle stays, goes;
     context_of_device_0();
@@ -214,7 +214,7 @@ static void longer_in_a_loop(void) {
     usleep(60000);
 }
 
-/* A short kernel now and then, which the program does not wait for. */
+/* A short kernel now and then, without a wait. */
 static void now_and_then(void) {
     context_of_device_0();
     Handle f = kernel("spin_100us"), stream;
@@ -227,7 +227,7 @@ static void now_and_then(void) {
     usleep(60000);
 }
 
-/* Something on the second device, and then only the first one works. */
+/* One kernel on the second device, and then work on the first alone. */
 static void one_of_two(void) {
     Handle contexts[2], functions[2];
     MUST(cuInit(0));
@@ -242,7 +242,7 @@ static void one_of_two(void) {
     SHOW(cuCtxSynchronize());
 }
 
-/* Contexts of two devices are made before anything is launched or allocated. */
+/* Contexts of two devices are made before any launch or allocation. */
 static void made_before(void) {
     Handle contexts[2], functions[2];
     MUST(cuInit(0));
@@ -261,7 +261,7 @@ static void made_before(void) {
     usleep(60000);
 }
 
-/* Work for a stream of the other device, which need not be the current one for that. */
+/* Work for a stream of the other device, which need not be current. */
 static void foreign_stream(void) {
     Handle contexts[2], streams[2];
     Pointer memory;
@@ -277,7 +277,7 @@ static void foreign_stream(void) {
     usleep(60000);
 }
 
-/* What waits in one stream is not waited for by another one, nor by a look at the first. */
+/* Neither another stream nor a query of this stream waits for work in wait on it. */
 static void legacy(void) {
     Handle waits, other;
     void *word;
@@ -318,7 +318,7 @@ static void *waits_in_its_own_stream(void *context) {
     return 0;
 }
 
-/* The same with the default streams of two threads: what waits in one is not waited for by the other one. */
+/* The same with the default streams of two threads: neither waits for work in wait on the other. */
 static void legacy_per_thread(void) {
     Handle context = context_of_device_0(), idle;
     pthread_t thread;
@@ -346,7 +346,7 @@ static void *launch_for_ever(void *context) {
     for (;;) MUST(cuLaunchKernel(f, ONE, 0, 0, 0));
 }
 
-/* Stopped while its threads wait for their turn, for longer than any of them waits for a sign of life, and then goes on. */
+/* Stopped while its threads wait for their turn, for longer than their time-out for a sign of life, and then goes on. */
 static void stopped(void) {
     pid_t pid = fork();
     if (!pid) {
@@ -383,7 +383,7 @@ static void physical_first(void) {
     printf("free %zu of %zu MiB\n", free_bytes >> 20, total >> 20);
 }
 
-/* A question about a device that there is not, before there is a context. */
+/* A query about a missing device, before there is a context. */
 static void no_such_device(void) {
     MemoryProps props = {1, 0, {1, 7}, 0, {0}};
     unsigned long long handle;
@@ -396,7 +396,7 @@ static void no_such_device(void) {
     usleep(60000);
 }
 
-/* A stream takes part in the capture of another one, and is gone before that ends. */
+/* A stream takes part in the capture of another, and is gone before its end. */
 static void joined_stream_goes(void) {
     Handle origin, joined, there, back, graph = 0;
     context_of_device_0();
@@ -422,7 +422,7 @@ static void joined_stream_goes(void) {
     usleep(60000);
 }
 
-/* A context is gone while one of its streams captures; in the next one kernels become longer. */
+/* A context is gone while one of its streams captures; in the next context kernels become longer. */
 static void capturing_context_goes(const char *how) {
     Handle context, stream;
     int primary = !strcmp(how, "reset");
@@ -449,9 +449,9 @@ static void capturing_context_goes(const char *how) {
     usleep(60000);
 }
 
-/* ---- between: this runs with a driver that calls back ---- */
+/* ---- between: this runs with a driver which calls back ---- */
 
-/* A graph is launched twice on device 1 and destroyed while device 0 is current; then another one has its name. */
+/* A graph is launched twice on device 1 and destroyed while device 0 is current; then another graph has its name. */
 static void graph_names(void) {
     Handle contexts[2], graph, added, exec;
     MUST(cuInit(0));
@@ -507,7 +507,7 @@ void between(const char *when) {
     for (int i = 0; !began && (meanwhile == captures || i < 500); i++) usleep(100);
 }
 
-/* Another thread does something while a call of this one, which waits for `awaited`, is about to look at an event of a segment. */
+/* Another thread acts while a call of this thread, in wait for `awaited`, is about to query an event of a segment. */
 static void until_called_back(void *(*something)(void *), Handle *awaited) {
     context_of_both = context_of_device_0();
     f = kernel("spin_100us");

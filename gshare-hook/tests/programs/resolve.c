@@ -10,7 +10,7 @@
 typedef int (*GetProcV2)(const char *, void **, int, uint64_t, unsigned *);
 typedef int (*GetProcV1)(const char *, void **, int, uint64_t);
 
-/* Whose function this is: the file name of its library. */
+/* The file name of the function's library. */
 static const char *owner(void *pointer) {
     Dl_info info;
     if (!pointer) return "nobody";
@@ -27,7 +27,7 @@ static const char *symbol(void *pointer) {
 int main(int argc, char **argv) {
     const char *kind = argc > 1 ? argv[1] : "replay";
     if (!strcmp(kind, "absent")) {
-        /* No driver in the process: no library may pretend that there is one. */
+        /* No driver in the process: no library may pretend to be one. */
         printf("%d %d %d\n", dlsym(RTLD_DEFAULT, "cuInit") != 0, dlsym(RTLD_DEFAULT, "cuLaunchKernel") != 0,
                dlsym(RTLD_DEFAULT, "printf") != 0);
         printf("error: %d\n", (dlsym(RTLD_DEFAULT, "cuInit"), dlerror() != 0));
@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!strcmp(kind, "elsewhere")) {
-        /* Looked into and closed, as by a program that only wants to know; then another part opens it, at another place. */
+        /* Opened and closed, as by a program which only probes; then another part opens it, at another place. */
         Dl_info before;
         size_t total = 0;
         printf("%d\n", dladdr(dlsym(driver, "cuInit"), &before) && dlsym(driver, "cuDeviceTotalMem_v2"));
@@ -95,7 +95,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!strcmp(kind, "replay")) {
-        /* stdin: lines of "base version flags"; prints what cuGetProcAddress_v2 gives, and the first form. */
+        /* stdin: lines of "base version flags"; prints the results of cuGetProcAddress_v2, and of the first form. */
         GetProcV2 get2 = (GetProcV2)dlsym(driver, "cuGetProcAddress_v2");
         GetProcV1 get1 = (GetProcV1)dlsym(driver, "cuGetProcAddress");
         char base[128];

@@ -1,4 +1,4 @@
-/* Another preload library that wraps a driver function and asks for the next one. */
+/* Another preloaded library, which wraps a driver function and looks up the next. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Much thread-local storage, of which every thread gets its own. */
+/* Much thread-local storage, a copy for every thread. */
 #include "driver.h"
 
 static __thread volatile char much[2 << 20];

@@ -1,4 +1,4 @@
-//! The header is what the library is: a C program that uses all of it is compiled and run, and no function is missing.
+//! The header agrees with the library: a C program that uses all of it is compiled and run, and no function is missing.
 
 use gshare_modelstore::server::{Server, ServerConfig};
 use std::path::{Path, PathBuf};

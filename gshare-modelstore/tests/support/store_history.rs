@@ -1,14 +1,14 @@
-//! Random histories of a store of models, with a book kept beside it that knows only what was ordered and answered.
+//! Random histories of a store of models, with a book beside it of the orders and the answers alone.
 //!
 //! # What is checked
 //! After each event, over any [`ModelStore`]:
-//! - a client's references are the `Serve`s less what it gave back, and nothing that is referenced is evicted;
-//! - only what was loaded, or written and sealed, is served, and only to a client that may read it;
+//! - a client's references are its `Serve`s less its releases, and no referenced model is evicted;
+//! - only a loaded model, or a written and sealed one, is served, and only to a client with permission to read it;
 //! - a model is loaded into a tier once at a time; memory that was ordered and not freed is never more than the tier;
 //! - no tenant's charge grows beyond its limits;
 //! - a request is answered once, and not after its deadline; a refused event changes nothing.
 //!
-//! An operation is a small value: what it means follows from the book, so any list of operations is a possible history.
+//! An operation is a small value: its meaning follows from the book, so any list of operations is a possible history.
 
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId, TicketId, Timestamp};
 use gshare_modelstore::store::{
@@ -74,7 +74,7 @@ pub struct StoreDriver<S> {
     clients: BTreeMap<u32, ClientId>,
     generations: BTreeMap<u32, u32>,
     references: BTreeMap<(ClientId, ArenaId), u64>,
-    /// Open requests: whose, and until when, if they have a deadline.
+    /// Open requests: their owner, and their deadline, if any.
     tickets: BTreeMap<TicketId, (ClientId, Option<Timestamp>)>,
     next_ticket: u64,
     /// Memory that was ordered and not freed.
@@ -335,7 +335,7 @@ impl<S: ModelStore> StoreDriver<S> {
             *self.seen.entry(kind(action)).or_insert(0) += 1;
             self.ordered(*action).map_err(|wrong| format!("after {event:?}, {action:?}: {wrong}"))?;
         }
-        // Deadlines come before the event: what was due by then is still answered.
+        // Deadlines come before the event: answers due by then are still given.
         if let StoreEvent::ClientLeft { client } = event {
             self.tickets.retain(|_, &mut (whose, _)| whose != client);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const GSHARE: &str = env!("CARGO_BIN_EXE_gshare");
 const FIXTURE: &str = env!("CARGO_BIN_EXE_gshare-fixture");
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../gshare-sched/runner/python/example.py");
-/// What a loaded machine does to the times is not what is tested.
+/// The test ignores the effect of a loaded machine on the times.
 const QUICK: [&str; 6] = ["--time", "700ms", "--steady", "100", "--warmup", "60s"];
 
 fn gshare(args: &[&str]) -> Output {
@@ -80,7 +80,7 @@ fn a_function_is_measured_and_cut() {
     assert!(cut["chosen"]["stages"].as_array().is_some_and(|stages| !stages.is_empty()), "{cut}");
 }
 
-/// Figure 7 in Python: what it prints is no answer, and its DAG has a profile for each batch size.
+/// Figure 7 in Python: its output is no answer, and its DAG has a profile for each batch size.
 #[test]
 fn a_function_in_python_is_measured() {
     let asked = ["build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
@@ -160,7 +160,7 @@ fn a_function_in_python_serves_as_stages() {
     }
 }
 
-/// What a simulated function runs on is a MIG device as the driver has them, not a small GPU.
+/// A simulated function runs on a MIG device of the driver, not on a small GPU.
 #[test]
 fn a_simulated_slice_is_a_mig_device() {
     let script = "import ctypes as c, sys; cuda = c.CDLL('libcuda.so.1'); cuda.cuInit(0); name = c.create_string_buffer(99); \

@@ -62,7 +62,7 @@ fn status_prints_one_json_object_with_fractions() {
     assert_eq!(String::from_utf8(top.unwrap().stdout).unwrap().matches("alice").count(), 2);
 }
 
-/// Adds what was written to a terminal since.
+/// Adds the terminal's output since the last call.
 fn written(terminal: &mut File, shown: &mut String) {
     let mut bytes = [0; 4096];
     while let Ok(n @ 1..) = terminal.read(&mut bytes) {
@@ -197,7 +197,7 @@ fn a_host_in_another_language_drives_an_engine_over_pipes() {
     }
 }
 
-/// The findings of `gshare doctor`, whose exit code says if something is bad.
+/// The findings of `gshare doctor`; its exit code says whether any is bad.
 fn doctor(command: &mut Command) -> serde_json::Value {
     let output = command.arg("--json").output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -274,7 +274,7 @@ fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
         all.sort();
         all
     };
-    // What is allocated, and at most a chunk beyond it for small allocations to come.
+    // Allocated bytes, and at most a chunk beyond them for later small allocations.
     let agrees = |accounts: &[(String, Bytes)]| {
         let within = |account: &(String, Bytes), mib: u64| {
             (Bytes::from_mib(mib)..=Bytes::from_mib(mib + 16)).contains(&account.1)
@@ -286,7 +286,7 @@ fn a_killed_daemon_is_survived_and_accounts_agree_after_its_return() {
     for _ in 0..chaos().1 {
         daemon.signal(rustix::process::Signal::KILL);
         drop(daemon);
-        // By the device's own account, once what was queued before is done.
+        // By the device's own account, once the earlier queue is done.
         let down = |before: &hooked::Truth| {
             let now = spinners.truth();
             programs.each_ref().map(|program| now.gpu_time(program) - before.gpu_time(program))

@@ -29,7 +29,7 @@ struct Member {
     answers: Lines<BufReader<ChildStdout>>,
 }
 
-/// What a member sees, in bytes.
+/// Memory as a member sees it, in bytes.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     free: u64,
@@ -89,7 +89,7 @@ impl Member {
     }
 }
 
-/// What the daemon shows, by process.
+/// The daemon's view, by process.
 fn status(daemon: &Process) -> Vec<(i32, u64)> {
     let clients = daemon.snapshot().clients.into_iter();
     let mut all: Vec<_> = clients.map(|client| (client.pid, client.memory_bytes.0)).collect();
@@ -166,7 +166,7 @@ fn a_run_has_no_more_than_its_limit_whether_the_daemon_is_there_or_not() {
         drop(daemon);
         assert_eq!(family.iter_mut().map(Member::fill).sum::<u64>(), 0);
     }
-    // One that comes meanwhile waits for the daemon's word, and then has what its siblings left.
+    // One that comes meanwhile waits for the daemon's word, and then gets the memory left by its siblings.
     assert_eq!(family[0].tell("free"), "ok");
     let mut late = Member::begin(&spinners, &program);
     within(|| spinners.truth().try_gpu_time(&late.process));

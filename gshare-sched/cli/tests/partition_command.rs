@@ -1,9 +1,9 @@
-//! `gshare partition` as a user meets it: the paper's application 3 on what is left of a GPU.
+//! `gshare partition` as a user meets it: the paper's application 3 on the rest of a GPU.
 
 use std::process::{Command, Output};
 
-/// FluidFaaS, Table 4, application 3: deblur, super-resolution for some requests, background removal, segmentation,
-/// classification. The profiles are made up: what a `4g.40gb` runs whole needs three smaller slices.
+/// FluidFaaS, Table 4, application 3: deblur, super-resolution for some requests, background removal, segmentation, classification. The
+/// profiles are made up: a function which fits a `4g.40gb` whole needs three smaller slices.
 const APP3: &str = r#"
 name = "application 3"
 

@@ -1,4 +1,4 @@
-//! What the co-scaler makes of hooked programs, as `gshare top` and `gshare status --json` show it, on the simulated driver.
+//! The co-scaler's shares for hooked programs, in `gshare top` and `gshare status --json`, on the simulated driver.
 
 use crate::common::{self, Local, Process, attached, spec, within};
 use crate::hooked;

@@ -36,7 +36,7 @@ fn findings(socket: &Path, arguments: &[&str]) -> Vec<Value> {
     report["findings"].as_array().unwrap().clone()
 }
 
-/// A daemon whose time stands still until it is set.
+/// A daemon on a clock which moves only when set.
 struct Virtual {
     running: Running,
     clock: Arc<ManualClock>,

@@ -1,4 +1,4 @@
-//! The use of each process, with its owner: for bills, and for people who look before they limit.
+//! The use of each process, with its owner: for bills, and for operators before they set limits.
 //!
 //! The node states each client's [`Usage`]. This list adds the process, its user and its cgroup, and keeps the last processes that
 //! ended, so a program that runs for a second between two questions is not missed.

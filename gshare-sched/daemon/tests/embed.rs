@@ -91,7 +91,7 @@ fn a_daemon_that_is_told_to_ends_some_time_after_its_last_client() {
         clock.set(Timestamp::from_millis(ms));
         handle.wake();
     };
-    // The daemon may answer the first ones before it looks at what is due.
+    // The daemon may answer the first requests before it checks its deadlines.
     let stays = || (0..100).all(|_| handle.snapshot().is_ok());
     pass(200);
     assert!(stays(), "it waits for the first one");
@@ -234,7 +234,7 @@ fn the_policy_is_the_hosts() {
     assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
 }
 
-/// A scheduler whose books are broken.
+/// A scheduler with broken books.
 #[derive(Debug, Default)]
 struct Broken(Generous);
 
@@ -268,7 +268,7 @@ impl TokenScheduler for Broken {
     }
 }
 
-/// The next one takes its sockets, and the client is let in with what it says it holds.
+/// The next daemon takes its sockets, and admits the client with the memory it states.
 #[test]
 fn a_fault_in_the_engine_ends_the_daemon_and_its_clients_go_on_with_the_next() {
     let dir = tempfile::tempdir().unwrap();

@@ -33,7 +33,7 @@ fn half_open_requests_and_a_reader_that_stalls_keep_nobody_from_the_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let endpoint = dir.path().join("metrics.sock");
     let daemon = Local::with(|config| config.metrics = Some(MetricsAddress::Unix(endpoint.clone())));
-    // Many requests at once whose answers it does not read: more than a socket's buffers hold.
+    // Many requests at once, with unread answers: more than a socket's buffers hold.
     let mut stalled = UnixStream::connect(&endpoint).unwrap();
     stalled.set_write_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
     for _ in 0..1000 {

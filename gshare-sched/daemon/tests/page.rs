@@ -21,7 +21,7 @@ fn browser() -> Option<PathBuf> {
     all.into_iter().find(|file| file.is_file())
 }
 
-/// A daemon whose endpoint is on a port that was free.
+/// A daemon with its endpoint on a free port.
 fn daemon() -> (Local, SocketAddr) {
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = free.local_addr().unwrap();

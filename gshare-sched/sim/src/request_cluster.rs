@@ -207,7 +207,7 @@ struct Gpu {
     life: u64,
     /// The bytes of each model on the GPU or on its way.
     models: BTreeMap<u32, u64>,
-    /// Models whose process died unnoticed; their memory is free.
+    /// Models of processes which died unnoticed; their memory is free.
     dead: Vec<u32>,
     /// Models that the GPU was told to evict.
     leaving: BTreeSet<u32>,

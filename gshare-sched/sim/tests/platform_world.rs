@@ -109,7 +109,7 @@ fn kernels_and_profiles_serve_the_same_scenario_alike() {
     for (one, other) in totals[0].functions.iter().zip(&totals[1].functions) {
         let used = ratio(one.used, other.used);
         println!("{}: GPU time {used:.3}", one.name);
-        // A batch is its mean size in one and what it reaches in the other, which differs less over several seeds.
+        // A batch is its mean size in one and its reached size in the other, which differs less over several seeds.
         assert!(
             one.answered < 1_000 || (0.85..1.15).contains(&used),
             "{}: GPU time {used} of the other",

@@ -1,5 +1,5 @@
-//! Any bytes are a DAG, or what a caller takes for one: refused by name, or cut in every mode within bounds. Shared by the
-//! fuzz target and the test that replays its regressions.
+//! Any bytes are a DAG, or a caller's mistaken idea of one: refused by name, or cut in every mode within bounds. Shared by the fuzz target
+//! and the test that replays its regressions.
 
 use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};
 use gshare_core::{BasisPoints, Bytes, Duration};
@@ -32,7 +32,7 @@ fn build(bytes: &[u8]) -> Option<Dag> {
         let mut component = Component::new(format!("c{index}"));
         for slice in ["1g.10gb", "2g.20gb", "4g.40gb", "no.such"] {
             let (time, memory) = (u64::from(byte().unwrap_or(7)), u64::from(byte().unwrap_or(3)));
-            // Some far outside of what is allowed.
+            // Some far outside of the valid range.
             let time = if time > 250 { u64::MAX >> (time & 3) } else { time * 1_000_000 };
             let memory = if memory > 250 { u64::MAX >> (memory & 7) } else { memory << 27 };
             if shape & 1 == 0 || time % 5 != 0 {
@@ -54,7 +54,7 @@ fn build(bytes: &[u8]) -> Option<Dag> {
     dag.build().ok()
 }
 
-/// Cuts it in every mode and by both ranks, and looks at what comes first.
+/// Cuts it in every mode and by both ranks, and checks the first results.
 fn check(dag: &Dag) {
     assert!(dag.len() <= MAX_COMPONENTS);
     let model = GpuModel::find("A100-80").unwrap_or_else(|error| panic!("{error}"));

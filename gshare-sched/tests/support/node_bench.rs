@@ -22,7 +22,7 @@ pub(crate) fn spec(quota: &str, sm: u16) -> ResourceSpec {
     ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(sm).unwrap(), None).unwrap()
 }
 
-/// The device that processes attach to.
+/// The device of all processes.
 pub(crate) const DEVICE: [u8; 16] = [7; 16];
 
 /// The first frame about [`DEVICE`].
@@ -30,7 +30,7 @@ pub(crate) fn attach_frame() -> ToDaemon {
     attach_with(DeviceUuid::gpu(DEVICE), (Bytes::from_gib(16), Bytes::ZERO, None))
 }
 
-/// The first frame about a device of which `memory` says: its size, what is allocated, and the part of the process.
+/// The first frame about a device with this `memory`: its size, its allocated bytes, and the part of the process.
 pub(crate) fn attach_with(
     device: DeviceUuid,
     (device_memory, allocated, part): (Bytes, Bytes, Option<Bytes>),
@@ -39,7 +39,7 @@ pub(crate) fn attach_with(
     ToDaemon::Attach { ordinal: 0, device, device_memory, allocated, part, used, allowed }
 }
 
-/// A node, its clock, and what was sent and noted.
+/// A node, its clock, its messages and its notes.
 pub(crate) struct Bench {
     pub node: Node,
     pub now: Timestamp,
@@ -80,7 +80,7 @@ impl Bench {
         conn
     }
 
-    /// Attaches, and gives the client and its share, or the text of the refusal.
+    /// Attaches, and returns the client and its share, or the text of the refusal.
     pub(crate) fn attach(&mut self, conn: ConnId) -> Result<(ClientId, ResourceSpec), String> {
         self.attach_to(conn, DEVICE)
     }
@@ -100,7 +100,7 @@ impl Bench {
         answer.expect("an answer")
     }
 
-    /// A process that is let in and attached.
+    /// An admitted and attached process.
     pub(crate) fn start(&mut self, slot: u32, name: &str, spec: ResourceSpec) -> (ConnId, ClientId) {
         let conn = self.hello(slot, name, spec);
         (conn, self.attach(conn).unwrap().0)
@@ -111,7 +111,7 @@ impl Bench {
         self.say(conn, ToDaemon::use_of_time(client, 0, Duration::ZERO, UseState::Wants));
     }
 
-    /// The total that a client was last allowed.
+    /// The last total allowed to a client.
     pub(crate) fn allowed(&self, client: ClientId) -> Option<Duration> {
         self.sent.iter().rev().find_map(|(_, frame)| match frame {
             ToClient::Allow { client: to, allowed, .. } if *to == client => Some(*allowed),

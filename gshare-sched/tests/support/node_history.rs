@@ -23,8 +23,8 @@ fn program(input: &mut Unstructured<'_>) -> Result<Program> {
     Ok(Program {
         kernel: times(input, 1, 1_000)?,
         functions: input.int_in_range(1..=4)?,
-        // What a program that waits for each kernel is charged is mostly predicted: the whole-node simulation excepts such programs
-        // with kernels that vary, and those that vary by more than a tenth.
+        // The charge of a program with a wait for each kernel is mostly predicted: the whole-node simulation excepts such programs with
+        // kernels that vary, and those that vary by more than a tenth.
         spread_percent: if synchronises { 1 } else { input.int_in_range(1..=10)? },
         synchronises,
         pause: times(input, 1, 2_000)?,
@@ -69,13 +69,13 @@ fn plan(input: &mut Unstructured<'_>, window: Duration) -> Result<NodePlan> {
     Ok(NodePlan { seed, kinds: Kinds::default(), gpus, delays, in_flight, windows: WINDOWS, faults })
 }
 
-/// Runs what the bytes mean.
+/// Runs the history in the bytes.
 ///
 /// # Panics
 /// When an engine does, or a rule of the book is broken.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let setup = Setup::daemon();
-    // Bytes that run out are zeroes; it is an error only for what has no least value.
+    // Bytes that run out are zeroes; it is an error only for types without a least value.
     let Ok(plan) = plan(&mut Unstructured::new(bytes), setup.terms.window) else { return };
     if let Err(failure) = NodeWorld::new(&plan, &setup, false).run(plan.seed) {
         panic!("{failure}\n{plan:?}");

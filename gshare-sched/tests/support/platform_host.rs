@@ -1,5 +1,5 @@
-//! A host of the platform in virtual time, which checks what it is ordered; and any bytes as a history of it. Shared by the
-//! tests, the committed regressions and the fuzz target.
+//! A host of the platform in virtual time, which checks its orders; and any bytes as a history of it. Shared by the tests, the committed
+//! regressions and the fuzz target.
 #![allow(dead_code, reason = "each of those uses a part of it")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -54,13 +54,13 @@ pub(crate) enum End {
 pub(crate) struct Instance {
     pub(crate) function: FunctionId,
     pub(crate) parts: Vec<Part>,
-    /// The devices of its parts, or those that it was parked from.
+    /// The devices of the instance's parts, or the devices from which it was parked.
     pub(crate) home: BTreeSet<GpuId>,
     pub(crate) life: Life,
     pub(crate) has: BTreeSet<RequestId>,
 }
 
-/// Carries out what the platform orders, and checks that it can be.
+/// Carries out the platform's orders, and checks that each is possible.
 pub(crate) struct Host {
     pub(crate) platform: Platform,
     pub(crate) now: Timestamp,
@@ -287,8 +287,7 @@ impl Host {
     }
 }
 
-/// The functions that a history deploys: a small one, two that do not fit beside each other, one that is spread over two devices,
-/// and a training job.
+/// The functions of a history: a small one, two which do not fit beside each other, a function spread over two devices, and a training job.
 fn spec(function: u32) -> FunctionSpec {
     match function {
         4 => FunctionSpec::new(Work::Training { workers: 2, share: GpuShare::WHOLE }, gib(4)),

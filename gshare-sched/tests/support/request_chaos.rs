@@ -1,4 +1,4 @@
-//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, nodes whose reports are late.
+//! One chaotic run of the request scheduler: GPUs lost and back, loads that fail, processes that die, nodes with late reports.
 
 use gshare_core::{BasisPoints, Bytes, Duration, Engine, GpuId, TenantId, Timestamp};
 use gshare_sched::request::{
@@ -86,8 +86,8 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
             Fate::Served { waited, .. } => waited,
             Fate::Rejected { after, .. } => after,
         };
-        // No request is given to a GPU after the bound; one that was given before it may fail there, and be tried again:
-        // an eviction, a load and a run each time. Few processes die more than three times in a row.
+        // No request is given to a GPU after the bound. A request given before it may fail there, and be tried again: an eviction, a load
+        // and a run each time. Few processes die more than three times in a row.
         let attempt = Duration::from_secs(20);
         if waited > BOUND.saturating_add(attempt.saturating_mul(u64::from(config.max_loads) + 3)) {
             return Err(format!("request{index} waited for {waited}"));

@@ -275,7 +275,7 @@ impl Literal {
         self.gpus.keys().copied().filter(|gpu| self.cached(*gpu, model)).collect()
     }
 
-    /// The idle GPU with a copy that runs the model fastest.
+    /// The idle GPU with a copy and the least run time of the model.
     fn idle_holder(&self, model: u32) -> Option<u32> {
         let idle = self.holders(model).into_iter().filter(|j| self.idle(*j));
         idle.min_by_key(|j| (self.costs(model, *j).1, self.gpus[j].dispatches, *j))
@@ -285,7 +285,7 @@ impl Literal {
         self.models[&model].most.is_some_and(|most| self.holders(model).len() >= most)
     }
 
-    /// Copies of a model that are too many.
+    /// Superfluous copies of a model.
     fn beyond(&self, model: u32) -> usize {
         self.models[&model].most.map_or(0, |most| self.holders(model).len().saturating_sub(most))
     }
@@ -383,7 +383,7 @@ impl Literal {
         }
     }
 
-    /// Memory that no copy takes; the one that room is being made for takes none yet.
+    /// Memory without a copy; a copy for which room is being made takes none yet.
     fn free(&self, gpu: u32) -> u64 {
         let on = &self.gpus[&gpu];
         let coming = match (on.doing, &on.running) {
@@ -465,7 +465,7 @@ impl Literal {
             .collect();
         idle.sort_unstable();
         for (_, gpu) in idle {
-            // Hole 4: it may have been given something in this round.
+            // Hole 4: the GPU may have been given a request in this round.
             if self.idle(gpu) {
                 self.serve(gpu, out);
             }
@@ -515,7 +515,7 @@ impl Literal {
             return Outcome::Here;
         }
         let holders = self.holders(model);
-        // Holes 7, 8, 10: the best of the busy ones, by whole finish times.
+        // Holes 7, 8, 10: the best busy GPU, by whole finish times.
         let free_at = |j: u32| {
             let local: Duration =
                 self.gpus[&j].local.iter().map(|request| self.costs(request.model, j).1).sum();
@@ -539,7 +539,7 @@ impl Literal {
             }
         }
         if self.full(model) {
-            // No copy may be added: one that there is serves the request.
+            // No copy may be added: an existing copy serves the request.
             if let Some(j) = self.idle_holder(model) {
                 self.hit(j, at, out);
                 return Outcome::Elsewhere;

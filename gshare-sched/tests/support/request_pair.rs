@@ -12,13 +12,13 @@ use gshare_sched::request::{
 use literal::Literal;
 use std::collections::BTreeMap;
 
-/// One step of a random run; what it does depends on what is going on.
+/// One step of a random run; its effect depends on the present state.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Arrive {
         model: u32,
     },
-    /// Answers one of the orders that are open, well or badly.
+    /// Answers an open order, well or badly.
     Answer {
         which: usize,
         badly: bool,
@@ -45,7 +45,7 @@ pub(crate) enum Step {
     Wait {
         millis: u64,
     },
-    /// An event that cannot be: refused, and nothing changes.
+    /// An impossible event: refused, and nothing changes.
     Wrong {
         which: u8,
     },
@@ -71,7 +71,7 @@ pub(crate) struct Pair {
     literal: Literal,
     now: Timestamp,
     open: Vec<RequestAction>,
-    /// The most copies of models that have a limit.
+    /// The most copies of models with a limit.
     limits: BTreeMap<ModelId, u32>,
     cluster: Cluster,
 }
@@ -141,7 +141,7 @@ impl Pair {
         }
     }
 
-    /// Tells the engine alone what it must refuse: the two still agree afterwards.
+    /// Sends invalid events to the engine alone: the two still agree afterwards.
     fn refused(&mut self, which: u8, id: u64) {
         let (nobody, gpu, model) = (RequestId::new(u64::MAX), GpuId::new(9), ModelId::new(9));
         let took = Duration::from_millis(1);
@@ -261,7 +261,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Cluster, Vec<Step>)> {
     Some((cluster, steps.collect()))
 }
 
-/// Runs what the bytes say; the model is quadratic in what happened, so a long run is cut.
+/// Runs the history in the bytes; the model is quadratic in what happened, so a long run is cut.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let Some((cluster, steps)) = decode(bytes) else { return };
     let mut pair = Pair::new(cluster);

@@ -1,5 +1,5 @@
-//! Any bytes as a configuration and a history of a co-scaler, with a book of what is out beside it. Shared by the property
-//! test, the committed regressions and the fuzz target.
+//! Any bytes as a configuration and a history of a co-scaler, beside a book of the issued tokens. Shared by the property test, the
+//! committed regressions and the fuzz target.
 
 use gshare_core::{
     BasisPoints, ClientId, Duration, Engine as _, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
@@ -97,7 +97,7 @@ fn run(bytes: &mut Bytes<'_>) -> Option<()> {
             assert!(actions.is_empty(), "and orders nothing");
             continue;
         }
-        // Until the end of a period, what was allowed before a calibration may be out.
+        // Until the end of a period, tokens from before a calibration may be out.
         let now_allowed = [most(&scaler, 0), most(&scaler, 1)];
         let at_most = [allowed[0].max(now_allowed[0]), allowed[1].max(now_allowed[1])];
         allowed = if due == scaler.next_deadline() { at_most } else { now_allowed };

@@ -131,7 +131,7 @@ impl Model {
             let mut first = true;
             let mut ended = Vec::new();
             while self.period_end <= now {
-                // What was launched counts for the first period that ended; the others were silent.
+                // The launches count for the first period ended; the others were silent.
                 for gpu in self.gpus.values_mut() {
                     for client in &mut gpu.clients {
                         let sample = if first { std::mem::take(&mut client.current) } else { 0 };

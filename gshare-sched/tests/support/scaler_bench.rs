@@ -1,4 +1,4 @@
-//! A horizontal scaler on a clock, with one function: for tests of scalers, those of the replays included.
+//! A horizontal scaler on a clock, with one function: for tests of scalers, also in the replays.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
@@ -74,7 +74,7 @@ impl<S: HorizontalScaler> Bench<S> {
         self.try_handle(event).unwrap()
     }
 
-    /// One tick passes; this load came in it.
+    /// One tick passes with this load.
     pub(crate) fn load(&mut self, rate: u64) -> Vec<HorizontalAction> {
         self.now = self.now.saturating_add(Duration::from_secs(1));
         self.handle(HorizontalEvent::LoadReported { function: F, rate: rps(rate) })

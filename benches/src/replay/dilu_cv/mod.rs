@@ -85,13 +85,13 @@ pub struct Args {
     /// The largest batch; a power of two, at most 32
     #[arg(long, default_value_t = 32)]
     max_batch: usize,
-    /// Tokens of a period, in per cent of what the device can do in it; with several, everything runs with each
+    /// Tokens of a period, in per cent of the device's capacity in it; with several, everything runs with each
     #[arg(long, value_delimiter = ',', default_value = "100", value_name = "PERCENT")]
     max_tokens: Vec<u64>,
-    /// Static partitions of the first instance, in per cent; the other one has the rest
+    /// Static partitions of the first instance, in per cent; the other instance has the rest
     #[arg(long, value_delimiter = ',', default_value = "30,40,50,60,70,80,90")]
     splits: Vec<u16>,
-    /// Highest latency of a split that counts as good enough, in per cent of the one alone
+    /// Highest latency of a split that counts as good enough, in per cent of the latency alone
     #[arg(long, default_value_t = 115)]
     within: u16,
     /// Latency that counts as a violation

@@ -87,16 +87,16 @@ pub struct Args {
     /// Length of the arrivals
     #[arg(long, default_value = "600s")]
     length: Duration,
-    /// Time at the beginning with a quarter of the load, whose requests are not counted
+    /// Time at the beginning with a quarter of the load, left out of the figures
     #[arg(long, default_value = "60s")]
     warm_up: Duration,
-    /// Mean load, as a share of what the slices that run an application as a whole can do
+    /// Mean load, as a share of the capacity of the slices which fit a whole application
     #[arg(long, value_delimiter = ',', default_value = "0.5,1")]
     load: Vec<f64>,
-    /// Column of Table 5 whose slices set the deadlines: 1.5 times the time on them
+    /// Column of Table 5 with the slices for the deadlines: 1.5 times the time on them
     #[arg(long, value_enum, default_value_t = SloOf::Parts)]
     slo: SloOf,
-    /// In our order: how many times what its function is behind a late request waits, in percent [default: the router's]
+    /// In our order: wait of a late request, in percent of its function's backlog [default: the router's]
     #[arg(long, value_name = "PERCENT")]
     late_stretch: Option<u32>,
     /// Cuts of the GPUs (Table 7): p1, p2, hybrid

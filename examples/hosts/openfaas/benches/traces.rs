@@ -1,9 +1,8 @@
 //! The cost of tracing for a request: `Server-Timing`, which each answer has, and the export of spans.
 //!
-//! A function that does nothing is asked through two hosts, one of them with `--otlp` and a collector on loopback that takes
-//! what comes. Rounds of both alternate, so that what else the machine does meets both. The header cannot be left out of an
-//! answer, so that it is timed by itself. Figures are times in us; there is no threshold. `cargo bench -p gshare-openfaas`;
-//! with `--test` each runs a few times.
+//! An empty function is called through two hosts, one of them with `--otlp` and a collector on loopback which accepts everything. Rounds of
+//! both alternate, so the machine's other work meets both. Every answer has the header, so the header is timed by itself. Figures are times
+//! in us; there is no threshold. `cargo bench -p gshare-openfaas`; with `--test` each runs a few times.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -17,7 +16,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A collector that answers each message; the bytes of what it took are thrown away.
+/// A collector which answers each message, and drops its bytes.
 fn collector() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");

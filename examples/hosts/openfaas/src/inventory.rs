@@ -237,8 +237,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// A source of lost simulated devices for a daemon in this process, whose own NVML does not see them. None without
-    /// simulated boards.
+    /// A source of lost simulated devices for a daemon in this process: its own NVML does not see them. None without simulated boards.
     pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
         let board =
             |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };

@@ -42,7 +42,7 @@ pub fn run(mounts: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Kills the processes whose folder of secrets is `folder` or lies below it. Returns their number.
+/// Kills the processes with a folder of secrets at or below `folder`. Returns their number.
 pub fn sweep(folder: &Path) -> usize {
     let mut killed = 0;
     for _ in 0..ROUNDS {

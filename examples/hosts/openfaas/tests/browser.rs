@@ -1,10 +1,10 @@
-//! The page in a headless Chromium: it shows what `/system/state` says. Where there is no Chromium the test says so and ends.
+//! The page in a headless Chromium: it shows the data of `/system/state`. Without Chromium the test reports this and ends.
 
 use crate::common::{Provider, within};
 use serde_json::Value;
 use std::process::Command;
 
-/// The names that distributions give the browser.
+/// Distributions' names of the browser.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 fn browser() -> Option<std::path::PathBuf> {
@@ -45,7 +45,7 @@ fn the_page_shows_what_the_host_says() {
         assert_eq!(provider.call("GET", "/function/resnet", "").0, 200);
     }
     let state = || serde_json::from_str::<Value>(&provider.call("GET", "/system/state", "").1).unwrap();
-    // The daemon knows the process, so that what it asks for is shown.
+    // The daemon knows the process, so the page shows its request.
     within(|| !state()["functions"][1]["clients"].as_array().unwrap().is_empty());
     let said = state();
     for width in [1280, 400] {
@@ -68,7 +68,7 @@ fn the_page_shows_what_the_host_says() {
         assert!(page.contains(newest), "{newest}");
         assert!(page.contains("id=\"gone\" role=\"alert\" style=\"display: none;\""), "the host answers");
     }
-    // A lost GPU is told with the driver's reason, in words and to those who listen.
+    // The page reports a lost GPU with the driver's reason, in words and to screen readers.
     let board = dir.path().join("device");
     let board = fake_cuda::sim::SimDevice::open(&board, &fake_cuda::Spec::default()).unwrap();
     assert!(board.set_lost(1, true));

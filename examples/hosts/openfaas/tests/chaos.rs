@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Kills of one run; `OPENFAAS_KILLS` asks for more.
 const KILLS: usize = 12;
 
-/// Not a test by itself: what the other starts as the node's daemon.
+/// Not a test by itself: the other test starts it as the node's daemon.
 #[test]
 fn daemon_process() {
     if let Some(socket) = std::env::var_os("OPENFAAS_CHAOS_DAEMON") {
@@ -45,11 +45,11 @@ fn pids(address: SocketAddr, name: &str) -> Vec<i64> {
 }
 
 fn kill(pid: i64) {
-    // One that has just ended is dead already.
+    // An instance which has just ended is dead already.
     let _ = Command::new("/bin/kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// Processes that a host left behind: those with its functions' variables whose parent it is not.
+/// Processes left behind by a host, with its functions' variables but another parent.
 fn orphans(state: &Path, host: u32) -> Vec<i32> {
     let all = std::fs::read_dir("/proc")
         .unwrap()

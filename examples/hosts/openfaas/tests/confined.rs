@@ -1,4 +1,4 @@
-//! Functions as another user, in cgroups of their own. These tests take root; without it they say that they were skipped.
+//! Functions as another user, in cgroups of their own. These tests need root; without it they report that they were skipped.
 
 use crate::common::{Provider, within};
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,7 +18,7 @@ fn is_root() -> bool {
     root
 }
 
-/// A cgroup that is removed at the end of the test, with what hosts that were killed have left in it.
+/// A cgroup removed at the end of the test, with the leftovers of killed hosts in it.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -44,7 +44,7 @@ impl Drop for Folder {
     }
 }
 
-/// A cgroup whose children can be given a limit by a controller's file, where this machine lets one be made.
+/// A cgroup with limits for its children through a controller's file, if this machine allows one.
 fn cgroups(test: &str, controller: &str, files: [&str; 2]) -> Option<Folder> {
     let name = format!("gshare-test-{test}-{}", std::process::id());
     for root in [&format!("/sys/fs/cgroup/{controller}"), "/sys/fs/cgroup"] {
@@ -74,7 +74,7 @@ impl Folder {
     }
 }
 
-/// A folder that everybody may read, with a program and the libraries in it.
+/// A folder readable by every user, with a program and the libraries in it.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -88,7 +88,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     let built = Path::new(env!("CARGO_BIN_EXE_gshare-openfaas")).parent().unwrap().join("deps");
     copy(&built.join("libgshare_hook.so"));
     copy(&built.join("libfake_cuda.so"));
-    // Leaves a child behind in a session of its own, which neither its process group nor its environment tells.
+    // Leaves a child behind in a session of its own, unknown to its process group and its environment.
     let script = place.path().join("function.sh");
     let text =
         format!("#!/bin/sh\nenv -u secret_mount_path setsid sleep 1000 &\nexec {}\n", function.display());
@@ -148,7 +148,7 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     assert_eq!(line(pid, "status", "Gid:"), "Gid: 65534 65534 65534 65534");
     assert_eq!(line(pid, "status", "Groups:"), "Groups:", "none of root's groups");
 
-    // The function reads the secret that it names; the folder of all secrets is closed to its user.
+    // The function reads its named secret; the folder of all secrets is closed to its user.
     assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
     let secrets = place.path().join("state/secrets");
     assert!(!readable_by_nobody(&secrets.join("mine")) && !readable_by_nobody(&secrets.join("other")));
@@ -164,7 +164,7 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     let inside = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     assert!(inside.lines().count() >= 2, "the function and the child that it left behind: {inside}");
 
-    // With the function ends the child that has a session of its own.
+    // The child in a session of its own ends with the function.
     let pids: Vec<u64> = inside.lines().map(|pid| pid.parse().unwrap()).collect();
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
     within(|| {
@@ -184,13 +184,13 @@ fn what_a_killed_host_left_in_cgroups_goes_when_the_next_one_starts() {
     let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
     provider.child.kill().unwrap();
     provider.child.wait().unwrap();
-    // The function ends with its host. What it had started in a session of its own does not.
+    // The function ends with its host. A process which it started in a session of its own does not.
     let members = || std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     within(|| members().lines().count() == 1);
     let left: u32 = members().trim().parse().unwrap();
     let next = start(place.path(), &["--cgroups", &below]);
     within(|| !cgroup.exists() && !Path::new(&format!("/proc/{left}")).exists());
-    // The folder, which goes last, kills what this host leaves.
+    // The folder goes last, and kills the remaining processes of this host.
     drop(next);
 }
 
@@ -210,7 +210,7 @@ fn a_process_has_no_more_time_on_cpus_than_its_limit() {
     assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
     provider.replicas("f", 1);
     let [cgroup] = &folder.children()[..] else { panic!("{:?}", folder.children()) };
-    // A loop that never pauses is held up by the kernel in each of its periods.
+    // The kernel pauses an endless loop in each of its periods.
     let held_up = || {
         let stat = std::fs::read_to_string(cgroup.join("cpu.stat")).unwrap();
         let count = stat.lines().find_map(|line| line.strip_prefix("nr_throttled ")).unwrap();

@@ -1,4 +1,4 @@
-//! Functions in container images, by podman. Where there is none, or where it can run no container, the test says so and ends.
+//! Functions in container images, by podman. Without podman, or if podman can run no container, the test reports this and ends.
 
 use crate::common::{Provider, within};
 use serde_json::Value;
@@ -17,7 +17,7 @@ fn podman(arguments: &[&str]) -> Result<String, String> {
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Libraries that a program or a library is loaded with, the loader among them.
+/// Libraries of a program or a library, with the loader among them.
 fn libraries(file: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(file).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -28,7 +28,7 @@ fn libraries(file: &Path) -> Vec<PathBuf> {
 struct Image(String);
 
 impl Image {
-    /// The image, where podman can make one and run it.
+    /// The image, if podman can make and run one.
     fn make() -> Option<Self> {
         let skipped = |why: String| println!("skipped: no podman that runs containers: {why}");
         podman(&["--version"]).map_err(skipped).ok()?;
@@ -44,7 +44,7 @@ impl Image {
         // The image's command is not this one.
         std::fs::copy(built, root.path().join("function")).unwrap();
         std::os::unix::fs::symlink("function", root.path().join("other")).unwrap();
-        // Tests of this program run at once, and each removes its own.
+        // Tests of this program run at once, and each removes its own image.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("localhost/gshare-test:{}-{number}", std::process::id());
@@ -61,7 +61,7 @@ impl Image {
             return None;
         }
         let image = Self(name);
-        // With a port that is none the program ends at once, and says so.
+        // With an invalid port the program ends at once, with a message.
         let ran = podman(&["run", "--rm", "--network=host", "--env=KERNELS=0", "--env=PORT=x", &image.0]);
         match ran {
             Err(said) if said.contains("PORT") => Some(image),
@@ -139,11 +139,11 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     assert!(!text(first, "environ").contains("LD_PRELOAD"), "the hook is named in a file");
     assert!(text(first, "mountinfo").lines().any(|line| line.contains(" / / ro")), "read-only");
 
-    // The function sees its own secret where functions of OpenFaaS look for it, and no other.
+    // The function sees its own secret at OpenFaaS's path, and no other.
     assert_eq!(provider.call("GET", "/function/f/secret/mine", "").1, "secret of mine");
     assert_eq!(provider.call("GET", "/function/f/secret/others", "").0, 404);
 
-    // The daemon metered its kernels under the share that it asked for.
+    // The daemon metered its kernels under its requested share.
     within(|| {
         let state: Value = serde_json::from_str(&provider.call("GET", "/system/state", "").1).unwrap();
         let of = &state["functions"][0];
@@ -165,7 +165,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"g"}"#).0, 202);
     within(|| containers(dir.path()) == 1);
 
-    // A container that is killed is removed, and another one takes its place.
+    // A killed container is removed, and another takes its place.
     let killed = Command::new("kill").args(["-KILL", &first.to_string()]).status().unwrap();
     assert!(killed.success());
     within(|| pid(&provider, "f").is_some_and(|pid| pid != first) && containers(dir.path()) == 1);
@@ -178,7 +178,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     provider.child.wait().unwrap();
     within(|| containers(dir.path()) == 0 && !Path::new(&format!("/proc/{second}")).exists());
 
-    // Nor does one whose shells were killed with it, once it starts again: what it has kept runs then, and nothing else.
+    // Nor does a host killed with its shells, once it starts again: its kept functions run then, and nothing else.
     let left = ["create", "--network=host", "--label", &label(dir.path()), &image.0];
     podman(&left).unwrap();
     let provider = start(dir.path());
@@ -238,7 +238,7 @@ fn without_podman_an_image_is_refused_and_says_what_would_do() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(provider.call("GET", "/system/functions", "").1, "[]", "nothing was kept");
-    // The host runs programs as ever.
+    // The host runs programs as before.
     provider.deploy("plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
     provider.replicas("plain", 1);
 }

@@ -1,4 +1,4 @@
-//! The OpenFaaS host, with its functions on the simulated driver: the contract, and what is left when something dies.
+//! The OpenFaaS host, with its functions on the simulated driver: the contract, and the state after a death.
 
 use crate::common::{Provider, call, set_lost, within};
 use gshare_runner::libraries::{SimulatorDir, prepend};
@@ -9,8 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Statuses of calls that go on, on `connections` connections, while `during` runs; 0 for none. It is handed how many were
-/// answered by then.
+/// Statuses of continuous calls on `connections` connections while `during` runs; 0 for none. `during` gets the number of answers so far.
 fn under_load(
     address: SocketAddr,
     path: &str,
@@ -60,7 +59,7 @@ fn kill(pid: u32) {
 }
 
 fn runs(pid: u32) -> bool {
-    // A zombie does not.
+    // A zombie does not run.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|text| !text.contains(") Z "))
 }
 
@@ -103,7 +102,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     let seen = under_load(address, "/function/resnet", 4, |answered| {
         more(answered, 20);
         kill(victim);
-        // Another one is in its place, and is ready.
+        // Another replica is in its place, and is ready.
         within(|| {
             let now = children_of(provider.child.id(), "OPENFAAS_NAME=resnet");
             now.len() == 2 && !now.contains(&victim)
@@ -112,7 +111,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     });
     let failed: Vec<_> = seen.iter().filter(|status| **status != 200).collect();
     assert!(failed.len() <= 1 && failed.iter().all(|status| **status == 502), "{failed:?} of {}", seen.len());
-    // One that is being served when it dies: answered long before the replica would have answered.
+    // A request in service when the replica dies is answered long before the replica would have answered.
     provider.deploy("plain", PLAIN);
     provider.replicas("plain", 1);
     let (_, body) = provider.call("GET", "/system/function/plain?usage=1", "");
@@ -120,7 +119,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     let (status, body) = std::thread::scope(|scope| {
         let slow = scope.spawn(|| call(address, "POST", "/function/plain/slow?ms=3600000", "").unwrap());
         within(|| provider.call("GET", "/system/logs?name=plain", "").1.contains("sleeping for 3600000 ms"));
-        // The second request waits behind that one, and is served by the next replica.
+        // The second request waits behind the first, and is served by the next replica.
         let waits = scope.spawn(|| call(address, "POST", "/function/plain/echo", "patient").unwrap());
         within(|| provider.call("GET", "/system/telemetry", "").1.contains("\"waiting\":1"));
         kill(child_of(provider.child.id(), "KERNELS=0"));
@@ -130,7 +129,7 @@ fn a_dead_replica_costs_what_it_was_serving_and_comes_back() {
     assert_eq!(status, 502, "{body}");
 }
 
-/// Processes whose parent is `parent`, with this in their environment.
+/// Children of `parent` with this text in their environment.
 fn children_of(parent: u32, variable: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc")
         .unwrap()
@@ -151,8 +150,8 @@ fn child_of(parent: u32, variable: &str) -> u32 {
     found[0]
 }
 
-/// The simulated driver is found here as a real one is, and a shell script stands for MPS's control program: as that may do, it waits
-/// when it is to stop.
+/// The simulated driver is found here as a real one is, and a shell script stands for MPS's control program: like the real program, it
+/// takes time to stop.
 #[test]
 fn mps_is_started_for_real_gpus_and_stopped_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -206,8 +205,8 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
         first.child.wait().unwrap();
         within(|| !runs(replica) && !runs(plain));
     });
-    // Connections end. The kernel kills the replicas as soon as one thread of the provider is dead; another thread may live long
-    // enough to answer 502 to what is in flight, one request for each of the 4 clients.
+    // Connections end. The kernel kills the replicas as soon as one thread of the provider is dead; another thread may live long enough to
+    // answer 502 to the requests in flight, one request for each of the 4 clients.
     let count = |wanted| seen.iter().filter(|&&status| status == wanted).count();
     let (served, broken, ended) = (count(200), count(502), count(0));
     let all = seen.len();
@@ -223,7 +222,8 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
-/// With a daemon and a store of their own, two hosts met in neither: the second one took away the secrets of the first one's processes.
+/// Regression: with a daemon and a store of their own, two hosts met in neither, and the second took away the secrets of the first one's
+/// processes.
 #[test]
 fn a_second_provider_in_the_same_folder_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ fn a_second_provider_in_the_same_folder_is_refused_and_changes_nothing() {
     assert_eq!(first.call("POST", "/system/secrets", r#"{"name":"key","value":"hunter2"}"#).0, 202);
     first.deploy("plain", &format!(r#"{PLAIN},"annotations":{{"gshare/profile":"none"}},"secrets":["key"]"#));
     first.replicas("plain", 1);
-    // One that is let in does not end by itself.
+    // A second host, if let in, would not end by itself.
     let mut second = Command::new("timeout");
     second.args(["60", env!("CARGO_BIN_EXE_gshare-openfaas"), "--listen", "127.0.0.1:0", "--state"]);
     let second = second.arg(dir.path()).args(more).output().unwrap();
@@ -244,7 +244,7 @@ fn a_second_provider_in_the_same_folder_is_refused_and_changes_nothing() {
     assert!(first.call("GET", "/function/plain/secret/key", "").1.contains("hunter2"));
 }
 
-/// Not a test by itself: what [`requests_go_on_when_the_daemon_dies`] starts as a process.
+/// Not a test by itself: [`requests_go_on_when_the_daemon_dies`] starts it as a process.
 #[test]
 fn daemon_process() {
     if let Some(socket) = std::env::var_os("OPENFAAS_TEST_DAEMON") {
@@ -274,7 +274,7 @@ fn requests_go_on_when_the_daemon_dies() {
         daemon.wait().unwrap();
         more(answered, 20);
         let running = gshared::Daemon::new(gshared::Config::at(&socket)).unwrap().spawn().unwrap();
-        // The replica finds it, with the share it was given.
+        // The replica finds the daemon, with its given share.
         within(|| {
             let clients = running.handle().snapshot().unwrap().clients;
             clients.iter().any(|client| client.name == "resnet-0" && client.quota_request == 0.4)
@@ -293,7 +293,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     let address = provider.address;
     let json =
         |path: &str| serde_json::from_str::<serde_json::Value>(&provider.call("GET", path, "").1).unwrap();
-    // The GPUs under the instances of a function that are in this state of their life.
+    // The GPUs under a function's instances in this state.
     let homes = |name: &str, life: &str| {
         let status = json(&format!("/system/function/{name}"));
         let instances = status["gshare"]["instances"].as_array().unwrap().clone();
@@ -313,7 +313,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     let [gone] = homes("resnet", "ready")[..] else { panic!("one instance") };
     let other = 1 - gone;
     std::thread::scope(|scope| {
-        // One request that the instance has, which would take an hour, and one that waits behind it.
+        // One request at the instance, an hour long, and one in wait behind it.
         let slow = scope.spawn(|| call(address, "POST", "/function/resnet/slow?ms=3600000", "").unwrap());
         within(|| provider.call("GET", "/system/logs?name=resnet", "").1.contains("sleeping for 3600000 ms"));
         let waits = scope.spawn(|| call(address, "POST", "/function/resnet", "").unwrap());
@@ -338,7 +338,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     let admin = gshared::config::admin_socket_of(&dir.path().join("gshare.sock"));
     assert_eq!(gshared::admin::snapshot(&admin).unwrap().lost.unwrap().len(), 1, "the daemon knows it, too");
 
-    // Nothing is started there: what has no room beside the first function, which is busy, waits for the device.
+    // Nothing is started there: an instance without room beside the busy first function waits for the device.
     let mut busy = std::net::TcpStream::connect(address).unwrap();
     write!(busy, "GET /function/resnet/slow?ms=3600000 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let slept =
@@ -359,7 +359,7 @@ fn instances_of_a_lost_gpu_are_replaced_elsewhere_and_it_serves_again_when_it_is
     let seen = json("/system/function/big");
     assert!(seen["gshare"]["problem"].is_null(), "{seen}");
 
-    // A host that begins while it is lost does without it.
+    // A host which starts while the GPU is lost does without it.
     drop((busy, provider));
     set_lost(dir.path(), 0, gone, true);
     let provider = Provider::start(dir.path(), &boards);
@@ -476,7 +476,7 @@ fn pids(provider: &Provider, name: &str) -> serde_json::Value {
     status["gshare"]["instances"][0]["pids"].clone()
 }
 
-/// As workers of a server do, the child outlives the process that has forked it, and has a session of its own.
+/// The child outlives the process which forked it, as workers of a server do, and has a session of its own.
 #[test]
 fn children_of_a_function_end_with_it_and_with_a_host_that_is_killed() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A collector, and the spans that it gets.
+/// A collector, and its spans.
 fn collector() -> (SocketAddr, Receiver<Value>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -57,10 +57,10 @@ fn took(span: &Value) -> u64 {
     ns(span, "endTimeUnixNano") - ns(span, "startTimeUnixNano")
 }
 
-/// The spans of the next request: the whole one, and those of its phases.
+/// The spans of the next request: the whole request, and its phases.
 fn next(spans: &Receiver<Value>) -> (Value, Vec<Value>) {
     let next = || spans.recv_timeout(PATIENCE).expect("a span");
-    // The token wait of a request before is not looked at.
+    // The token wait of an earlier request does not count.
     let root = std::iter::repeat_with(next).find(|span| span["name"] != "token wait").unwrap();
     let mut phases = vec![next()];
     // The phases end with the request; the token wait follows `run`.
@@ -76,7 +76,7 @@ fn a_slow_request_is_one_trace_whose_phases_add_up() {
     let (collector, spans) = collector();
     let url = format!("http://{collector}");
     let provider = Provider::start(dir.path(), &["--sim=v100", "--otlp", &url]);
-    // 120 ms of kernels, of which a window of 100 ms has room for 20.
+    // 120 ms of kernels, with room for 20 in a window of 100 ms.
     provider.deploy(
         "cold",
         r#","envVars":{"KERNELS":"60"},"annotations":{"gshare/profile":"none","fastgshare/gpu_sm_partition":"50",
@@ -114,7 +114,7 @@ fn a_slow_request_is_one_trace_whose_phases_add_up() {
     assert_eq!(said["traceparent"], place.as_str(), "{said}");
 }
 
-/// One measured point, so that nothing is measured here.
+/// One measured point, to avoid a measurement here.
 const POINTS: &str = r#"{"points":[{"sm_basis_points":2500,"quota_basis_points":2000,"batch":1,"throughput_milli_rps":20000,
     "p50_ns":13000000,"p95_ns":28000000}]}"#;
 
@@ -126,7 +126,7 @@ fn a_request_that_wakes_a_function_from_parked_or_from_zero_shows_the_load_and_i
     let (collector, spans) = collector();
     let url = format!("http://{collector}");
     let provider = Provider::start(&dir.path().join("state"), &["--sim=v100", "--otlp", &url]);
-    // Two of them do not fit the 16 GiB: each one parks the other.
+    // Two of them do not fit the 16 GiB: each function parks the other.
     let wishes = format!(
         r#","annotations":{{"gshare/slo":"60s","fastgshare/gpu_mem":"9GiB","gshare/profile":"{}"}}"#,
         points.display()
@@ -145,7 +145,7 @@ fn a_request_that_wakes_a_function_from_parked_or_from_zero_shows_the_load_and_i
         let told =
             head.split("load;dur=").nth(1).map(|rest| rest.split([',', '\r']).next().unwrap().to_owned());
         let span = phases.iter().find(|span| span["name"] == "load");
-        // The header and the span say the same, in ms and in ns.
+        // The header and the span agree, in ms and in ns.
         assert_eq!(told.is_some(), span.is_some(), "{head}{phases:?}");
         span.map(|span| {
             let us = (told.unwrap().parse::<f64>().unwrap() * 1e3).round();

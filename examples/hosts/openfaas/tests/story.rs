@@ -1,17 +1,17 @@
-//! The whole story on two GPUs, a third one that is cut into MIG devices and one that serves one request at a time, all of them
-//! simulated: functions are deployed with what they want, over HTTP alone, and everything else follows.
+//! The whole story on two GPUs, a third GPU cut into MIG devices and a GPU for one request at a time, all of them simulated: functions are
+//! deployed with their needs, over HTTP alone, and everything else follows.
 
 use crate::common::{Provider, call, set_lost, within};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A component whose times on slices are those of a kernel that is as fast as the slice is wide.
+/// A component with times on slices as of a kernel with a speed in proportion to the slice.
 fn component(name: &str, memory_gib: u64) -> Value {
     let on = |slice: &str, ms: u64| json!({"slice": slice, "time_ns": ms * 1_000_000, "memory_bytes": memory_gib << 30});
     json!({"name": name, "profiles": [on("1g.10gb", 40), on("2g.20gb", 22)]})
 }
 
-/// One measured point, so that a test does not measure what it is not about.
+/// One measured point, so that a test skips measurements outside its subject.
 fn points() -> Value {
     json!({"points": [{"sm_basis_points": 2_500, "quota_basis_points": 2_000, "batch": 1, "throughput_milli_rps": 20_000,
         "p50_ns": 13_000_000, "p95_ns": 28_000_000}]})
@@ -74,7 +74,7 @@ impl Story {
         serde_json::from_str::<Value>(&body).unwrap()["gshare"].take()
     }
 
-    /// The parts of the function's instances that are in this state of their life.
+    /// The parts of the function's instances in this state.
     fn parts(&self, name: &str, life: &str) -> Vec<Vec<Value>> {
         let status = self.status(name);
         let instances = status["instances"].as_array().unwrap().iter();
@@ -166,14 +166,14 @@ fn without_sm_partitions_a_function_is_measured_and_served_by_time_alone() {
     let quotas: BTreeSet<u64> = points.iter().map(|point| of(point, "quota_basis_points")).collect();
     assert_eq!(quotas, BTreeSet::from([1_000, 2_000, 4_000]));
     assert_eq!(status["instances"][0]["parts"][0]["share"]["sm_bp"], 10_000, "{status}");
-    // A quarter of the SMs for 60 % of the time, which would find room beside it.
+    // A quarter of the SMs for 60 % of the time: by its SMs it would fit beside the other.
     let share = json!({"fastgshare/gpu_quota_request": "0.6", "fastgshare/gpu_sm_partition": "25", "fastgshare/gpu_mem": "1GiB"});
     story.deploy("given", &share, &json!({}));
     story.ask("given");
     assert_eq!(story.status("given")["instances"][0]["parts"][0]["share"]["sm_bp"], 10_000);
 }
 
-/// One process that sees both devices, with its share on each, also while it is measured.
+/// One process with both devices, and its share on each, also while it is measured.
 #[test]
 fn a_large_model_is_spread_over_two_devices() {
     let story = Story::on(&["--sim=v100,devices=2"], tempfile::tempdir().unwrap());
@@ -215,9 +215,8 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
         &json!({"gshare/workload": "training", "gshare/workers": "2", "fastgshare/gpu_mem": "1GiB"}),
         &json!({"envVars": {"STEPS": "5", "KERNELS": "1"}}),
     );
-    // Twelve GiB of components fit no 10 GiB device at once: two of these hold a stage each.
-    // One instance is kept on the third, and eight requests at once are answered in time there. Under more load requests go through
-    // both stages, one after the other.
+    // Twelve GiB of components fit no 10 GiB device at once: two of these hold a stage each. One instance stays on the third device, and
+    // eight requests at once are answered in time there. Under more load requests go through both stages, one after the other.
     let mut staged = Vec::new();
     within(|| {
         let seen = std::thread::scope(|scope| {
@@ -226,7 +225,7 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
         });
         let through =
             |answer: &Value| answer["components"] == "classify" && answer["before"]["components"] == "detect";
-        // What the first stage says goes to the second one in shared memory.
+        // The first stage's output goes to the second stage in shared memory.
         for answer in seen.iter().filter(|answer| through(answer)) {
             assert_eq!(answer["before"]["file_bytes"], 1 << 20, "{answer}");
         }
@@ -236,7 +235,7 @@ fn a_pipeline_lies_on_mig_devices_and_a_trainer_runs_beside_functions() {
     let stages: Vec<_> = staged[0].iter().map(|part| (&part["stage"], &part["components"])).collect();
     assert_eq!(stages, [(&json!(0), &json!([0])), (&json!(1), &json!([1]))]);
 
-    // The gang has trained and is done; it is not started again.
+    // The gang has finished its training; it is not started again.
     within(|| {
         story.provider.call("GET", "/system/logs?name=train", "").1.matches("5 steps done").count() == 2
     });
@@ -264,7 +263,7 @@ fn a_pipeline_and_a_gang_go_elsewhere_when_a_gpu_under_them_is_lost() {
     let before = gpus("pipe");
     let lost = *before.first().unwrap();
     assert!(lost < 2, "on a MIG device: {before:?}");
-    // A board that is cut has one GPU, so the V100s are those of the third.
+    // A cut board has one GPU, so the V100s are the GPUs of the third.
     set_lost(&state, lost, 0, true);
     within(|| !gpus("pipe").contains(&lost));
     story.ask("pipe");
@@ -276,7 +275,7 @@ fn a_pipeline_and_a_gang_go_elsewhere_when_a_gpu_under_them_is_lost() {
     let before = gpus("train");
     let lost = *before.last().unwrap();
     set_lost(&state, 2, lost - 2, true);
-    // A gang runs as a whole: the worker whose GPU is there starts again as well.
+    // A gang runs as a whole: the worker on the present GPU starts again as well.
     within(|| {
         let gang = story.parts("train", "ready").concat();
         gang.len() == 2 && gang.iter().all(|part| part["gpu"] != lost)
@@ -331,7 +330,7 @@ fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
     let refused: Vec<_> = seen.iter().filter(|(status, _)| *status == 429).collect();
-    // One runs, two wait.
+    // One request runs, two wait.
     assert_eq!((refused.len(), seen.iter().filter(|(status, _)| *status == 200).count()), (3, 3), "{seen:?}");
     assert!(refused.iter().all(|(_, why)| why.contains("of the tenant")), "{refused:?}");
 
@@ -342,7 +341,7 @@ fn a_tenant_beyond_its_limits_is_told_so_and_bad_wishes_are_refused() {
     assert!(status == 400 && why.contains("gshare/tenant: `red`"), "{why}");
     let (_, list) = story.provider.call("GET", "/system/functions", "");
     assert_eq!(list.matches("\"name\":").count(), 1, "nothing is half deployed: {list}");
-    // A function that crashes as it starts is told in its status, with its last lines.
+    // The status of a function reports a crash at its start, with its last lines.
     let crash = json!({"envProcess": "/bin/ls /no/such/file"});
     story.deploy("crash", &json!({}), &crash);
     within(|| story.status("crash")["problem"].as_str().is_some_and(|why| why.contains("No such file")));
@@ -387,7 +386,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
     let bytes = arenas[0]["bytes"].as_u64().unwrap();
     assert_eq!(state["models"]["tiers"][1]["arena_bytes"], bytes);
     assert!(bytes >= BYTES as u64, "{bytes}");
-    // Daemon: each instance has the same on its device, to the byte, within what the platform has booked for it.
+    // Daemon: each instance has the same on its device, to the byte, within the platform's booking for it.
     let clients = state["functions"][0]["clients"].as_array().unwrap();
     let used: Vec<u64> = clients.iter().map(|client| client["memory_bytes"].as_u64().unwrap()).collect();
     assert!(used.len() == 7 && used.iter().all(|one| *one == used[0] && *one >= BYTES as u64), "{used:?}");
@@ -397,7 +396,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
         "{booked}"
     );
     assert!(used[0] <= 128 << 20, "{used:?}");
-    // Another function and another version have the same copy, and a function that was removed can come back.
+    // Another function and another version have the same copy, and a removed function can come back.
     let none = json!({"labels": {"com.openfaas.scale.min": "0"}, "envVars": {"VERSION": "2"}});
     story.deploy("eighth", &wishes(&file), &none);
     story.deploy("eighth", &wishes(&file), &none);
@@ -406,7 +405,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
         state["models"]["models"].as_array().unwrap().len()
     };
     assert_eq!(models(&story), 1);
-    // A file that has changed is not taken for the one that instances use.
+    // A changed file does not pass for the file in use by instances.
     safetensors(&file, BYTES / 2, BYTES / 2);
     let (status, why) = story.try_deploy("ninth", &wishes(&file), &none);
     assert!(status == 400 && why.contains("has changed"), "{status} {why}");
@@ -417,7 +416,7 @@ fn seven_instances_of_a_model_share_one_copy_and_the_books_agree() {
     assert_eq!(models(&story), 1);
 }
 
-/// Shares, slices and whole devices: a deployment that says nothing but a latency is measured, placed and served on each.
+/// Shares, slices and whole devices: a deployment with nothing but a latency is measured, placed and served on each.
 #[test]
 fn a_deployment_with_nothing_but_an_slo_is_served_on_a_node_of_any_kind() {
     let nodes: [(&[&str], usize); 3] = [
@@ -498,7 +497,7 @@ fn a_wish_that_no_device_of_the_node_can_meet_is_refused_in_its_own_words() {
     refused(&story, json!({"gshare/slo": "1s"}), two, "com.openfaas.scale.min: `2`: need at most 1");
 }
 
-/// Its kernels take 4 ms. Beside the trainer its latencies are those of turns, which once refused it for ever.
+/// A function with kernels of 4 ms. Beside the trainer its latencies come from turns, which once refused it for ever.
 #[test]
 fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_when_that_is_asked_for() {
     let story = Story::on(&["--sim=v100"], tempfile::tempdir().unwrap());
@@ -513,7 +512,7 @@ fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_
     story.ask("vision");
     let status = story.status("vision");
     assert!(status["others_bp"].as_u64() > Some(0) && status["problem"].is_null(), "{status}");
-    // Both classes follow from what was asked for.
+    // Both classes follow from the request.
     let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
     let snapshot = gshared::admin::snapshot(&admin).unwrap();
     let class = |name: &str| {
@@ -538,7 +537,7 @@ fn a_function_that_is_measured_beside_a_trainer_is_served_and_is_measured_again_
     let (status, why) = story.provider.call("POST", "/system/profile/train", "");
     assert!(status == 400 && why.contains("`train` is not measured"), "{status} {why}");
     assert_eq!(story.provider.call("POST", "/system/profile/nobody", "").0, 404);
-    // A function that comes back is a new one.
+    // A returning function counts as new.
     let body = json!({"functionName": "vision"}).to_string();
     assert_eq!(story.provider.call("DELETE", "/system/functions", &body).0, 202);
     within(|| story.try_deploy("vision", &wishes.0, &wishes.1).0 == 202);

@@ -1,4 +1,4 @@
-//! All tests of the host as one program: what they use is linked once, and those that wait do so side by side.
+//! All tests of the host as one program: their dependencies are linked once, and their waits overlap.
 
 mod common;
 

@@ -51,7 +51,7 @@ pub enum ClaimError {
         /// How many.
         count: usize,
     },
-    /// A GPU that this node does not have.
+    /// A GPU missing on this node.
     #[error("{field}.device: {pool} has no `{device}`")]
     UnknownDevice {
         /// Path of the result.

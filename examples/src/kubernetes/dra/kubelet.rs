@@ -19,10 +19,10 @@ pub struct PluginInfo {
     /// The driver's name.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// The socket that serves the plugin.
+    /// The plugin's socket.
     #[prost(string, tag = "3")]
     pub endpoint: String,
-    /// Services that it serves there.
+    /// Services on this socket.
     #[prost(string, repeated, tag = "4")]
     pub supported_versions: Vec<String>,
 }
@@ -56,7 +56,7 @@ pub struct Claim {
     pub name: String,
 }
 
-/// Claims that are to be prepared.
+/// Claims to prepare.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourcesRequest {
     /// The claims.
@@ -86,7 +86,7 @@ pub struct NodePrepareResourceResponse {
 /// A device of a claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
-    /// The requests of the claim that it answers.
+    /// The answered requests of the claim.
     #[prost(string, repeated, tag = "1")]
     pub request_names: Vec<String>,
     /// Pool of the device.
@@ -103,7 +103,7 @@ pub struct Device {
     pub share_id: Option<String>,
 }
 
-/// Claims that are over.
+/// Ended claims.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourcesRequest {
     /// The claims.
@@ -164,9 +164,9 @@ pub struct DeviceIdentifier {
     pub device_name: String,
 }
 
-/// A device that works.
+/// A healthy device.
 pub const HEALTHY: i32 = 1;
-/// A device that does not.
+/// An unhealthy device.
 pub const UNHEALTHY: i32 = 2;
 
 /// Entry of the list of versions when `NodeWatchResources` is served.

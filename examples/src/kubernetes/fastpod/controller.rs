@@ -39,7 +39,7 @@ use tokio::time::Instant;
 const RETRY: Duration = Duration::from_secs(2);
 /// Objects of a page of a list.
 const PAGE: u32 = 500;
-/// Writes that are under way at once.
+/// Concurrent writes.
 const AT_ONCE: usize = 32;
 /// Field manager of the controller's writes.
 pub const MANAGER: &str = "gshare-fastpod";
@@ -47,7 +47,7 @@ pub const MANAGER: &str = "gshare-fastpod";
 /// Result of a look.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Writes that were done.
+    /// Completed writes.
     pub written: usize,
     /// Writes that met something changed in between; the next look sees it.
     pub overtaken: usize,

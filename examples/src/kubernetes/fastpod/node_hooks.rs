@@ -11,11 +11,10 @@
 //!   of the CRI, of the *container* that the kubelet describes, and the kubelet takes both from device plugins and drivers
 //!   of Dynamic Resource Allocation alone. Pods' own annotations reach the sandbox only. So a tenant can neither ask for
 //!   CDI devices nor be given them by a controller.
-//! - A **device plugin** does: a container that asks for the extended resource [`RESOURCE`] gets what the plugin answers to
-//!   `Allocate`. Every runtime supports mounts. CDI devices need a runtime with CDI enabled (containerd 1.7 with
-//!   `enable_cdi = true`, 2.0 and later by default; CRI-O 1.23): a containerd 1.7 without it silently starts the container
-//!   *without* them, and the program would run without its limits. So the plugin answers with mounts, and with CDI only by
-//!   the operator's `--cdi`.
+//! - A **device plugin** does: a container that asks for the extended resource [`RESOURCE`] gets the plugin's answer to `Allocate`. Every
+//!   runtime supports mounts. CDI devices need a runtime with CDI enabled (containerd 1.7 with `enable_cdi = true`, 2.0 and later by
+//!   default; CRI-O 1.23): a containerd 1.7 without it silently starts the container *without* them, and the program would run without its
+//!   limits. So the plugin answers with mounts, and with CDI only by the operator's `--cdi`.
 //!
 //! # Algorithm
 //! The kubelet's plugin watcher finds the plugin, like a driver, also after a restart of the kubelet. It offers `slots`

@@ -1,9 +1,10 @@
-//! Releases of CUDA, and the driver that each came with.
+//! Releases of CUDA, and the driver shipped with each.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Release, as `1000 * major + 10 * minor`, and the version of the Linux driver that a toolkit of it came with; from the table "CUDA Toolkit and Corresponding Driver Versions" of the toolkit's release notes.
+/// Release as `1000 * major + 10 * minor`, and the Linux driver shipped with its toolkit; from the table "CUDA Toolkit and Corresponding
+/// Driver Versions" of the toolkit's release notes.
 const DRIVERS: [(u32, &str); 24] = [
     (11_000, "450.51.06"),
     (11_010, "455.32.00"),
@@ -31,15 +32,15 @@ const DRIVERS: [(u32, &str); 24] = [
     (13_040, "615.71.09"),
 ];
 
-/// A CUDA release whose driver is known.
+/// A CUDA release with a known driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaRelease(u32);
 
 impl CudaRelease {
-    /// 13.2: the release that current wheels of PyTorch are built for.
+    /// 13.2: the release for which current wheels of PyTorch are built.
     pub const DEFAULT: Self = Self(13_020);
 
-    /// As `cuDriverGetVersion` says it: 13020 for 13.2.
+    /// The number in the form of `cuDriverGetVersion`: 13020 for 13.2.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -62,11 +63,11 @@ impl fmt::Display for CudaRelease {
     }
 }
 
-/// No release of CUDA whose driver is known.
+/// The text names no CUDA release with a known driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("driver {0:?}: the CUDA releases known here are 11.0 to 11.8, 12.0 to 12.9 and 13.0 to 13.4")]
 pub struct CudaReleaseError(
-    /// The text that was given.
+    /// The refused text.
     pub String,
 );
 

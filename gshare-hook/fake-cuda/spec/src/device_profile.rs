@@ -1,15 +1,15 @@
-//! Profiles: what GPUs a simulated device has and what kernels cost on them. Data files, see `profiles/`.
+//! Profiles: the GPUs of a simulated device and the cost of kernels on them. For the data files see `profiles/`.
 //!
-//! A kernel's demand and duration come from, in this order:
-//! 1. its name: `zero…` costs nothing; `spin_<n>ns`, `spin_<n>us`, `spin_<n>ms` lasts exactly that long; `spin_ns` lasts
-//!    as many ns as its first argument, a 64-bit integer, says. A suffix `_sm<n>` sets the demand, `_full` takes every SM;
-//! 2. the first `[[kernel]]` of the profile whose `name` is the kernel's, or its beginning if it ends in `*`;
-//! 3. the launch: blocks spread over SMs one each, as hardware places them, so demand = min(blocks, SMs);
-//!    waves = ceil(blocks / (demand x blocks that fit on an SM)), duration = `fixed_ns` + waves x `ns_per_wave`.
+//! A kernel's demand and duration come from the first of these sources:
+//! 1. its name: `zero…` costs nothing; `spin_<n>ns`, `spin_<n>us`, `spin_<n>ms` lasts exactly that long; `spin_ns` takes its duration in ns
+//!    from its first argument, a 64-bit integer. A suffix `_sm<n>` sets the demand, `_full` takes every SM;
+//! 2. the first `[[kernel]]` of the profile with the kernel's `name`, or with the beginning of that name and a `*`;
+//! 3. the launch: hardware spreads blocks over SMs one by one, so demand = min(blocks, SMs); waves = ceil(blocks / (demand x blocks per
+//!    SM)), duration = `fixed_ns` + waves x `ns_per_wave`.
 
 use serde::{Deserialize, Serialize};
 
-/// A device file's GPUs (all alike) and costs.
+/// The GPUs of a device file, all alike, and the costs on them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -20,9 +20,9 @@ pub struct Profile {
     pub gpus: u32,
     /// Streaming multiprocessors per GPU.
     pub sms: u32,
-    /// Memory per GPU in bytes, as the driver has it.
+    /// Memory per GPU in bytes, as `cuDeviceTotalMem` reports it.
     pub memory_bytes: u64,
-    /// Memory that the driver keeps for itself, in bytes: part of what NVML calls the total.
+    /// Memory reserved by the driver, in bytes; NVML counts it in its total.
     #[serde(default)]
     pub reserved_bytes: u64,
     /// Major and minor compute capability.
@@ -49,9 +49,9 @@ pub struct Profile {
     pub copy_fixed_ns: u64,
     /// Device memory a context takes in bytes.
     pub context_bytes: u64,
-    /// Cost of kernels nothing else is known about.
+    /// Cost of kernels without an entry of their own.
     pub cost: Cost,
-    /// Time that calls take in their caller.
+    /// Time in the caller of each kind of call.
     #[serde(default)]
     pub calls: Calls,
     /// Costs by name.
@@ -60,10 +60,10 @@ pub struct Profile {
     /// The board's description of itself to a monitor.
     #[serde(default)]
     pub board: Board,
-    /// The MIG slices that a GPU can be cut into.
+    /// The MIG slices into which a GPU can be cut.
     #[serde(default)]
     pub mig: Vec<MigSlice>,
-    /// MIG devices that the one GPU of this device file is cut into, by name; none: it is whole.
+    /// MIG devices into which the file's one GPU is cut, by name; an empty list leaves the GPU whole.
     #[serde(default)]
     pub cut: Vec<String>,
 }
@@ -72,8 +72,7 @@ fn one() -> u32 {
     1
 }
 
-/// The board around the GPU, as NVML describes it. Figures of a data sheet or typical values; nothing is computed from them
-/// but what NVML says.
+/// The board around the GPU, as NVML describes it. Figures come from a data sheet or are typical; only NVML's answers depend on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Board {
@@ -89,11 +88,11 @@ pub struct Board {
     pub power_idle_mw: u32,
     /// Lowest power limit that may be set, in mW.
     pub power_min_mw: u32,
-    /// Power limit, in mW: what a GPU that is never idle draws.
+    /// Power limit, in mW: the draw of a GPU under constant load.
     pub power_limit_mw: u32,
     /// Temperature when nothing runs, in degrees Celsius.
     pub idle_celsius: u32,
-    /// Temperature of a GPU that is never idle.
+    /// Temperature of a GPU under constant load.
     pub busy_celsius: u32,
     /// Highest temperature of normal operation.
     pub max_celsius: u32,
@@ -126,7 +125,7 @@ impl Default for Board {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigSlice {
-    /// Such as `1g.10gb`.
+    /// Name of the slice, such as `1g.10gb`.
     pub name: String,
     /// Streaming multiprocessors.
     pub sms: u32,
@@ -144,7 +143,7 @@ pub struct Cost {
     pub ns_per_wave: u64,
 }
 
-/// Time on a CPU that a call of the driver takes, in ns. Work starts at the end of the call that queues it, at the earliest.
+/// CPU time of a driver call, in ns. Work starts at the end of the call which queues it, at the earliest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calls {
@@ -152,9 +151,9 @@ pub struct Calls {
     pub launch_ns: u32,
     /// Launching a graph.
     pub graph_ns: u32,
-    /// The same, more for each of its nodes.
+    /// Extra time for each node of a launched graph.
     pub graph_node_ns: u32,
-    /// Recording an event, waiting for one, and other small operations of a stream's.
+    /// Recording an event, waiting for one, and other small stream operations.
     pub event_ns: u32,
     /// Starting a copy or fill.
     pub copy_ns: u32,
@@ -214,7 +213,7 @@ pub enum ProfileError {
     /// The GPU has no such MIG slice.
     #[error("profile {0:?}: no MIG slice {1:?}; it has {2}")]
     Slice(String, String, String),
-    /// More is cut off than there is.
+    /// The slices need more of a resource than the GPU has.
     #[error("profile {0:?}: slices of {1} {2} are cut off {3}")]
     Cut(String, u64, &'static str, u64),
 }
@@ -242,23 +241,23 @@ pub fn load_text(spec: &str) -> Result<String, ProfileError> {
     std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))
 }
 
-/// How a kernel's name decides its cost.
+/// How a kernel's name determines its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Where the duration comes from.
+    /// Source of the duration.
     pub duration: Duration,
     /// Demand in SMs, if the name or the profile sets it.
     pub sms: Option<u32>,
 }
 
-/// Where a kernel's duration comes from.
+/// Source of a kernel's duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duration {
     /// A fixed number of ns.
     Fixed(u64),
     /// A number of ns for each block.
     PerBlock(u64),
-    /// As many ns as the first argument says.
+    /// The first argument, in ns.
     FirstArgument,
     /// By launch size.
     BySize,
@@ -315,7 +314,7 @@ impl Profile {
         self.mig.iter().find(|s| s.name == name)
     }
 
-    /// The devices a process may use, each with its own SMs and memory: the GPUs, or the one GPU's MIG devices.
+    /// The devices open to a process, each with its own SMs and memory: the GPUs, or the MIG devices of the one GPU.
     pub fn devices(&self) -> Vec<Self> {
         if self.cut.is_empty() {
             return vec![self.clone(); self.gpus as usize];
@@ -329,7 +328,7 @@ impl Profile {
         self.cut.iter().filter_map(|name| self.slice(name)).map(device).collect()
     }
 
-    /// The cost that the kernel's name states.
+    /// The cost stated by the kernel's name.
     pub fn named(&self, name: &str) -> Named {
         if let Some(named) = by_name(name, self.sms) {
             return named;
@@ -347,7 +346,7 @@ impl Profile {
         Named { duration, sms: cost.sms }
     }
 
-    /// Demand in SMs and duration in ns of a launch. `first` is the first argument, where the name asks for it.
+    /// Demand in SMs and duration in ns of a launch. `first` is the kernel's first argument, if its name refers to it.
     pub fn cost(&self, named: Named, blocks: u64, threads: u32, first: Option<u64>) -> (u32, u64) {
         let fit = u64::from((self.threads_per_sm / threads.max(1)).clamp(1, self.blocks_per_sm));
         let by_size = u32::try_from(blocks.clamp(1, u64::from(self.sms))).unwrap_or(self.sms);

@@ -1,12 +1,12 @@
-//! Which GPUs and which driver are simulated.
+//! The GPUs and the driver to simulate.
 //!
 //! # Terms
-//! *Profile*: what a GPU is and what kernels cost on it, a name or a file ([`Profile`]). *Release*: the CUDA release that the
-//! driver has ([`CudaRelease`]). *Specification*: both, with the number of devices or the MIG devices ([`Spec`]).
+//! *Profile*: the GPU and the cost of kernels on it, a name or a file ([`Profile`]). *Release*: the driver's CUDA release
+//! ([`CudaRelease`]). *Specification*: both, with the number of devices or the MIG devices ([`Spec`]).
 //!
 //! # Use
-//! The command line reads a specification from the text after `--sim=`, the simulated driver reads the same from environment
-//! variables. Nothing here opens a device: a specification can be refused before a program starts.
+//! The command line reads a specification from the text after `--sim=`; the simulated driver reads the same from environment variables.
+//! Nothing here opens a device: a specification can be refused before a program starts.
 #![forbid(unsafe_code)]
 
 mod cuda_release;

@@ -1,5 +1,4 @@
-//! The text that names what is simulated, `PROFILE,driver=12.8,devices=4` or `a100,mig=3g.40gb+2g.20gb`, and the environment
-//! variables that say the same.
+//! The text of a simulation, `PROFILE,driver=12.8,devices=4` or `a100,mig=3g.40gb+2g.20gb`, and the equivalent environment variables.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +6,9 @@ use std::str::FromStr;
 use crate::cuda_release::{CudaRelease, CudaReleaseError};
 use crate::device_profile::{Profile, ProfileError, load_text};
 
-/// The profile of a device that nothing else is said about.
+/// The profile of a device without a stated profile.
 pub const DEFAULT_PROFILE: &str = "a100";
-/// Most GPUs that one device file has.
+/// Most GPUs in one device file.
 pub const MAX_DEVICES: u32 = 16;
 
 const PROFILE: &str = "GSHARE_SIM_PROFILE";
@@ -17,7 +16,7 @@ const DRIVER: &str = "GSHARE_SIM_DRIVER_VERSION";
 const DEVICES: &str = "GSHARE_SIM_GPUS";
 const MIG: &str = "GSHARE_SIM_MIG";
 
-/// The devices that are simulated. A part that is `None` or empty is not said, and left to a default.
+/// The simulated devices. A part is `None` or empty if the text leaves it to a default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spec {
@@ -27,7 +26,7 @@ pub struct Spec {
     pub driver: Option<CudaRelease>,
     /// Number of GPUs, 1 to [`MAX_DEVICES`].
     pub devices: Option<u32>,
-    /// MIG devices that the one GPU is cut into, by name.
+    /// MIG devices into which the one GPU is cut, by name.
     pub mig: Vec<String>,
 }
 
@@ -35,16 +34,16 @@ pub struct Spec {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// The profile cannot be used, or has no such MIG devices.
+    /// The profile cannot be used, or lacks the MIG devices.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The driver's release is not known.
+    /// The driver's release is unknown.
     #[error(transparent)]
     Driver(#[from] CudaReleaseError),
     /// The number of devices is none or too large.
     #[error("devices {0:?}: need 1 to {MAX_DEVICES}")]
     Devices(String),
-    /// A GPU that is cut is the only one.
+    /// Several devices were asked for, but a cut GPU is alone.
     #[error("devices {0}: must be 1 where mig cuts the GPU into MIG devices")]
     CutMany(u32),
     /// The list of MIG devices has an empty name.
@@ -75,8 +74,7 @@ fn slices(text: &str, separators: &[char]) -> Result<Vec<String>, SpecError> {
 impl FromStr for Spec {
     type Err = SpecError;
 
-    /// Reads the text after `--sim=`; an empty one says nothing. Whether the profile has what is asked for is for
-    /// [`Spec::resolve`].
+    /// Reads the text after `--sim=`; an empty text leaves every part to its default. [`Spec::resolve`] compares the text with the profile.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (mut profile, mut driver, mut number, mut mig) = (None, None, None, None);
         for part in text.split(',').filter(|_| !text.is_empty()) {
@@ -93,7 +91,7 @@ impl FromStr for Spec {
 }
 
 impl fmt::Display for Spec {
-    /// Writes the text that [`from_str`](Self::from_str) reads.
+    /// Writes the text in the form read by [`from_str`](Self::from_str).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.variables().into_iter().map(|(key, value)| match key {
             DRIVER => format!("driver={value}"),
@@ -106,8 +104,8 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// The specification in the variables `GSHARE_SIM_PROFILE`, `_DRIVER_VERSION`, `_GPUS` and `_MIG`;
-    /// `variable` looks one up. An empty variable says nothing. MIG devices may also be separated by commas.
+    /// The specification in the variables `GSHARE_SIM_PROFILE`, `_DRIVER_VERSION`, `_GPUS` and `_MIG`; `variable` looks one up. An empty
+    /// variable counts as unset. MIG devices may also be separated by commas.
     ///
     /// # Errors
     /// When a value is out of range.
@@ -121,7 +119,7 @@ impl Spec {
         })
     }
 
-    /// As [`of_variables`](Self::of_variables), of this process.
+    /// [`of_variables`](Self::of_variables) of this process.
     ///
     /// # Errors
     /// When a value is out of range.
@@ -129,7 +127,7 @@ impl Spec {
         Self::of_variables(|key| std::env::var(key).ok())
     }
 
-    /// The variables that say the same, for a program that runs on the simulated driver.
+    /// The equivalent variables, for a program on the simulated driver.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let mig = if self.mig.is_empty() { None } else { Some(self.mig.join("+")) };
         let all = [
@@ -141,7 +139,7 @@ impl Spec {
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
-    /// Takes from `other` the parts that this specification does not say.
+    /// Takes the missing parts of this specification from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -152,7 +150,7 @@ impl Spec {
         }
     }
 
-    /// The text of the profile with the MIG devices cut, as a device file keeps it; `None` where neither is said.
+    /// The text of the profile with the MIG devices cut, as a device file keeps it; `None` if the specification names neither.
     ///
     /// # Errors
     /// When the profile is neither built in nor a readable file.
@@ -166,7 +164,7 @@ impl Spec {
         Ok(Some(cut + &text))
     }
 
-    /// The profile's name or path, or the default's.
+    /// The profile's name or path, or the default's name.
     pub fn profile_name(&self) -> &str {
         self.profile.as_deref().unwrap_or(DEFAULT_PROFILE)
     }
@@ -174,7 +172,7 @@ impl Spec {
     /// Loads the profile and checks every part against it.
     ///
     /// # Errors
-    /// When the profile cannot be used or lacks what is asked for.
+    /// When the profile cannot be used or lacks a part of the specification.
     pub fn resolve(&self) -> Result<Profile, SpecError> {
         let text = self.profile_text()?.map_or_else(|| load_text(DEFAULT_PROFILE), Ok)?;
         let mut profile = Profile::parse(&text, self.profile_name())?;

@@ -1,5 +1,5 @@
-//! Prints the ground truth of a simulated device as one JSON object: `sim-stat [DEVICE-FILE]`. With `--lose N` or `--restore N`
-//! before the file, GPU N is lost, as if it had fallen off the bus, or is back, and then the truth is printed.
+//! Prints the ground truth of a simulated device as one JSON object: `sim-stat [DEVICE-FILE]`. `--lose N` before the file first makes GPU N
+//! fall off the bus; `--restore N` brings it back.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: sim-stat [--lose GPU | --restore GPU] [DEVICE-FILE]";
 
-/// The GPU to lose (true) or to bring back, if one is named, and the device file.
+/// The GPU to lose (true) or to bring back, if any, and the device file.
 fn parse(mut words: std::collections::VecDeque<OsString>) -> Option<(Option<(u32, bool)>, PathBuf)> {
     let lose = match words.front().and_then(|word| word.to_str()) {
         Some("--lose") => Some(true),
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
     match show(change, &path) {
         Ok(text) => {
-            // A reader that has seen enough is no error.
+            // A reader may close the pipe early; this is no error.
             let _ = writeln!(std::io::stdout(), "{text}");
             ExitCode::SUCCESS
         }

@@ -1,5 +1,5 @@
-//! Arrays and mipmapped arrays: memory without padding, charged to the byte. Those whose memory the program maps itself
-//! (sparse ones, deferred mapping) have none of their own; mapping it is not supported.
+//! Arrays and mipmapped arrays: memory without padding, charged to the byte. Sparse arrays and arrays with deferred mapping own no memory:
+//! the program would map it, which is not supported.
 
 use super::device_memory::{allocate, free};
 use super::*;
@@ -18,7 +18,7 @@ pub(crate) struct Array {
 
 object!(Array, b"gshareAR");
 
-/// The array that is asked for: the driver's descriptor with its enumeration as an integer.
+/// The description of a new array: the driver's descriptor with its enumeration as an integer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Shape {
@@ -70,7 +70,7 @@ impl Shape {
         let half = |n: usize| if n == 0 { 0 } else { (n >> level).max(1) };
         self.width = half(self.width);
         self.height = half(self.height);
-        // Layers keep their number.
+        // The number of layers stays the same at each level.
         if self.flags & 1 == 0 {
             self.depth = half(self.depth);
         }
@@ -79,7 +79,7 @@ impl Shape {
 }
 
 impl Array {
-    /// An array, or a level, whose memory begins at an address; 0 for none.
+    /// An array, or a level, with memory at `address`; 0 for no memory.
     fn create(shape: Shape, address: u64, level: bool) -> Res<Ref<Self>> {
         let (pitch, height) = (shape.row()?, shape.height as u64);
         Ok(Object::create(Self { address, pitch, height, shape, level }))

@@ -1,4 +1,4 @@
-//! The base of every function: the process's attachment, handles, contexts and streams, and how work is queued.
+//! The base of every function: the process's attachment, handles, contexts and streams, and the queueing of work.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ pub(crate) const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
 pub(crate) const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 pub(crate) const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 pub(crate) const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
-/// The answer of a GPU that has fallen off the bus: the driver has no error of its own for that.
+/// The answer of a GPU off the bus: the driver has no error of its own for this state.
 pub(crate) const GPU_LOST: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
 impl From<SimError> for CUresult {
@@ -31,13 +31,13 @@ impl From<SimError> for CUresult {
     }
 }
 
-/// Leaves a call with `error` where it must be refused: `refuse_if(slot < 0, NOT_FOUND)?`.
+/// Leaves a call with `error` if the condition holds: `refuse_if(slot < 0, NOT_FOUND)?`.
 #[inline]
 pub(crate) fn refuse_if<E>(refused: bool, error: E) -> Result<(), E> {
     if refused { Err(error) } else { Ok(()) }
 }
 
-/// Leaves a call with `CUDA_ERROR_INVALID_VALUE` where an argument is wrong: `invalid_if(flags != 0)?`.
+/// Leaves a call with `CUDA_ERROR_INVALID_VALUE` if an argument is wrong: `invalid_if(flags != 0)?`.
 #[inline]
 pub(crate) fn invalid_if(refused: bool) -> Answer {
     refuse_if(refused, INVALID_VALUE)
@@ -50,7 +50,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Reads a structure that a C caller gives, as integers: newer ones may have values of enumerations that the bindings do not know.
+/// Reads a C caller's structure as integers: newer callers may use enumeration values unknown to the bindings.
 pub(crate) unsafe fn read<T: Copy>(from: *const c_void) -> Res<T> {
     invalid_if(from.is_null())?;
     Ok(from.cast::<T>().read_unaligned())
@@ -67,7 +67,7 @@ pub(crate) unsafe fn put_opt<T>(to: *mut T, value: T) {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
-/// A child of an initialised process sets it.
+/// Set in a child of an initialised process.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The process's attachment to the device file.
@@ -78,11 +78,11 @@ pub(crate) struct Driver {
     pub(crate) visible: Vec<u32>,
     pub(crate) primaries: Vec<Mutex<PrimaryState>>,
     pub(crate) percent: f64,
-    /// The time that calls take in their caller.
+    /// Time of each kind of call in its caller.
     pub(crate) calls: Calls,
-    /// The queue of the thread that runs work on the host; both are made for the first such work.
+    /// The queue of the host thread; the first host work creates both.
     hosts: Mutex<Option<Sender<HostTask>>>,
-    /// Host entries of this process that have not run: while there are any, bytes move when the device reaches a copy.
+    /// Host entries of this process still to run: while there are any, bytes move when the device reaches a copy.
     pub(crate) hosts_pending: AtomicU64,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct PrimaryState {
     pub(crate) flags: u32,
 }
 
-/// Work that runs on the host when its stream reaches it. `false`: not yet, ask again.
+/// Work on the host when its stream reaches it. `false`: not yet, ask again.
 pub(crate) type HostAction = Box<dyn FnMut() -> bool + Send>;
 
 struct HostTask {
@@ -114,21 +114,21 @@ pub(crate) fn driver() -> Res<&'static Driver> {
     driver.ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)
 }
 
-/// The release of the driver. One that the environment names wrongly counts as the default until `cuInit` refuses it.
+/// The driver's release. A wrong name in the environment counts as the default until `cuInit` refuses it.
 pub(crate) fn release() -> CudaRelease {
     static RELEASE: OnceLock<CudaRelease> = OnceLock::new();
     *RELEASE.get_or_init(|| Spec::of_environment().ok().and_then(|spec| spec.driver).unwrap_or_default())
 }
 
-/// As `cuDriverGetVersion` says it.
+/// The release in the form of `cuDriverGetVersion`.
 pub(crate) fn driver_version() -> u32 {
     release().number()
 }
 
-/// The longest time of a launch call that can be asked for, in ns.
+/// The longest accepted time of a launch call, in ns.
 const MOST_NS: u32 = 1_000_000_000;
 
-/// The times of calls in this process: the profile's, or those scaled to what `GSHARE_SIM_CALL_NS` says of a launch.
+/// Call times in this process: the profile's, or scaled so that a launch takes `GSHARE_SIM_CALL_NS`.
 fn calls_asked_for(profile: Calls) -> Result<Calls, String> {
     let Some(text) = std::env::var("GSHARE_SIM_CALL_NS").ok().filter(|text| !text.is_empty()) else {
         return Ok(profile);
@@ -174,7 +174,7 @@ fn open_device() -> Res<Driver> {
     })
 }
 
-/// `cuInit`: attaches once; in a child of an initialised process it fails as the real driver does.
+/// `cuInit`: attaches once; in a child of an initialised process it fails, as on the real driver.
 pub(crate) fn initialise() -> Answer {
     refuse_if(FORKED.load(Relaxed), CUresult::CUDA_ERROR_NOT_INITIALIZED)?;
     let _one = lock(&INIT);
@@ -197,7 +197,7 @@ impl Driver {
         self.device.with_lock(|engine| engine.leave(self.process, id, generation));
     }
 
-    /// The queue of the process's host thread, with that thread begun.
+    /// The queue of the process's host thread; starts the thread at first use.
     fn hosts(&'static self) -> Res<Sender<HostTask>> {
         let mut hosts = lock(&self.hosts);
         if let Some(hosts) = &*hosts {
@@ -205,8 +205,8 @@ impl Driver {
         }
         let (sender, tasks) = channel();
         let run = move || self.run_hosts(&tasks);
-        // Signals are the application's: its handlers must not run on this thread.
-        // SAFETY: plain signal mask calls on this thread, restored below.
+        // Signals belong to the application, so its handlers must not run on this thread. SAFETY: plain signal mask calls on this thread,
+        // restored below.
         let spawned = unsafe {
             let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -226,7 +226,7 @@ impl Driver {
                 tasks.extend(coming.recv());
             }
             tasks.extend(coming.try_iter());
-            // Which are reached, and when is the next one reached at the earliest?
+            // Finds the reached entries, and the earliest time of the next.
             let (reached, soonest) = self.device.with(|engine, now| {
                 let is_reached = |task: &mut HostTask| engine.host_reached(task.at.0, task.at.1);
                 let reached: Vec<HostTask> = tasks.extract_if(.., is_reached).collect();
@@ -250,7 +250,7 @@ impl Driver {
                 pause = 10_000;
             } else {
                 let now = now_ns();
-                // A stream that waits for a word of memory is asked again soon: a device sees it at once.
+                // A stream in wait for a word of memory is polled soon: a device would see the word at once.
                 let soonest = if waits { now + pause } else { soonest };
                 sleep_until(soonest.clamp(now + pause.min(50_000), now + 2_000_000));
                 pause = (pause * 2).min(500_000);
@@ -261,7 +261,7 @@ impl Driver {
 
 // --- Handles ---------------------------------------------------------------------------------------
 
-/// The object that a handle points to.
+/// The object behind a handle.
 #[repr(C)]
 pub(crate) struct Object<T> {
     magic: AtomicU64,
@@ -297,7 +297,6 @@ impl<T: Kind> Object<T> {
         Ok(&*at)
     }
 
-    /// The handle.
     pub(crate) fn handle<H>(&'static self) -> *mut H {
         std::ptr::from_ref(self).cast_mut().cast()
     }
@@ -306,7 +305,7 @@ impl<T: Kind> Object<T> {
         self.magic.load(Relaxed) == T::MAGIC
     }
 
-    /// Makes the handle invalid; `false` if it was already. The object's memory stays: others may still look at it.
+    /// Makes the handle invalid; `false` if it already was. The object's memory stays, since others may still read it.
     pub(crate) fn retire(&self) -> bool {
         self.magic.swap(0, AcqRel) == T::MAGIC
     }
@@ -315,12 +314,12 @@ impl<T: Kind> Object<T> {
 /// A static reference to an object.
 pub(crate) type Ref<T> = &'static Object<T>;
 
-/// The object that an argument of a call stands for.
+/// An argument of a call which refers to an object.
 pub(crate) trait Find<K> {
     type Found;
 
     /// # Safety
-    /// A handle is one that the driver gave out, or no address of the process's.
+    /// The driver gave out the handle, or it is no address of the process.
     unsafe fn find(self) -> Res<Self::Found>;
 }
 
@@ -364,7 +363,7 @@ impl<T> Find<Given> for *mut T {
     }
 }
 
-/// A visible device: its ordinal, and its GPU (or MIG device) of the file.
+/// A visible device: its ordinal, and its GPU or MIG device in the file.
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
     pub(crate) driver: &'static Driver,
@@ -397,12 +396,12 @@ impl Device {
         &self.driver.device.devices()[self.gpu as usize]
     }
 
-    /// Memory that a context takes, in bytes.
+    /// Memory of a new context, in bytes.
     pub(crate) fn context_bytes(self, kind: ContextKind) -> u64 {
         if kind == ContextKind::Green { 0 } else { self.driver.profile().context_bytes }
     }
 
-    /// Charges bytes to this process; before it says that there are none, it removes dead processes.
+    /// Charges bytes to this process; removes dead processes before it reports a lack of memory.
     pub(crate) fn charge(self, kind: MemKind, bytes: u64) -> Result<(), SimError> {
         let Self { driver: Driver { device, process, .. }, gpu, .. } = self;
         let charged = device.with_lock(|engine| engine.charge(*process, gpu, kind, bytes));
@@ -416,19 +415,19 @@ impl Device {
 
 // --- Threads ---------------------------------------------------------------------------------------
 
-/// The state of a thread that a launch needs, in one place without a destructor: one look-up, no check.
+/// The thread state for a launch, in one place without a destructor: one look-up, no check.
 pub(crate) struct Thread {
     context: Cell<Option<Ref<Context>>>,
-    /// The thread's own stream in the context it used last.
+    /// The thread's own stream in its last context.
     own: Cell<Option<Ref<Stream>>>,
-    /// Where this thread counts launches that cost nothing, and whether it is the only one to.
+    /// The counter for this thread's free launches, and whether no other thread shares it.
     counter: Cell<Option<(&'static AtomicU64, bool)>>,
 }
 
 thread_local! {
     static THREAD: Thread =
         const { Thread { context: Cell::new(None), own: Cell::new(None), counter: Cell::new(None) } };
-    /// Never dropped: a destructor of a thread's is registered under the loader's lock, which a driver does not take to launch.
+    /// Never dropped: the loader's lock guards the registration of a thread's destructor, and a driver takes no such lock to launch.
     static STACK: ManuallyDrop<RefCell<Vec<Ref<Context>>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     static OWN_STREAMS: RefCell<BTreeMap<u64, Ref<Stream>>> = const { RefCell::new(BTreeMap::new()) };
@@ -476,8 +475,8 @@ pub(crate) fn pop_current() -> Option<Ref<Context>> {
     with_stack(Vec::pop)
 }
 
-/// Counts a launch that costs nothing, if nothing is pending on its stream: a few ns, no lock. `false`: take the long way. No stream
-/// of the process captures.
+/// Counts a free launch if nothing is pending on its stream: a few ns, no lock. `false`: take the long way. The caller has checked for
+/// captures in the process.
 #[inline]
 pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool {
     THREAD.with(|thread| {
@@ -507,7 +506,7 @@ pub(crate) unsafe fn count_if_idle(StreamArg(flavor, handle): StreamArg) -> bool
     })
 }
 
-/// Gives the thread its counter.
+/// Assigns the thread its counter.
 #[cold]
 fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -523,14 +522,13 @@ fn first_count(thread: &Thread) -> Option<(&'static AtomicU64, bool)> {
 /// The kind of a context.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContextKind {
-    /// The one context that each GPU has by itself.
+    /// The one built-in context of each GPU.
     Primary,
     Created,
-    /// Cut from the primary context, and not charged for.
+    /// Cut from the primary context, without a charge of its own.
     Green,
 }
 
-/// A context.
 pub(crate) struct Context {
     pub(crate) id: u64,
     pub(crate) device: Device,
@@ -555,7 +553,7 @@ pub(crate) fn next_id() -> u64 {
 }
 
 impl Object<Context> {
-    /// An error when it has ended, or while its GPU is lost.
+    /// An error if the context has ended, or while its GPU is lost.
     #[inline]
     fn usable(&self) -> Answer {
         refuse_if(!self.live(), CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
@@ -586,7 +584,6 @@ impl Context {
         Ok(context)
     }
 
-    /// SMs that it may use.
     pub(crate) fn sms(&self) -> u32 {
         self.part.unwrap_or(self.device.profile().sms)
     }
@@ -617,7 +614,6 @@ impl Context {
     }
 }
 
-/// A stream.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) slot: u32,
@@ -630,9 +626,9 @@ pub(crate) struct Stream {
     pub(crate) completed: &'static AtomicU64,
     /// Position of the next entry, as this process knows it.
     pub(crate) tail: AtomicU64,
-    /// Position in the legacy stream that entries pushed here wait for already.
+    /// Position in the legacy stream for which this stream already waits.
     seen_legacy: AtomicU64,
-    /// For the legacy stream: what it waits for already of each blocking stream lies there.
+    /// Position in this stream for which the legacy stream already waits.
     seen_by_legacy: AtomicU64,
     pub(crate) capturing: AtomicBool,
 }
@@ -663,7 +659,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Whether it takes part in the legacy stream's barriers.
+    /// Whether the stream takes part in the legacy stream's barriers.
     pub(crate) fn blocking(&self) -> bool {
         self.flags & 1 == 0
     }
@@ -704,7 +700,6 @@ fn own_stream(context: Ref<Context>) -> Res<Ref<Stream>> {
         .unwrap_or(Err(INVALID_HANDLE))
 }
 
-/// Appends a host action.
 pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
     let driver = driver()?;
     let hosts = driver.hosts()?;
@@ -712,7 +707,7 @@ pub(crate) fn push_host(stream: Ref<Stream>, action: HostAction) -> Answer {
     let pushed = push(stream, Work::Host).inspect_err(|_| {
         driver.hosts_pending.fetch_sub(1, AcqRel);
     });
-    // The thread never ends, so there is always one to take it.
+    // The host thread never ends, so it receives every entry.
     let _ = hosts.send(HostTask { at: (stream.slot, pushed?), action });
     Ok(())
 }
@@ -726,7 +721,7 @@ pub(crate) fn push_call(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> A
     push_host(stream, Box::new(action))
 }
 
-/// Moves bytes now or, while host functions are pending that might change them, when the stream gets there.
+/// Moves bytes now, or when the stream reaches the copy if pending host functions might still change them.
 pub(crate) fn move_bytes(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> Answer {
     if driver()?.hosts_pending.load(Acquire) > 0 {
         return push_call(stream, f);
@@ -735,10 +730,10 @@ pub(crate) fn move_bytes(stream: Ref<Stream>, f: impl Fn() + Send + 'static) -> 
     Ok(())
 }
 
-/// Appends work to a stream behind the barriers it needs; waits while the stream is full. Returns the work's position.
+/// Appends work to a stream behind its barriers; waits while the stream is full. Returns the work's position.
 pub(crate) fn push(stream: Ref<Stream>, work: Work) -> Res<u64> {
     let driver = driver()?;
-    // Barriers of the legacy default stream: it waits for the blocking streams, and they for it.
+    // Barriers of the legacy default stream: the blocking streams and the legacy stream wait for each other.
     let wait_for = |other: Ref<Stream>, seen: &AtomicU64| -> Answer {
         let tail = other.tail.load(Acquire);
         if tail > seen.load(Relaxed) {
@@ -780,7 +775,7 @@ fn push_one(driver: &'static Driver, stream: Ref<Stream>, work: Work) -> Res<u64
     }
 }
 
-/// Waits until everything pushed to the stream so far is done.
+/// Waits until all work in the stream is done.
 pub(crate) fn drain(stream: Ref<Stream>) -> Answer {
     let driver = driver()?;
     if let Some(last) = stream.tail.load(Acquire).checked_sub(1) {
@@ -789,7 +784,7 @@ pub(crate) fn drain(stream: Ref<Stream>) -> Answer {
     stream.context.check()
 }
 
-/// Whether everything pushed to the stream so far is done.
+/// Whether all work in the stream is done.
 pub(crate) fn drained(stream: Ref<Stream>) -> Res<bool> {
     let driver = driver()?;
     let tail = stream.tail.load(Acquire);

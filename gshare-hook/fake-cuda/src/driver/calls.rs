@@ -1,12 +1,12 @@
-//! The time that calls take in their caller, as on a real driver.
+//! The time of a call in its caller, as on a real driver.
 //!
-//! A real driver checks the arguments, writes commands where the GPU reads them, and rings the GPU's doorbell as one of the last
-//! steps. The work of a call can therefore not start before the call is nearly over, and until then the call has kept a CPU busy.
-//! Each function here is called first: the caller spins on the clock, without a lock of the device's or the driver's, and only then
-//! is its work queued. Several threads spend this time side by side, which a real driver's own locks allow only in part.
+//! A real driver checks the arguments, writes commands to the GPU's ring, and rings the doorbell as one of its last steps. The work of a
+//! call therefore starts only when the call is nearly over, and the call keeps a CPU busy until then. Each entry point runs its function
+//! here first: the caller spins on the clock, without a lock of the device or the driver, and then queues its work. Several threads spend
+//! this time side by side; a real driver's own locks allow only part of this overlap.
 //!
-//! A graph's nodes are all submitted at the end of its one call. Calls that are captured into a graph take the same time. Queries
-//! and synchronising calls take none of their own.
+//! A graph's one call submits all its nodes at its end. Calls captured into a graph take the same time. Queries and synchronising calls
+//! take no time of their own.
 
 use super::base;
 use crate::sim::device_file::now_ns;
@@ -23,7 +23,7 @@ pub(crate) fn graph(nodes: usize) {
     spend(|calls| u64::from(calls.graph_ns) + u64::from(calls.graph_node_ns) * nodes as u64);
 }
 
-/// A call that records an event, waits for one, or queues another small operation of a stream's.
+/// A call which records an event, waits for one, or queues another small stream operation.
 pub(crate) fn event() {
     spend(|calls| calls.event_ns.into());
 }

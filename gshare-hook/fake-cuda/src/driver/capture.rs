@@ -1,4 +1,4 @@
-//! Stream capture: what streams are asked to do becomes nodes of a graph.
+//! Stream capture: requests to streams become nodes of a graph.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use super::*;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
-/// One capture, shared by the streams that take part.
+/// One capture, shared by its streams.
 pub(crate) struct Session {
     id: u64,
     graph: Ref<Graph>,
@@ -19,7 +19,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Spoils the capture, and refuses the call that does.
+    /// Spoils the capture, and refuses the call at fault.
     pub(crate) fn spoil<R>(&self, error: CUresult) -> Res<R> {
         self.invalid.store(true, Release);
         Err(error)
@@ -30,7 +30,7 @@ impl Session {
     }
 }
 
-/// A capture, and the nodes that what follows depends on.
+/// A capture, and the nodes on which the next node depends.
 pub(crate) type Point = (Arc<Session>, Vec<NodeRef>);
 
 /// A stream's part in a capture.
@@ -38,7 +38,7 @@ struct Part {
     stream: Ref<Stream>,
     session: Arc<Session>,
     after: Vec<NodeRef>,
-    /// The nodes that cuStreamGetCaptureInfo last gave out: the caller reads them until the next call on the stream.
+    /// The nodes last returned by cuStreamGetCaptureInfo: the caller reads them until the next call on the stream.
     shown: Vec<usize>,
 }
 
@@ -52,24 +52,24 @@ impl Part {
     }
 }
 
-/// The streams that capture, by number.
+/// The capturing streams, by number.
 type Parts = BTreeMap<u64, Part>;
 
 static PARTS: Mutex<Parts> = Mutex::new(BTreeMap::new());
-/// How many there are.
+/// Number of capturing streams.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static MODE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Tells if any stream of the process captures.
+/// Whether any stream of the process captures.
 #[inline]
 pub(crate) fn any_capture() -> bool {
     ACTIVE.load(Acquire) > 0
 }
 
-/// Refuses a call that must not happen while the calling thread, or under its mode another one, captures.
+/// Refuses a call forbidden by a capture of the calling thread, or by a global capture of another, and spoils the capture.
 pub(crate) fn not_while_capturing() -> Answer {
     let mode = MODE.get();
     if !any_capture() || mode == 2 {
@@ -91,7 +91,7 @@ pub(crate) fn not_while_capturing() -> Answer {
     answer
 }
 
-/// Refuses when one of the streams captures, and spoils that capture.
+/// Refuses if one of the streams captures, and spoils this capture.
 fn none_captures(streams: impl IntoIterator<Item = Ref<Stream>>, error: CUresult) -> Answer {
     match streams.into_iter().find(|stream| stream.capturing.load(Acquire)) {
         Some(stream) => lock(&PARTS).get(&stream.id).map_or(Err(error), |part| part.session.spoil(error)),
@@ -99,13 +99,13 @@ fn none_captures(streams: impl IntoIterator<Item = Ref<Stream>>, error: CUresult
     }
 }
 
-/// Refuses a synchronising call on a stream that takes part in a capture, and spoils the capture.
+/// Refuses a synchronising call on a capturing stream, and spoils the capture.
 pub(crate) fn not_capturing(stream: Ref<Stream>) -> Answer {
     none_captures([stream], UNSUPPORTED)?;
     legacy_not_implied(stream)
 }
 
-/// Refuses where the legacy stream would depend on a blocking stream that captures.
+/// Refuses if the legacy stream would depend on a capturing blocking stream.
 pub(crate) fn legacy_not_implied(stream: &Stream) -> Answer {
     if !any_capture() || !stream.legacy {
         return Ok(());
@@ -123,7 +123,7 @@ fn with_part<R>(stream: Ref<Stream>, f: impl FnOnce(&mut Part) -> Res<R>) -> Res
     f(lock(&PARTS).get_mut(&stream.id).ok_or(ILLEGAL_STATE)?)
 }
 
-/// Does what a call asks a stream for, or, where that captures, adds it to the graph.
+/// Queues a call's task on its stream, or adds it to the graph if the stream captures.
 pub(crate) fn submit(stream: Ref<Stream>, task: impl Task) -> Answer {
     if !stream.capturing.load(Acquire) {
         return task.run(stream);
@@ -135,7 +135,7 @@ pub(crate) fn submit(stream: Ref<Stream>, task: impl Task) -> Answer {
     })
 }
 
-/// The point that a stream's capture has come to.
+/// The current point of a stream's capture.
 pub(crate) fn point(stream: Ref<Stream>) -> Res<Point> {
     with_part(stream, |part| {
         part.session.valid()?;
@@ -143,8 +143,8 @@ pub(crate) fn point(stream: Ref<Stream>) -> Res<Point> {
     })
 }
 
-/// Makes a stream wait for a point of a capture: it takes part from then on. `false`: neither it captures, nor does the point
-/// belong to a capture that goes on.
+/// Makes a stream wait for a point of a capture; the stream then takes part in it. `false`: the stream captures nothing, and the point's
+/// capture, if any, has ended.
 pub(crate) fn wait_for(stream: Ref<Stream>, point: Option<Point>) -> Res<bool> {
     if !any_capture() {
         return Ok(false);
@@ -178,7 +178,7 @@ fn take_part(parts: &mut Parts, stream: Ref<Stream>, session: Arc<Session>, afte
     stream.capturing.store(true, Release);
 }
 
-/// The nodes of a list that a program passes.
+/// The nodes of a program's list.
 pub(crate) unsafe fn nodes(list: *const sys::CUgraphNode, count: usize) -> Res<Vec<NodeRef>> {
     invalid_if(count > 0 && list.is_null())?;
     (0..count).map(|i| Object::<GraphNode>::get(*list.add(i))).collect()

@@ -24,7 +24,7 @@ entry!(cuDeviceGetUuid, |uuid, dev: Device| {
     put(uuid.cast::<[u8; 16]>(), gpu_uuid(&dev.driver.device, dev.gpu))
 });
 
-// The MIG device's own, where version 1 gives that of its GPU.
+// Version 2 gives the MIG device's own identifier; version 1 gives the identifier of its GPU.
 entry!(cuDeviceGetUuid_v2, |uuid, dev: Device| {
     put(uuid.cast::<[u8; 16]>(), device_uuid(dev.driver.device.path(), dev.gpu))
 });
@@ -43,7 +43,7 @@ entry!(cuDeviceComputeCapability, |major, minor, dev: Device| {
 
 entry!(cuDeviceGetPCIBusId, |pciBusId, len, dev: Device| {
     let text = pci_text(dev.gpu);
-    // A name is cut where there is little room, an address is refused.
+    // The driver cuts a name to a short buffer, but refuses to cut an address.
     invalid_if(usize::try_from(len).map_or(true, |len| len <= text.len()))?;
     put_text(pciBusId, len, &text)
 });
@@ -86,7 +86,7 @@ entry!(cuDeviceGetAttribute, |pi, attrib, dev: Device| {
         12 | 23 | 57 | 82 => 65_536,
         13 => p.clock_khz as c_int,
         14 | 30 => 512,
-        // Also priorities, which are accepted and ignored.
+        // Also priorities: accepted, and ignored.
         15 | 19 | 31 | 32 | 41 | 44 | 78..=80 | 83 | 89..=91 | 95 | 96 | 99 => 1,
         102 | 103 | 113 | 115 | 117 | 119 | 122 | 123 | 125 => 1,
         16 => p.sms as c_int,

@@ -1,6 +1,6 @@
-//! Device memory by pointer: plain, pitched, managed; host memory; what a pointer is.
+//! Device memory by pointer: plain, pitched, managed; host memory; attributes of pointers.
 //!
-//! The account is charged the bytes asked for, without rounding (a pitched allocation: pitch x height).
+//! The account is charged the requested bytes, without rounding (a pitched allocation: pitch x height).
 
 use rustix::mm::{MapFlags, munmap};
 
@@ -16,7 +16,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, kind: MemKind) -> Res<u64>
     inserted.inspect_err(|_| context.device.refund(kind, bytes))
 }
 
-/// Charges bytes; before it says that there are none, it trims this process's pools.
+/// Charges bytes; trims this process's pools before it reports a lack of memory.
 pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
     let charged = device.charge(kind, bytes);
     if charged.is_err() && memory_pool::trim_all(device.gpu)? > 0 {
@@ -25,7 +25,7 @@ pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
     Ok(charged?)
 }
 
-/// Frees what [`allocate`] gave.
+/// Frees an address from [`allocate`].
 pub(crate) fn free(address: u64) -> Answer {
     let driver = driver()?;
     match driver.memory().at(address)?.what {
@@ -43,7 +43,7 @@ pub(crate) fn free(address: u64) -> Answer {
     }
 }
 
-/// Frees what a context has allocated.
+/// Frees all allocations of a context.
 pub(crate) fn free_all_of(context: &Context) -> Answer {
     let ours = |alloc: &Alloc| alloc.context == context.id && matches!(alloc.what, What::Charged(_));
     driver()?.memory().places(ours).into_iter().try_for_each(free)
@@ -96,7 +96,7 @@ entry!(cuMemGetAddressRange_v2, context, |pbase, psize, dptr| {
 
 entry!(cuMemAdvise | cuMemAdvise_v2, driver, |devPtr, count, _, _| check_range(devPtr, count as u64));
 
-/// Prefetching moves nothing (managed memory is charged to its device at once) but takes a copy's time.
+/// Prefetching moves nothing, since managed memory is charged to its device at once, but it takes a copy's time.
 fn prefetch(stream: Ref<Stream>, address: u64, bytes: u64) -> Answer {
     check_range(address, bytes)?;
     legacy_not_implied(stream)?;
@@ -166,9 +166,9 @@ entry!(cuMemHostGetFlags, |pFlags, p| {
     }
 });
 
-// --- What a pointer is -----------------------------------------------------------------------------
+// --- Attributes of pointers ------------------------------------------------------------------------
 
-/// One attribute; `Ok(None)`: the pointer is not known to the driver.
+/// One attribute; `Ok(None)` for a pointer unknown to the driver.
 fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let driver = driver()?;
     let Some(alloc) = driver.memory().find(address) else { return Ok(None) };

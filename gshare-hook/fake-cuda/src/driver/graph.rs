@@ -1,7 +1,7 @@
-//! Graphs: building them, looking at them, their executable forms and launches.
+//! Graphs: construction, inspection, executable forms and launches.
 //!
-//! A launch of a graph runs its nodes one after the other, in an order that respects the edges, on the stream it is
-//! launched on: branches do not overlap (hardware would overlap them).
+//! A launch runs the graph's nodes one by one on its stream, in an order which respects the edges. Branches do not overlap, as they would
+//! on hardware.
 
 use super::capture::{legacy_not_implied, nodes, submit};
 use super::module::{Function, Geometry, Launch};
@@ -72,8 +72,8 @@ unsafe fn read_child(graph: sys::CUgraph) -> Res<Child> {
     Ok(Child(Object::<Graph>::get(graph)?.copy()))
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access
-/// descriptions, their number, bytes, and the address that comes back.
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties (88 bytes: type, handle types, location kind, id, …), access descriptions, their number,
+/// bytes, and the returned address.
 unsafe fn read_alloc(params: *mut c_void) -> Res<GraphAlloc> {
     let [kind, _, location, ordinal] = read::<[u32; 4]>(params)?;
     let bytes = params.cast::<u8>().add(ALLOC_BYTES_AT).cast::<u64>().read_unaligned();
@@ -109,17 +109,17 @@ unsafe fn read_general(params: *mut c_void) -> Res<Node> {
     })
 }
 
-/// Replaces what a node of an executable graph does by another task of the kind.
+/// Replaces the task of a node in an executable graph by another of the same kind.
 unsafe fn set_step(exec: sys::CUgraphExec, node: sys::CUgraphNode, new: Node) -> Answer {
     Object::<Exec>::get(exec)?.step(Object::get(node)?, |step| replace(&mut step.node, new))
 }
 
 // --- Nodes by kind ---------------------------------------------------------------------------------
 
-/// The three calls of a kind of node: one adds such a node, one gives it other parameters, one does that in an executable graph.
+/// The three calls for a kind of node: add a node, change its parameters, and change them in an executable graph.
 ///
-/// `add set set_in_executable (parameters) node`, with `_` where there is no such call; a `_` follows the parameters where adding
-/// takes a context as well.
+/// `add set set_in_executable (parameters) node`, with `_` for a missing call; a `_` follows the parameters if adding takes a context as
+/// well.
 macro_rules! node_kinds {
     ($($add:ident $set:tt $step:tt ($params:ident $(, $context:tt)?) $task:expr;)*) => {$(
         entry!($add, driver, |out, graph: Graph, after, count, $params $(, $context)?| {
@@ -174,7 +174,7 @@ entry!(cuGraphNodeSetParams | cuGraphNodeSetParams_v2, |node: GraphNode, params|
 
 entry!(cuGraphExecNodeSetParams, |exec, node, params| set_step(exec, node, read_general(params.cast())?));
 
-/// Calls that tell what a node of a kind does.
+/// Calls which return the parameters of a kind of node.
 macro_rules! node_values {
     ($($name:ident |$task:ident: $kind:ty, $out:ident| $answer:expr;)*) => {$(
         entry!($name, |node: GraphNode, $out| {
@@ -252,8 +252,8 @@ entry!(cuGraphDestroyNode, |node: GraphNode| {
 
 // --- Looking ---------------------------------------------------------------------------------------
 
-/// Gives a list out as the driver does: no list asks for the number; a longer one is filled up with nulls. Where data of as many
-/// edges are asked for: none of them has any.
+/// Returns a list as the driver does: a null list asks for the number, and a longer list ends in nulls. A call which asks for edge data
+/// gets none.
 unsafe fn put_nodes(list: &[NodeRef], out: NodesOut, data: DataOut, count: *mut usize) -> Answer {
     invalid_if(count.is_null())?;
     if out.is_null() {
@@ -294,7 +294,7 @@ entry!(cuGraphGetEdges_v2, |graph: Graph, from, to, data, count| {
 });
 alias!(cuGraphGetEdges(graph, from, to, count) = cuGraphGetEdges_v2(graph, from, to, null_mut(), count));
 
-/// The nodes at the other ends of a node's edges, which `end` picks where the edge is the node's.
+/// The nodes at the other ends of a node's edges; `end` picks the other end of an edge of this node.
 fn neighbours(node: NodeRef, end: impl Fn(&(u64, u64)) -> Option<u64>) -> Vec<NodeRef> {
     let state = lock(&node.graph.state);
     let ids: Vec<u64> = state.edges.iter().filter_map(end).collect();
@@ -322,7 +322,7 @@ entry!(cuGraphGetId, |graph: Graph, graphId| put(graphId, graph.id as u32));
 
 // --- Executable graphs -----------------------------------------------------------------------------
 
-/// One node of an executable graph: the id of the node it was made from, what it does, whether it is on.
+/// One node of an executable graph: the id of its original, its task, and whether it is enabled.
 #[derive(Clone)]
 struct Step {
     of: u64,
@@ -384,7 +384,7 @@ entry!(cuGraphLaunch, |exec: Exec, stream: Stream| {
     calls::graph(enabled);
     let steps = lock(&exec.steps);
     if stream.capturing.load(Acquire) {
-        // The launched graph becomes a graph within the captured one, its nodes in a row.
+        // In a capture, the launched graph becomes a child graph with its nodes in a row.
         let child = Graph::create();
         let mut last = Vec::new();
         for step in steps.iter().filter(|s| s.enabled) {
@@ -393,7 +393,7 @@ entry!(cuGraphLaunch, |exec: Exec, stream: Stream| {
         return submit(stream, Child(child));
     }
     if exec.flags & 1 != 0 {
-        // Auto free on launch: what the launch before left allocated goes first.
+        // Auto free on launch: memory left by the previous launch goes first.
         for alloc in steps.iter().filter_map(|step| task_as::<GraphAlloc>(&step.node)) {
             let _ = graph_free(alloc.address);
         }
@@ -445,7 +445,7 @@ entry!(cuGraphExecUpdate, |exec: Exec, graph: Graph, error_node, reason| {
 
 // --- User objects ----------------------------------------------------------------------------------
 
-/// A counted object of the program, destroyed by its own function.
+/// A counted object of the program, with the program's own destructor.
 struct UserObject {
     count: AtomicUsize,
     data: usize,
@@ -479,7 +479,7 @@ entry!(cuUserObjectRetain, |object: UserObject, count| object.retain(count));
 entry!(cuUserObjectRelease, |object: UserObject, count| UserObject::release(object, count));
 
 entry!(cuGraphRetainUserObject, |_graph: Graph, object, count, flags| {
-    // CU_GRAPH_USER_OBJECT_MOVE takes the caller's references; they are kept for good.
+    // CU_GRAPH_USER_OBJECT_MOVE takes the caller's references. The simulator never drops them.
     if flags & 1 == 0 {
         Object::<UserObject>::get(object)?.retain(count);
     }

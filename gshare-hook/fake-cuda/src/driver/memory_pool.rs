@@ -1,9 +1,8 @@
 //! Pools of device memory.
 //!
-//! A pool reserves device memory in chunks, whole steps of 32 MiB, and is charged for them. Freed bytes stay reserved until a
-//! synchronising call trims the pool to its release threshold (0 by default), as the driver does. They serve an allocation
-//! that fits into one free stretch of one chunk, and a chunk is given back when nothing is left in it: a pool may keep much
-//! that is of no use.
+//! A pool reserves device memory in chunks, whole steps of 32 MiB, and is charged for them. Freed bytes stay reserved until a synchronising
+//! call trims the pool to its release threshold (0 by default), as on the driver. An allocation needs one free stretch of one chunk, and
+//! only an empty chunk is given back: a pool may keep many bytes without use.
 //!
 //! A pool of host memory costs the device nothing.
 
@@ -13,7 +12,6 @@ use super::*;
 
 const STEP: u64 = 32 << 20;
 
-/// A pool.
 pub(crate) struct Pool {
     pub(crate) device: Device,
     pub(crate) sort: Sort,
@@ -23,11 +21,11 @@ pub(crate) struct Pool {
     pub(crate) held: Mutex<Held>,
 }
 
-/// The memory that a pool has reserved. Its allocations have places: chunks are ranges of numbers, with a gap between one and the next.
+/// The pool's reserved memory. An allocation has a place: chunks are ranges of numbers, with a gap between neighbours.
 #[derive(Default)]
 pub(crate) struct Held {
     pub(crate) state: State,
-    /// Bytes by where a chunk begins.
+    /// Bytes by the chunk's first place.
     chunks: BTreeMap<u64, u64>,
     free: Free,
     next: u64,
@@ -41,7 +39,7 @@ impl Held {
         self.state.reserve(bytes);
     }
 
-    /// Removes chunks with nothing in them while `spare` bytes or more may go; gives how many bytes went.
+    /// Removes empty chunks while at least `spare` bytes may go; returns the number of bytes gone.
     fn shrink(&mut self, spare: u64) -> u64 {
         let mut gone = 0;
         self.chunks.retain(|at, bytes| {
@@ -98,7 +96,7 @@ pub(crate) struct DevicePools {
 /// The kind of a pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// The pool that a device has by itself, which cannot be destroyed.
+    /// The built-in pool of a device, which cannot be destroyed.
     Default,
     Made,
     Imported,
@@ -114,7 +112,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Gives reserved bytes that are not used back, down to `keep`. Returns how many.
+    /// Gives unused reserved bytes back, down to `keep`. Returns their number.
     pub(crate) fn trim(&self, keep: u64) -> Res<u64> {
         driver()?;
         let mut held = lock(&self.held);
@@ -132,7 +130,7 @@ impl Pool {
         let mut held = lock(&this.held);
         if held.free.first(bytes, 1).is_none() {
             let missing = bytes.checked_next_multiple_of(STEP).ok_or(OUT_OF_MEMORY)?;
-            // `device_memory::charge` does not serve: it would trim this pool while it is locked.
+            // `device_memory::charge` does not serve here: it would trim this locked pool.
             if this.sort != Sort::Host {
                 this.device.charge(MemKind::Pool, missing)?;
             }
@@ -159,7 +157,7 @@ impl Device {
         all_pools()?.get(self.ordinal as usize).ok_or(INVALID_DEVICE)
     }
 
-    /// The device's default pool of its own memory, or of the host's.
+    /// The device's default pool of its own memory, or of host memory.
     pub(crate) fn default_pool(self, sort: Sort) -> Res<Ref<Pool>> {
         let pools = self.pools()?;
         let pool = if sort == Sort::Host { &pools.host } else { &pools.default };
@@ -183,7 +181,7 @@ impl Device {
     }
 }
 
-/// Trims every pool on a GPU to nothing unused, for an allocation that does not fit. Returns bytes given back.
+/// Trims every pool on a GPU of all unused bytes, for an allocation without room. Returns the bytes given back.
 pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
     let mut given = 0;
     for of_device in all_pools()? {
@@ -194,7 +192,7 @@ pub(crate) fn trim_all(gpu: u32) -> Res<u64> {
     Ok(given)
 }
 
-/// A synchronising call was made: pools shrink to their thresholds.
+/// Shrinks the pools to their thresholds after a synchronising call.
 pub(crate) fn after_synchronising(device: Device) -> Answer {
     for pool in lock(&device.pools()?.all).iter() {
         let threshold = lock(&pool.held).state.threshold;
@@ -211,7 +209,7 @@ pub(crate) fn free(address: u64) -> Answer {
     // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
     let pool = unsafe { &*(pool as *const Object<Pool>) };
     let alloc = {
-        // Locked first: the address may be given again at once.
+        // Locks the pool first: the address may be reused at once.
         let mut held = lock(&pool.held);
         let alloc = driver.memory().remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
         held.state.give(alloc.bytes);

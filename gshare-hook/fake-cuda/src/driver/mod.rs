@@ -1,16 +1,14 @@
 //! The driver API over the simulated device: one file per kind of object, functions named as in the driver.
 //!
-//! `build.rs` exports every name of the driver's table, and `entry!` gives a name its function: names and arguments, without
-//! their types, which are the table's. Where a per-thread variant exists one function serves both: a stream comes as a `StreamArg`, and
-//! a call without a stream takes a [`Flavor`] first.
-//! Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
+//! `build.rs` exports every name of the driver's table, and `entry!` gives a name its function. Argument types come from the table. Where a
+//! per-thread variant exists one function serves both: a stream arrives as a `StreamArg`, and a call without a stream takes a [`Flavor`]
+//! first. Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! Each file uses only those before it of: `visible`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
-//! ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`,
-//! `symbols`.
+//! Each file uses only earlier files of this list: `visible`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
+//! ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`, `symbols`.
 //!
-//! Handles are addresses of objects that begin with a magic number. A destroyed object loses its number and is kept for a
-//! while, so that a stale handle is an error and not a crash.
+//! Handles are addresses of objects, each with a magic number at its start. A destroyed object loses its number and is kept for a while, so
+//! a stale handle gives an error instead of a crash.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is the driver API's
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)] // idem
 #![allow(
@@ -33,13 +31,12 @@ pub(crate) use base::*;
 pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
 
-/// Writes what one or several exported names of the driver do: `entry!(cuA | cuA_v2, driver, |argument, _, pool: Pool| body)`.
+/// Gives one or several exported names of the driver their function: `entry!(cuA | cuA_v2, driver, |argument, _, pool: Pool| body)`.
 ///
-/// The arguments stand in the table's order (`gshare_cuda_abi`), and have its types. One with a type is looked up first, as [`Find`]
-/// says: `pool` is the object behind the handle. A word before them says what the call needs before that, and binds it: `driver` that
-/// `cuInit` was called, `context` a current context. The body is that of a function that gives an [`Answer`], or nothing where it
-/// succeeds.
-/// A name outside the table and a name with two functions do not compile.
+/// The arguments follow the table's order (`gshare_cuda_abi`), and have its types. [`Find`] looks up an argument with a type: `pool` is the
+/// object behind the handle. A word before the arguments states a requirement and binds its value: `driver` requires `cuInit`, `context` a
+/// current context. The body returns an [`Answer`], or nothing on success. A name outside the table and a name with two functions do not
+/// compile.
 macro_rules! entry {
     ($name:ident | $($more:ident)|+, $($function:tt)*) => {
         entry!($name, $($function)*);
@@ -55,7 +52,7 @@ macro_rules! entry {
         impl symbol::$name {
             pub(in crate::driver) const SERVED: bool = true;
 
-            // The export is all that calls it.
+            // Called by its export only.
             #[inline(always)]
             #[allow(clippy::let_unit_value)]
             pub(in crate::driver) unsafe fn call($args: args::$name) -> Answer {
@@ -70,14 +67,14 @@ macro_rules! entry {
     (@need context) => { base::current() };
 }
 
-/// Writes an exported name that is another one with other arguments: `alias!(cuA_v2(argument, pool, _) = cuA(argument, pool))`.
+/// Writes an exported name as another name with other arguments: `alias!(cuA_v2(argument, pool, _) = cuA(argument, pool))`.
 macro_rules! alias {
     ($name:ident($($arg:tt),*) = $other:ident($($value:expr),*)) => {
         entry!($name, |$($arg),*| symbol::$other::call(($($value,)*)));
     };
 }
 
-/// Makes a type a kind of object, with the eight bytes that its objects begin with and the answer of a call with a bad handle.
+/// Makes a type a kind of object, with the first eight bytes of its objects and the answer to a bad handle.
 macro_rules! object {
     ($kind:ident, $magic:literal $(, $bad:ident)?) => {
         impl Kind for $kind {
@@ -87,7 +84,7 @@ macro_rules! object {
     };
 }
 
-/// Makes a type a [`Task`](tasks::Task) of a `CUgraphNodeType`: `task!(Fill, 2, |fill, stream| what queues it)`.
+/// Makes a type a [`Task`](tasks::Task) of a `CUgraphNodeType`: `task!(Fill, 2, |fill, stream| code that queues it)`.
 macro_rules! task {
     ($type:ty, $kind:literal, |$task:pat_param, $stream:pat_param| $run:expr) => {
         impl Task for $type {
@@ -130,22 +127,22 @@ pub(crate) struct Pointer(pub(crate) *const ());
 // SAFETY: the address of a function.
 unsafe impl Sync for Pointer {}
 
-/// The result of a call, or the driver's error, with which `?` leaves.
+/// The result of a call, or the driver's error, which `?` returns.
 pub(crate) type Res<T> = Result<T, CUresult>;
 pub(crate) type Answer = Res<()>;
 
-/// A stream as an argument names it: the default stream that a null handle stands for, and the handle.
+/// A stream as an argument: the default stream behind a null handle, and the handle.
 #[derive(Clone, Copy)]
 pub(crate) struct StreamArg(pub(crate) Flavor, pub(crate) sys::CUstream);
 
 impl StreamArg {
-    /// The default stream of a call that names none.
+    /// The default stream, for a call without a stream argument.
     pub(crate) fn default_of(flavor: Flavor) -> Self {
         Self(flavor, null_mut())
     }
 }
 
-/// How a body of [`entry!`] ends: without a value it has succeeded.
+/// Lets a body of [`entry!`] end without a value on success.
 trait Outcome {
     fn answer(self) -> Answer;
 }
@@ -164,7 +161,7 @@ impl Outcome for Answer {
     }
 }
 
-/// The answer of a name without an `entry!`, which would come first: a type's own constant and function hide a trait's.
+/// The answer of a name without an `entry!`: a type's own constant and function would hide these of the trait.
 trait Unserved {
     const SERVED: bool = false;
 
@@ -175,13 +172,13 @@ trait Unserved {
 
 impl<T> Unserved for T {}
 
-/// Turns a panic into an error: none crosses into C.
+/// Turns a panic into an error, since no panic may cross into C.
 #[inline]
 pub(crate) fn caught<E>(panicked: E, f: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(Err(panicked))
 }
 
-/// The result that C callers get.
+/// The result for a C caller.
 #[inline]
 fn code(answer: Answer) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
@@ -193,7 +190,7 @@ pub(crate) fn guard(f: impl FnOnce() -> Answer) -> CUresult {
     code(caught(CUresult::CUDA_ERROR_UNKNOWN, f))
 }
 
-/// Tells if an exported name does more than answer "not supported".
+/// Whether an exported name has a function of its own, instead of the answer "not supported".
 pub fn is_served(exported: &str) -> bool {
     gshare_cuda_abi::by_name(exported).is_some_and(|symbol| exports::SERVED[symbol.index])
 }

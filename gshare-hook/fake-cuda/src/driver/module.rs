@@ -9,7 +9,7 @@ use crate::image::raw::{self, Lifetime};
 use crate::image::{Found, Image, Shape, container};
 use gshare_fake_cuda_spec::{Duration, Named, Profile};
 
-/// A module or a library (both hold code and give out functions).
+/// A module or a library: both hold code and give out functions.
 pub(crate) struct Module {
     image: Image,
     is_library: bool,
@@ -25,7 +25,7 @@ struct Global {
     bytes: u64,
 }
 
-/// Size of a global variable whose image cannot be read: most constant memory that a kernel can have.
+/// Size of a global variable in an unreadable image: the most constant memory of a kernel.
 const UNREADABLE_GLOBAL_BYTES: u64 = 64 << 10;
 
 const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
@@ -39,16 +39,15 @@ pub(crate) struct Function {
     module: Ref<Module>,
     pub(crate) named: Named,
     shape: Shape,
-    /// Attributes that a program may set, by number of `CUfunction_attribute`.
+    /// Attributes which a program may set, by number of `CUfunction_attribute`.
     attributes: [AtomicI32; 16],
-    /// For cuFuncSetBlockShape and cuLaunch.
+    /// Set by cuFuncSetBlockShape, for cuLaunch.
     block: Mutex<[u32; 3]>,
 }
 
 object!(Function, b"gshareFU");
 
-/// Most bytes of shared memory that a launch may ask for; the carveout; whether clusters may have more blocks than every device of
-/// the architecture takes.
+/// Most bytes of shared memory of a launch; the carveout; whether clusters may exceed the size common to all devices of the architecture.
 const SHARED_MAX: usize = 8;
 const CARVEOUT: usize = 9;
 const LARGE_CLUSTERS: usize = 14;
@@ -65,7 +64,7 @@ fn current_profile() -> Res<&'static Profile> {
     Ok(current_opt().map_or(driver.profile(), |context| context.device.profile()))
 }
 
-/// Blocks of a launch, threads of a block, the bytes of shared memory that a block asks for, and whether all blocks must run at once.
+/// Geometry of a launch: its blocks, the threads and the shared memory of a block, and whether all blocks must run at once.
 #[derive(Clone, Copy)]
 pub(crate) struct Geometry {
     pub(crate) grid: [u32; 3],
@@ -75,7 +74,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Whether no kernel that costs nothing refuses it, for the short way: its block has threads that no declaration forbids.
+    /// Whether the block has a size no declaration can forbid, so a free kernel may take the short way.
     #[inline(always)]
     fn is_small(&self) -> bool {
         const FEW_THREADS: u64 = 32;
@@ -90,7 +89,7 @@ impl Geometry {
     }
 }
 
-/// Addresses of the arguments one by one, or of a list that describes them.
+/// Addresses of the arguments one by one, or of a list which describes them.
 type Arguments = (*mut *mut c_void, *mut *mut c_void);
 
 /// One launch, priced.
@@ -104,7 +103,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A launch that the driver accepts.
+    /// A valid launch.
     pub(crate) unsafe fn new(function: Ref<Function>, geometry: Geometry, arguments: Arguments) -> Res<Self> {
         let first = first_argument(function, arguments);
         let (params, extra) = (arguments.0 as usize, arguments.1 as usize);
@@ -120,7 +119,7 @@ impl Launch {
         self.geometry.block.iter().fold(1_u32, |a, n| a.saturating_mul(*n))
     }
 
-    /// Checks what the driver checks before it launches.
+    /// Makes the driver's checks before a launch.
     fn check(&self) -> Answer {
         const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
         let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
@@ -145,7 +144,7 @@ impl Launch {
 
 task!(Launch, 0, |launch, stream| launch.queue(stream));
 
-/// First argument of a launch as a 64-bit integer, for kernels whose name says that it is their duration.
+/// First argument of a launch as a 64-bit integer, for kernels with their duration as an argument.
 unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Option<u64> {
     if function.named.duration != Duration::FirstArgument {
         return None;
@@ -164,7 +163,7 @@ unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Opt
     None
 }
 
-/// The time of a launch call passes. Then a kernel that costs nothing on a stream with nothing pending is counted, and done.
+/// Spends the time of a launch call. A free kernel on an idle stream is then only counted.
 #[inline(always)]
 unsafe fn start(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, arguments: Arguments) -> Answer {
     calls::launch();
@@ -175,7 +174,7 @@ unsafe fn start(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, argum
     caught(CUresult::CUDA_ERROR_UNKNOWN, || launch(f, geometry, stream, arguments))
 }
 
-// The export has no guard: nothing panics on the free path, and the rest brings its own.
+// The export has no guard: nothing panics on the free path, and the slow path has a guard of its own.
 entry!(cuLaunchKernel, |f, gx, gy, gz, bx, by, bz, shared, stream, params, extra| {
     let geometry = Geometry { grid: [gx, gy, gz], block: [bx, by, bz], shared, cooperative: false };
     start(f, geometry, stream, (params, extra))
@@ -253,7 +252,7 @@ unsafe fn read_image(image: *const c_void, lifetime: Lifetime) -> Res<Image> {
 }
 
 impl Module {
-    /// A module is for one device: an image without code for it is refused. A library may have none.
+    /// A module is for one device and needs code for it. A library may have none.
     fn create(image: Image, is_library: bool) -> Res<Ref<Self>> {
         refuse_if(image.is_empty() && !is_library, NO_BINARY)?;
         let (functions, globals) = (Mutex::default(), Mutex::default());
@@ -288,7 +287,7 @@ impl Module {
         Ok(function)
     }
 
-    /// Address and size of a global variable in the current context; its memory is taken when it is first asked for.
+    /// Address and size of a global variable in the current context; the first request allocates its memory.
     fn global(&self, name: &str) -> Res<(u64, u64)> {
         let context = current()?;
         let key = (context.id, name.to_owned());
@@ -311,7 +310,7 @@ impl Module {
         for function in lock(&this.functions).values() {
             function.retire();
         }
-        // A context that has ended took its memory along.
+        // A context which has ended has freed its memory.
         for global in std::mem::take(&mut *lock(&this.globals)).into_values() {
             if global.context.live() {
                 device_memory::free(global.address)?;
@@ -440,7 +439,7 @@ entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get
 
 // --- Occupancy -------------------------------------------------------------------------------------
 
-/// Shared memory of each block that is the driver's, in bytes (`CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK`).
+/// Shared memory reserved by the driver in each block, in bytes (`CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK`).
 const RESERVED_SHARED: usize = 1 << 10;
 
 fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
@@ -448,7 +447,7 @@ fn blocks_per_sm(function: &Function, block: i32, dynamic: usize) -> Res<i32> {
     invalid_if(!(1..=1024).contains(&block))?;
     let shared = dynamic + function.shape.shared as usize;
     let by_threads = profile.threads_per_sm / (block as u32).next_multiple_of(32);
-    // Each block takes a kilobyte for the driver beside what it asks for.
+    // Each block takes a kilobyte for the driver beside its own shared memory.
     let by_shared = profile.shared_memory_per_sm_bytes as usize / (shared + RESERVED_SHARED);
     let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
     Ok(by_threads.min(profile.blocks_per_sm).min(by_shared) as i32)
@@ -463,7 +462,7 @@ alias!(
         cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, size, dynamic)
 );
 
-// The size of a block that fills an SM best, and how many of them the device holds at once.
+// The block size with the best occupancy of an SM, and the number of such blocks in flight on the device.
 entry!(cuOccupancyMaxPotentialBlockSize, |grid, block, function: Function, _, dynamic, limit| {
     let most = function.shape.threads as i32;
     let size = if (1..most).contains(&limit) { limit } else { most };
@@ -488,29 +487,28 @@ entry!(cuOccupancyAvailableDynamicSMemPerBlock, |bytes, function: Function, bloc
 const COOPERATIVE: u32 = 2;
 const CLUSTER_DIMENSION: u32 = 4;
 
-/// The value of a launch's attribute, the last one where there are several. Read as integers: a program may pass attributes newer
-/// than the bindings.
+/// The value of a launch attribute; the last of several. Read as integers: a program may pass attributes newer than the bindings.
 ///
 /// # Safety
-/// `config` has as many attributes as it says, and `T` is integers that the attribute's value begins with.
+/// `config` has its declared number of attributes, and the attribute's value begins with the integers of `T`.
 unsafe fn attribute_of<T: Copy>(config: &sys::CUlaunchConfig, id: u32) -> Option<T> {
     let mut all = (0..config.numAttrs as usize).map(|i| config.attrs.add(i).cast::<u32>());
     // A number and a word of padding come before the value.
     all.rfind(|at| at.read_unaligned() == id).map(|at| at.add(2).cast::<T>().read_unaligned())
 }
 
-/// Blocks of the cluster that a launch asks for; 0 for none. `CUDA_ERROR_INVALID_CLUSTER_SIZE` where there are too many.
+/// Blocks of a launch's cluster; 0 for no cluster. `CUDA_ERROR_INVALID_CLUSTER_SIZE` for too many blocks.
 ///
 /// # Safety
-/// `config` is readable, and as many attributes as it says.
+/// `config` is readable, with its declared number of attributes.
 unsafe fn cluster(config: &sys::CUlaunchConfig, function: &Function) -> Res<u32> {
     let dimensions = attribute_of::<[u32; 3]>(config, CLUSTER_DIMENSION);
     let blocks = dimensions.map_or(0, |by| by.into_iter().fold(1, u32::saturating_mul));
     if blocks > largest_cluster(function) { Err(CUresult(912)) } else { Ok(blocks) }
 }
 
-/// Blocks of the largest cluster: 8 on every device that has clusters, 16 where a function waives that (CUDA C++ programming
-/// guide, on thread block clusters).
+/// Blocks of the largest cluster: 8 on every device with clusters, 16 for a function which waives portability (CUDA C++ programming guide,
+/// on thread block clusters).
 fn largest_cluster(function: &Function) -> u32 {
     if function.attribute(LARGE_CLUSTERS) != 0 { 16 } else { 8 }
 }
@@ -526,8 +524,8 @@ entry!(cuOccupancyMaxPotentialClusterSize, |clusterSize, function: Function, con
     put(clusterSize, largest_cluster(function) as c_int)
 });
 
-// Clusters that run at once. The blocks of one run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room
-// for clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
+// Clusters in flight at once. The blocks of a cluster run side by side on SMs of one group: an H100 and an H200 with 132 SMs had room for
+// clusters of 3 to 8 blocks on 124 of them and for clusters of 16 on 116, with at most 8 blocks an SM.
 entry!(cuOccupancyMaxActiveClusters, |numClusters, function: Function, config| {
     const BLOCKS_PER_SM: i32 = 8;
     let sms = with_clusters()?.sms;
@@ -545,12 +543,12 @@ entry!(cuOccupancyMaxActiveClusters, |numClusters, function: Function, config| {
     put(numClusters, blocks.checked_div(size).unwrap_or(0) as c_int)
 });
 
-// --- The linker: what is added comes out again, as a container that the loader accepts ----------------
+// --- The linker: inputs leave it as a container for the loader --------------------------------------
 
 #[derive(Default)]
 struct Link {
     inputs: Mutex<Vec<Vec<u8>>>,
-    /// The image that was given out; the program may read it until it destroys the link.
+    /// The image given to the program, which may read it until it destroys the link.
     image: Mutex<Vec<u8>>,
 }
 

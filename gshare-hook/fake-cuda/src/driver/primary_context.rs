@@ -25,13 +25,13 @@ fn destroy(context: Ref<Context>) -> Answer {
 }
 
 impl Device {
-    /// The state of its primary context, locked.
+    /// The state of the device's primary context, locked.
     fn primary(self) -> MutexGuard<'static, PrimaryState> {
         lock(&self.driver.primaries[self.ordinal as usize])
     }
 }
 
-/// A device's primary context, made if there is none, and its state, locked.
+/// A device's primary context, created if need be, and its locked state.
 fn primary_state(dev: CUdevice) -> Res<(Ref<Context>, MutexGuard<'static, PrimaryState>)> {
     let device = Device::at(dev)?;
     let mut state = device.primary();
@@ -43,7 +43,7 @@ fn primary_state(dev: CUdevice) -> Res<(Ref<Context>, MutexGuard<'static, Primar
     Ok((context, state))
 }
 
-/// A device's primary context, made if there is none; this call does not retain it.
+/// A device's primary context, created if need be; this call does not retain it.
 #[cfg(feature = "runtime-tables")]
 pub(crate) fn primary(dev: CUdevice) -> Res<Ref<Context>> {
     Ok(primary_state(dev)?.0)
@@ -178,7 +178,7 @@ fn limit_of(context: &Context, limit: c_uint) -> Res<usize> {
     match limit {
         // 64 KiB of output for each SM.
         1 => Ok(profile.sms as usize * (64 << 10)),
-        // Nested launches have no such depth any more.
+        // Devices of this generation have no nesting depth.
         3 if profile.compute_capability.0 >= 9 => Err(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT),
         6 => Ok(profile.l2_bytes as usize / 16 * 3),
         7 => Ok(profile.shared_memory_per_sm_bytes as usize - (1 << 10)),
@@ -186,7 +186,7 @@ fn limit_of(context: &Context, limit: c_uint) -> Res<usize> {
     }
 }
 
-/// Where the part of the heap beyond the default lies: kept among the limits.
+/// The heap's part beyond the default has its address among the limits.
 const HEAP_AT: u32 = u32::MAX;
 
 entry!(cuCtxGetLimit, context, |pvalue, limit| {
@@ -197,7 +197,7 @@ entry!(cuCtxGetLimit, context, |pvalue, limit| {
 entry!(cuCtxSetLimit, context, |limit, value| {
     limit_of(context, limit)?;
     let mut limits = lock(&context.limits);
-    // The heap of device-side malloc lies in the context's memory; up to its default it is part of what a context takes.
+    // The heap of device-side malloc lies in the context's memory; its default size is part of the context's charge.
     if limit == 2 {
         let heap = match value.saturating_sub(LIMITS[2]) {
             0 => 0,
@@ -210,7 +210,7 @@ entry!(cuCtxSetLimit, context, |limit, value| {
     limits.insert(limit, value);
 });
 
-// Peers: memory of every GPU is reachable anyway; what was asked for is remembered for the error codes.
+// Every GPU's memory is reachable without this call; the request is kept for the error codes.
 entry!(cuCtxEnablePeerAccess, context, |peer: Context, Flags| {
     invalid_if(Flags != 0)?;
     refuse_if(peer.device.ordinal == context.device.ordinal, CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)?;
@@ -230,8 +230,8 @@ entry!(cuCtxGetExecAffinity, context, |pExecAffinity, type_| {
 
 // --- Green contexts --------------------------------------------------------------------------------
 //
-// A resource is 144 bytes: type at 0 (1 = SMs), internal up to 96, then the union: SM count, minimal partition,
-// alignment, flags. A descriptor is the SM count it was made from.
+// A resource is 144 bytes: type at 0 (1 = SMs), internal up to 96, then the union: SM count, minimal partition, alignment, flags. A
+// descriptor is its SM count.
 
 const SM_COUNT_AT: usize = 96;
 

@@ -1,8 +1,8 @@
-//! The address ranges of the process: what lies where, of which device.
+//! The address ranges of the process: the use and the device of each.
 //!
-//! Each GPU has a reserved range of host address space, four times its memory, that costs nothing until it is touched.
-//! Allocations are spans of it (whole pages, 2 MiB steps from 2 MiB on), so copies and sets move real bytes. A freed span
-//! is given back to the host if anything was written to it.
+//! Each GPU has a reserved range of host address space, four times its memory, which costs nothing until it is touched. Allocations are
+//! spans of it (whole pages, 2 MiB steps from 2 MiB on), so copies and sets move real bytes. The host gets a freed span back if anything
+//! was written to it.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ pub(crate) struct Alloc {
     pub(crate) context: u64,
     pub(crate) id: u64,
     touched: bool,
-    /// Set once its bytes lie in a file that other processes map.
+    /// Set once the bytes lie in a file for other processes.
     pub(crate) backing: Option<Backing>,
 }
 
@@ -61,7 +61,7 @@ impl What {
 
 #[derive(Default)]
 struct Inner {
-    /// The free addresses of each GPU, whose range is reserved when the first are asked for.
+    /// The free addresses of each GPU; the first request reserves the range.
     free: [Option<Free>; MAX_GPUS],
     live: BTreeMap<u64, Alloc>,
 }
@@ -79,7 +79,7 @@ impl Driver {
 }
 
 impl Device {
-    /// Makes bytes that this process pays for known to others, in a file.
+    /// Makes bytes charged to this process known to others, in a file.
     pub(crate) fn share(self, kind: MemKind, bytes: u64, file: c_int) -> Res<Backing> {
         let Self { driver, gpu, .. } = self;
         let (id, generation) =
@@ -102,16 +102,16 @@ fn reserve(bytes: u64) -> Res<Free> {
 }
 
 impl Alloc {
-    /// One whose addresses come from elsewhere.
+    /// An allocation with an address from another source.
     fn new(address: u64, bytes: u64, what: What, device: Device, context: u64) -> Self {
         Self { address, bytes, span: 0, what, device, context, id: next_id(), touched: false, backing: None }
     }
 }
 
-/// Maps private zero pages, at a place of the kernel's choice where `at` is 0.
+/// Maps private zero pages, at a place of the kernel's choice if `at` is 0.
 ///
 /// # Safety
-/// With `MAP_FIXED`, nothing that is still used lies there.
+/// With `MAP_FIXED`, the range is not in use.
 pub(crate) unsafe fn map_pages(
     at: u64,
     bytes: usize,
@@ -125,7 +125,7 @@ pub(crate) unsafe fn map_pages(
 
 pub(crate) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Spans are multiples of this, and begin at one.
+/// Alignment and step of spans.
 fn granule(bytes: u64) -> u64 {
     if bytes >= 2 << 20 { 2 << 20 } else { 4096 }
 }
@@ -143,19 +143,19 @@ impl Registry {
         Ok(address)
     }
 
-    /// Notes a range whose addresses come from elsewhere.
+    /// Notes a range with an address from another source.
     pub(crate) fn note(&self, address: u64, bytes: u64, what: What, device: Device, context: u64) {
         lock(&self.0).live.insert(address, Alloc::new(address, bytes, what, device, context));
     }
 
-    /// Removes the allocation that begins at `address` if `which` agrees, and gives its span back.
+    /// Removes the allocation at `address` if `which` agrees, and gives its span back.
     pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
         let mut inner = lock(&self.0);
         inner.live.get(&address).filter(|alloc| which(alloc))?;
         let alloc = inner.live.remove(&address)?;
         if alloc.span > 0 {
             if alloc.backing.is_some() {
-                // Private zero pages again in the place of the shared file.
+                // Private zero pages replace the shared file again.
                 let flags = MapFlags::NORESERVE | MapFlags::FIXED;
                 // SAFETY: the span is ours and no longer in use.
                 let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
@@ -182,8 +182,7 @@ impl Registry {
         self.find(address).filter(|alloc| alloc.address == address).ok_or(INVALID_VALUE)
     }
 
-    /// Whether device (or page-locked) memory holds all of the range, also over several mappings that follow one
-    /// another; remembers that it is written to.
+    /// Whether device or page-locked memory holds the whole range, also over several adjacent mappings; marks it as written.
     fn touch(&self, address: u64, bytes: u64) -> bool {
         let Some(end) = address.checked_add(bytes) else { return false };
         let mut inner = lock(&self.0);
@@ -204,7 +203,7 @@ impl Registry {
         true
     }
 
-    /// Opens or closes the mappings of a range; `false` if it is not mapped throughout.
+    /// Opens or closes the mappings of a range; `false` if a part is not mapped.
     pub(crate) fn set_access(&self, address: u64, bytes: u64, open: bool) -> bool {
         let mut inner = lock(&self.0);
         let range = address..address + bytes;
@@ -218,14 +217,14 @@ impl Registry {
         throughout
     }
 
-    /// Changes whether a graph's allocation exists; `false` if it did already (or did not).
+    /// Changes whether a graph's allocation exists; `false` if it is already in this state.
     pub(crate) fn set_in_use(&self, address: u64, in_use: bool) -> bool {
         let mut inner = lock(&self.0);
         let what = inner.live.get_mut(&address).map(|alloc| &mut alloc.what);
         what.is_some_and(|what| std::mem::replace(what, What::InGraph(in_use)) == What::InGraph(!in_use))
     }
 
-    /// The addresses of the allocations that `which` picks.
+    /// The addresses of the allocations picked by `which`.
     pub(crate) fn places(&self, which: impl Fn(&Alloc) -> bool) -> Vec<u64> {
         lock(&self.0).live.values().filter(|alloc| which(alloc)).map(|alloc| alloc.address).collect()
     }
@@ -237,12 +236,12 @@ impl Registry {
     }
 }
 
-/// Whether the address belongs to the device as far as copies are concerned.
+/// Whether a copy treats the address as device memory.
 pub(crate) fn on_device(address: u64) -> bool {
     driver().is_ok_and(|d| d.memory().find(address).is_some_and(|a| !a.what.is_host()))
 }
 
-/// Checks a range of device memory that a call reads or writes.
+/// Checks the range of device memory which a call reads or writes.
 pub(crate) fn check_range(address: u64, bytes: u64) -> Answer {
     invalid_if(bytes != 0 && !driver()?.memory().touch(address, bytes))
 }

@@ -1,25 +1,24 @@
-//! Which stretches of a range are free.
+//! Free stretches of a range.
 
 use std::collections::BTreeMap;
 
-/// Free stretches: where each begins, and how long it is. No two touch.
+/// Free stretches: the start and the length of each. No two touch.
 #[derive(Default)]
 pub(crate) struct Free(BTreeMap<u64, u64>);
 
 impl Free {
-    /// One stretch.
     pub(crate) fn of(at: u64, bytes: u64) -> Self {
         Self(BTreeMap::from([(at, bytes)]))
     }
 
-    /// Takes bytes from the first place where there are so many.
+    /// Takes bytes from the first stretch with room.
     pub(crate) fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let at = self.first(bytes, alignment)?;
         self.take(at, bytes);
         Some(at)
     }
 
-    /// The first place, at a multiple of `alignment`, from which on `bytes` are free.
+    /// The first place at a multiple of `alignment` with `bytes` free.
     pub(crate) fn first(&self, bytes: u64, alignment: u64) -> Option<u64> {
         self.0.iter().find_map(|(at, length)| {
             let start = at.next_multiple_of(alignment);
@@ -27,12 +26,12 @@ impl Free {
         })
     }
 
-    /// The length of the stretch that begins at a place.
+    /// The length of the stretch at a place.
     pub(crate) fn at(&self, at: u64) -> Option<u64> {
         self.0.get(&at).copied()
     }
 
-    /// Takes bytes that [`first`](Self::first) has found.
+    /// Takes bytes at a place found by [`first`](Self::first).
     pub(crate) fn take(&mut self, start: u64, bytes: u64) {
         let Some((at, length)) = self.0.range(..=start).next_back().map(|(at, length)| (*at, *length)) else {
             return;

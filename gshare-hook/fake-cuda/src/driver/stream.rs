@@ -30,12 +30,12 @@ entry!(cuStreamDestroy_v2 | cuStreamDestroy, driver, |hStream| {
     driver.device.with(|engine, now| engine.close_stream(now, stream.slot));
 });
 
-/// The streams that the legacy stream waits for, where `stream` is that.
+/// The streams for which the legacy stream waits, if `stream` is the legacy stream.
 fn barriers(stream: Ref<Stream>) -> Vec<Ref<Stream>> {
     if stream.legacy { stream.context.blocking() } else { Vec::new() }
 }
 
-// The legacy stream is done when the blocking streams are, since what comes next would wait for them.
+// The legacy stream is done when the blocking streams are, since its next work would wait for them.
 entry!(cuStreamSynchronize, |stream: Stream| {
     not_capturing(stream)?;
     drain(stream)?;
@@ -90,14 +90,13 @@ struct Recorded {
     position: u64,
 }
 
-/// An event.
 pub(crate) struct Event {
     pub(crate) slot: u32,
     pub(crate) flags: u32,
-    /// [`Context::home`] of the one it was made in.
+    /// [`Context::home`] of its context.
     home: (u32, u64),
     recorded: Mutex<Option<Recorded>>,
-    /// The point of a capture it was last recorded at.
+    /// The point of a capture at its last record.
     captured: Mutex<Option<Point>>,
     /// Opened from another process's handle.
     pub(crate) imported: bool,
@@ -130,7 +129,7 @@ impl Event {
         self.home.0
     }
 
-    /// Its place in the device file.
+    /// The event's place in the device file.
     fn open(&self) -> Res<&'static OpenEvent> {
         Ok(&driver()?.device.open_part().events[self.slot as usize])
     }
@@ -223,7 +222,7 @@ entry!(cuEventRecordWithFlags, driver, |event: Event, stream: Stream, flags| {
         // An external record is a node of the graph.
         return submit(stream, Record(event));
     }
-    // Else the event stands for this point of the capture, and nothing runs.
+    // In a capture the event stands for this point, and nothing runs.
     let point = if captures { Some(point(stream)?) } else { None };
     if !captures {
         event.record(stream)?;
@@ -293,7 +292,7 @@ entry!(cuCtxWaitEvent | cuGreenCtxWaitEvent, |context: Context, event: Event| {
 
 // --- Host functions --------------------------------------------------------------------------------
 
-/// A call of a function of the program, which has given it with its argument for this moment.
+/// A call of a program's function with the program's argument.
 pub(crate) struct HostCall {
     pub(crate) function: unsafe extern "C" fn(*mut c_void),
     pub(crate) data: usize,
@@ -326,14 +325,14 @@ entry!(cuStreamAddCallback, |named, function, data, flags| {
 
 // --- Memory operations -----------------------------------------------------------------------------
 
-/// A write of a word in memory, or a wait for one.
+/// A write of a word in memory, or a wait for a value in it.
 #[derive(Clone, Copy)]
 struct MemOp {
     address: u64,
     value: u64,
-    /// Of 8 bytes, not 4.
+    /// 8 bytes instead of 4.
     wide: bool,
-    /// Waits until the word compares so with the value.
+    /// Waits until this comparison of the word with the value holds.
     until: Option<u32>,
 }
 
@@ -406,7 +405,7 @@ entry!(cuStreamWriteValue64 | cuStreamWriteValue64_v2, |stream: Stream, address,
     mem_op(stream, address, value, true, None)
 });
 
-/// `CUstreamBatchMemOpParams`: a union of 48 bytes whose first word is the operation.
+/// `CUstreamBatchMemOpParams`: a union of 48 bytes with the operation in its first word.
 pub(crate) unsafe fn read_mem_ops(list: *const c_void, count: u32) -> Res<MemOps> {
     invalid_if(list.is_null() || count > 256)?;
     let mut ops = Vec::new();

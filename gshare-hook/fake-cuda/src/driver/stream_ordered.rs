@@ -1,4 +1,4 @@
-//! Stream-ordered memory: from pools, and in graphs. A free takes effect when it is called, not when its stream reaches it.
+//! Stream-ordered memory: from pools, and in graphs. A free takes effect at the call, before its stream reaches it.
 
 use super::capture::{legacy_not_implied, submit};
 use super::memory_pool::{Pool, Sort};
@@ -62,7 +62,7 @@ entry!(cuMemPoolDestroy, driver, |pool: Pool| {
     invalid_if(pool.sort == Sort::Default)?;
     pool.retire();
     pool.closed.store(true, Release);
-    // Memory that is still allocated stays, with the chunks that it lies in, until it is freed.
+    // Allocated memory stays with its chunks until it is freed.
     pool.trim(0)?;
     lock(&pool.device.pools()?.all).retain(|p| !std::ptr::eq(*p, pool));
 });
@@ -153,8 +153,8 @@ entry!(cuMemPoolImportPointer, |ptr_out, pool: Pool, shareData| {
 
 // --- Memory of graphs ------------------------------------------------------------------------------
 //
-// Addresses exist from the node's creation on; bytes are charged when the node first runs and stay reserved for the
-// device's graphs until they are trimmed.
+// Addresses exist from the node's creation on. The node's first run charges the bytes; they stay reserved for the device's graphs until a
+// trim.
 
 /// Addresses for an allocation node.
 pub(crate) fn graph_address(device: Device, bytes: u64) -> Res<u64> {
@@ -175,7 +175,7 @@ impl GraphAlloc {
         let &Self { device, bytes, address } = self;
         let known = driver()?.memory();
         let mut state = lock(&device.pools()?.graph);
-        // Refused while it is still allocated by the launch before.
+        // Refused while the previous launch's allocation is live.
         invalid_if(!known.set_in_use(address, true))?;
         let missing = (state.used + bytes).saturating_sub(state.reserved);
         if missing > 0 {
@@ -194,7 +194,7 @@ pub(crate) struct GraphFree(pub(crate) u64);
 
 task!(GraphFree, 11, |GraphFree(address), _| graph_free(*address));
 
-/// A free node runs, or the program frees what a graph allocated.
+/// Frees a graph's allocation, for a free node or for the program.
 pub(crate) fn graph_free(address: u64) -> Answer {
     let known = driver()?.memory();
     let alloc = known.at(address)?;

@@ -16,7 +16,7 @@ entry!(cuInit, |Flags| {
 
 entry!(cuDriverGetVersion, |driverVersion| put(driverVersion, driver_version() as c_int));
 
-// Without the feature `runtime-tables`, and for an identifier that is not served: `CUDA_ERROR_NOT_FOUND` and null.
+// `CUDA_ERROR_NOT_FOUND` and null without the feature `runtime-tables`, and for an unknown identifier.
 entry!(cuGetExportTable, |ppExportTable, pExportTableId| {
     let id: [u8; 16] = read(pExportTableId.cast())?;
     let table = private_table(&id);
@@ -40,7 +40,7 @@ entry!(cuGetProcAddress_v2, |symbol, pfn, version, flags, status| {
             (POINTERS[symbol.index].0.cast_mut().cast(), 0, found)
         }
         Resolution::UnknownName => (null_mut(), 1, Found::UnknownName),
-        // A name that this driver is too old for is unknown to it.
+        // A name newer than this driver is unknown to it.
         Resolution::TooNew => match resolve(name, driver_version(), flags) {
             Resolution::Found(_) => (null_mut(), 2, Found::TooNew),
             _ => (null_mut(), 1, Found::TooNewForDriver),

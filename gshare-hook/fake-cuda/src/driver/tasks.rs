@@ -1,23 +1,23 @@
-//! What a stream can be asked to do, and graphs of it: nodes, and edges between them.
+//! Tasks for a stream, and graphs of tasks: nodes, and edges between them.
 
 use std::any::Any;
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// One thing that a stream can be asked to do. The file that knows what it is makes it one, by `task!`.
+/// One task for a stream. The file of each kind of task implements it by `task!`.
 pub(crate) trait Task: Any + Send + Sync {
-    /// The `CUgraphNodeType` of a node that does it.
+    /// The `CUgraphNodeType` of the task's node.
     fn kind(&self) -> u32;
 
-    /// Queues its work on a stream.
+    /// Queues the task's work on a stream.
     fn run(&self, stream: Ref<Stream>) -> Answer;
 }
 
-/// A task that graphs share: parameters are replaced, never changed.
+/// A task shared by graphs: its parameters are replaced, never changed.
 pub(crate) type Node = Arc<dyn Task>;
 
-/// The task as what it is.
+/// The task as its concrete type.
 pub(crate) fn task_as<T: Task>(node: &Node) -> Option<&T> {
     let node: &dyn Any = &**node;
     node.downcast_ref()
@@ -39,7 +39,7 @@ impl GraphNode {
         lock(&self.node).clone()
     }
 
-    /// Replaces what it does by another task of the kind.
+    /// Replaces the node's task by another of its kind.
     pub(crate) fn set(&self, node: Node) -> Answer {
         replace(&mut lock(&self.node), node)
     }
@@ -57,11 +57,10 @@ pub(crate) struct GraphState {
     pub(crate) nodes: Vec<NodeRef>,
     /// From, to: ids.
     pub(crate) edges: Vec<(u64, u64)>,
-    /// Node of the original -> node here, in a clone.
+    /// Clone only: node of the original -> node here.
     pub(crate) origin: BTreeMap<u64, NodeRef>,
 }
 
-/// A graph.
 pub(crate) struct Graph {
     pub(crate) id: u64,
     pub(crate) state: Mutex<GraphState>,
@@ -87,7 +86,7 @@ impl Graph {
         Ok(node)
     }
 
-    /// A copy, also of the graphs inside it.
+    /// A copy, including the graphs inside it.
     pub(crate) fn copy(&self) -> Ref<Self> {
         let copy = Self::create();
         let (from, mut to) = (lock(&self.state), lock(&copy.state));
@@ -105,7 +104,7 @@ impl Graph {
         copy
     }
 
-    /// Nodes in an order that respects the edges.
+    /// Nodes in an order which respects the edges.
     pub(crate) fn ordered(&self) -> Res<Vec<NodeRef>> {
         lock(&self.state).ordered().ok_or(INVALID_VALUE)
     }
@@ -118,9 +117,9 @@ impl GraphState {
         node
     }
 
-    /// Nodes in an order that respects the edges, oldest first among the free ones; `None` if there is a cycle.
+    /// Nodes in an order which respects the edges, oldest first among the free ones; `None` for a cycle.
     pub(crate) fn ordered(&self) -> Option<Vec<NodeRef>> {
-        // Each node, and how many edges to it are not followed yet.
+        // Each node, and its number of incoming edges still to follow.
         let mut left: BTreeMap<u64, (NodeRef, usize)> = self.nodes.iter().map(|n| (n.id, (*n, 0))).collect();
         let mut follow: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (from, to) in &self.edges {
@@ -143,7 +142,7 @@ impl GraphState {
     }
 }
 
-/// A node that stands for a graph.
+/// A node with a graph as its task.
 pub(crate) struct Child(pub(crate) Ref<Graph>);
 
 task!(Child, 4, |Child(graph), stream| {

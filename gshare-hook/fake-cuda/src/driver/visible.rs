@@ -1,4 +1,4 @@
-//! Names of devices, and which of them `CUDA_VISIBLE_DEVICES` shows to a process.
+//! Names of devices, and the selection in `CUDA_VISIBLE_DEVICES`.
 
 use crate::sim::SimDevice;
 use crate::sim::device_file::device_uuid;
@@ -14,9 +14,9 @@ pub(crate) fn uuid_text(kind: &str, id: &[u8; 16]) -> String {
     format!("{kind}-{}", uuid(id))
 }
 
-/// The GPU that device `index` of the file is, or is a slice of.
+/// UUID of the GPU at `index` of the file, or of the GPU of which this device is a slice.
 pub(crate) fn gpu_uuid(device: &SimDevice, index: u32) -> [u8; 16] {
-    // No index of a device: the GPU is none of its slices.
+    // No device has this index: the GPU differs from all its slices.
     device_uuid(device.path(), if device.is_cut() { u32::MAX } else { index })
 }
 
@@ -24,12 +24,12 @@ pub(crate) fn pci_text(gpu: u32) -> String {
     format!("0000:{:02X}:00.0", gpu + 1)
 }
 
-/// The GPUs that `CUDA_VISIBLE_DEVICES` shows, by index or UUID; the list ends at the first bad entry. Of the slices of a GPU a
-/// process sees one alone: the first that is named, or the first.
+/// The GPUs in `CUDA_VISIBLE_DEVICES`, by index or UUID; the list ends at the first bad entry. A process sees only one slice of a GPU: the
+/// first named, or the first.
 pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
     let list = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let mut shown = listed(device, list.as_deref());
-    // A driver that loads finds no GPU that is lost.
+    // A driver finds no lost GPU when it loads.
     shown.retain(|gpu| !device.is_lost(*gpu));
     shown.truncate(if device.is_cut() { 1 } else { shown.len() });
     shown
@@ -38,7 +38,7 @@ pub(crate) fn visible(device: &SimDevice) -> Vec<u32> {
 fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
     let count = device.devices().len() as u32;
     let Some(list) = list else { return (0..count).collect() };
-    // By number and as a GPU, the GPU that is cut: its first slice.
+    // A number, or the UUID of the cut GPU, selects its first slice.
     let numbered = if device.is_cut() { 1 } else { count };
     let mut out = Vec::new();
     for word in list.split(',').map(str::trim) {
@@ -56,7 +56,7 @@ fn listed(device: &SimDevice, list: Option<&str>) -> Vec<u32> {
         };
         match found {
             Some(gpu) if !out.contains(&gpu) => out.push(gpu),
-            // The same device twice: no device at all, as the driver has it.
+            // A device named twice hides all devices, as on the driver.
             Some(_) => return Vec::new(),
             None => break,
         }

@@ -1,9 +1,9 @@
 //! Virtual memory management, and memory and events shared between processes.
 //!
-//! Physical memory lies in one sparse file per GPU and process; a mapping maps a piece of it, so one handle mapped twice
-//! is one memory. When a handle is exported, or a plain allocation is shared, its bytes move to a file of their own, which
-//! the other process maps: through the descriptor it received, or through `/proc/PID/fd` for handles that are plain
-//! bytes (this needs the same user). The bytes are charged once, to their maker while it lives and holds them, then to a holder.
+//! Physical memory lies in one sparse file per GPU and process; a mapping maps a piece of it, so two mappings of a handle show the same
+//! memory. An export of a handle, or a shared plain allocation, moves its bytes to a file of their own for the other process to map:
+//! through the received descriptor, or through `/proc/PID/fd` for handles made of plain bytes (this needs the same user). The bytes are
+//! charged once: to their maker while it lives and holds them, then to a holder.
 
 use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ const GRANULARITY: u64 = 2 << 20;
 
 const FILE_MAGIC: u64 = 0x6773_6861_7265_4644;
 
-/// The record that follows the bytes in a file that is handed to another process, and that an IPC handle holds.
+/// The record behind the bytes of a file for another process, and in an IPC handle.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
@@ -45,7 +45,8 @@ pub(crate) struct Ticket {
 const _: () = assert!(size_of::<Ticket>() == 64);
 
 impl Ticket {
-    /// For `bytes` of this process; `kind` is a [`MemKind`], or all ones for an event: its slot and flags in place of id and generation.
+    /// A ticket for `bytes` of this process; `kind` is a [`MemKind`], or all ones for an event: its slot and flags replace id and
+    /// generation.
     fn new(kind: u32, gpu: u32, bytes: u64, span: u64, Backing { id, generation, file }: Backing) -> Self {
         let pid = std::process::id();
         Self { magic: FILE_MAGIC, pid, file, id, generation, gpu, kind, bytes, span, pad: [0; 2] }
@@ -58,7 +59,7 @@ fn new_file(bytes: u64) -> Res<c_int> {
     sized.map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
 }
 
-/// The file of a descriptor, which stays open.
+/// The file of a descriptor, left open.
 fn file_of(descriptor: c_int) -> Res<ManuallyDrop<File>> {
     invalid_if(descriptor < 0)?;
     // SAFETY: never dropped, so the descriptor is only borrowed from its owner.
@@ -113,9 +114,9 @@ fn read_ticket(file: c_int, at: u64) -> Res<Ticket> {
 pub(crate) struct Physical {
     device: Device,
     bytes: u64,
-    /// Handle types it may be exported as.
+    /// Handle types allowed for an export.
     types: u32,
-    /// Handles given out; mappings hold it too.
+    /// Handles given out; mappings hold the memory too.
     handles: AtomicU32,
     place: Mutex<Place>,
 }
@@ -123,19 +124,19 @@ pub(crate) struct Physical {
 struct Place {
     file: c_int,
     offset: u64,
-    /// Set once it has a file of its own.
+    /// Set once the memory has a file of its own.
     own: Option<Backing>,
 }
 
 object!(Physical, b"gsharePH", INVALID_VALUE);
 
-/// The file of a GPU, and what is free in it.
+/// The file of a GPU, and its free stretches.
 struct Heap {
     file: c_int,
     free: Free,
 }
 
-/// Size of such a file, in bytes: more than all memory and what its pieces may leave between them.
+/// Size of such a file, in bytes: more than all memory with every possible gap between the pieces.
 const HEAP: u64 = 1 << 44;
 
 static HEAPS: Mutex<BTreeMap<u32, Heap>> = Mutex::new(BTreeMap::new());
@@ -163,14 +164,13 @@ fn heap_give(gpu: u32, at: u64, bytes: u64) {
 }
 
 impl Physical {
-    /// A new handle.
     fn create(device: Device, bytes: u64, types: u32, file: c_int, offset: u64, own: Option<Backing>) -> u64 {
         let place = Mutex::new(Place { file, offset, own });
         let handles = AtomicU32::new(1);
         Object::create(Self { device, bytes, types, handles, place }).handle::<c_void>() as u64
     }
 
-    /// Gives it a file of its own, with a ticket behind the bytes.
+    /// Gives the memory a file of its own, with a ticket behind the bytes.
     fn own_file(this: Ref<Self>) -> Res<Backing> {
         let (mapped, mut place) = (lock(&MAPPED), lock(&this.place));
         if let Some(own) = place.own {
@@ -178,7 +178,7 @@ impl Physical {
         }
         let (device, bytes) = (this.device, this.bytes);
         let file = new_file(bytes + 4096)?;
-        // Copy what was written, through a mapping of our own.
+        // Copies the written bytes, through a mapping of our own.
         let view = map_file(0, bytes, place.file, place.offset, ProtFlags::READ)?;
         copy_to_file(view, bytes, file)?;
         // SAFETY: the view made above.
@@ -195,7 +195,7 @@ impl Physical {
         Ok(own)
     }
 
-    /// The last handle and mapping are gone?
+    /// Ends the memory when its last handle and mapping are gone.
     fn end_if_unused(this: Ref<Self>) -> Answer {
         let (mapped, place) = (lock(&MAPPED), lock(&this.place));
         let is_mapped = mapped.values().any(|(physical, _)| std::ptr::eq(*physical, this));
@@ -232,7 +232,7 @@ unsafe fn read_prop(prop: *const sys::CUmemAllocationProp) -> Res<(u32, i32)> {
 }
 
 entry!(cuMemGetAllocationGranularity, |granularity, prop, option| {
-    // The granularity is the same for any kind of memory at any place; only creating some of them is refused.
+    // The granularity is the same for any kind and place of memory; only the creation of some kinds is refused.
     invalid_if(option > 1 || prop.is_null())?;
     driver()?;
     if let Ok((_, ordinal)) = read_prop(prop) {
@@ -276,7 +276,7 @@ entry!(cuMemAddressReserve, driver, |ptr, size, alignment, addr, flags| {
     invalid_if(ptr.is_null() || bytes == 0 || !bytes.is_multiple_of(GRANULARITY))?;
     invalid_if(!align.is_power_of_two() || flags != 0)?;
     let reserve = |at, bytes, flags| map_pages(at, bytes, ProtFlags::empty(), MapFlags::NORESERVE | flags);
-    // The wish is granted where the range is free, else any range will do. An old kernel may give another range all the same.
+    // The wished address is granted if the range is free; otherwise any range serves. An old kernel may give another range all the same.
     let granted = |at: *mut c_void| at as u64 == addr;
     let wish = addr != 0 && addr.is_multiple_of(align);
     let mut start = addr;
@@ -298,14 +298,14 @@ entry!(cuMemAddressFree, driver, |ptr, size| {
     let _ = munmap(ptr as *mut c_void, size);
 });
 
-/// Whether a range lies in one that is reserved.
+/// Whether a reserved range holds this range.
 fn is_reserved(from: u64, end: u64) -> bool {
     lock(&RESERVED).range(..=from).next_back().is_some_and(|(at, bytes)| end <= at + bytes)
 }
 
 entry!(cuMemMap, driver, |ptr, size, offset, physical: Physical, flags| {
     let bytes = size as u64;
-    // The documentation up to CUDA 13 says that offsets must be zero, and an H100 answers so.
+    // The documentation up to CUDA 13 requires a zero offset, and an H100 refuses any other.
     refuse_if(offset != 0, NOT_SUPPORTED)?;
     invalid_if(flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || bytes > physical.bytes)?;
     invalid_if(!is_reserved(ptr, ptr + bytes))?;
@@ -324,7 +324,7 @@ entry!(cuMemUnmap, driver, |ptr, size| {
     let reserved = is_reserved(ptr, end);
     let mut mapped = lock(&MAPPED);
     let inside: u64 = mapped.range(ptr..end).map(|(_, (_, bytes))| bytes).sum();
-    // Nothing is mapped where a mapping was before: no error.
+    // The range was mapped before and no longer is: no error.
     invalid_if(if inside == 0 { !reserved } else { inside != size as u64 })?;
     let gone: Vec<_> = mapped.extract_if(ptr..end, |_, _| true).collect();
     drop(mapped);
@@ -367,7 +367,7 @@ entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| 
     let bytes = size.checked_sub(4096).filter(|b| *b > 0).ok_or(INVALID_VALUE)?;
     let mut ticket = read_ticket(given, bytes)?;
     let device = Device::of_gpu(ticket.gpu)?;
-    // If every holder has gone, the descriptor alone kept the memory: it is charged again, to us.
+    // With every holder gone, only the descriptor kept the memory: this process is charged for it.
     let join =
         driver.device.with_living(|engine, _| engine.join(driver.process, ticket.id, ticket.generation));
     if join.is_err() {
@@ -380,7 +380,7 @@ entry!(cuMemImportFromShareableHandle, driver, |handle, osHandle, shHandleType| 
     put(handle, Physical::create(device, bytes, ticket.pad[0] as u32, own.file, 0, Some(own)))
 });
 
-/// A file that stands for an exported pool: its ticket only.
+/// A file for an exported pool: its ticket only.
 pub(crate) fn pool_file(gpu: u32) -> Res<c_int> {
     let file = new_file(4096)?;
     let ticket = Ticket::new(MemKind::Pool as u32, gpu, 0, 0, Backing { id: u32::MAX, generation: 0, file });
@@ -411,7 +411,7 @@ pub(crate) fn share_alloc(alloc: &Alloc) -> Res<Ticket> {
             let file = new_file(span.next_multiple_of(4096))?;
             copy_to_file(alloc.address, alloc.bytes, file)?;
             let backing = match kind {
-                // The pool pays: others only map.
+                // The pool pays; other processes only map.
                 MemKind::Pool => Backing { id: u32::MAX, generation: 0, file },
                 _ => device.share(kind, alloc.bytes, file)?,
             };
@@ -450,7 +450,7 @@ pub(crate) fn open_ticket(ticket: Ticket) -> Res<u64> {
     Ok(address)
 }
 
-/// Unmaps what [`open_ticket`] gave, when it was closed as often as it was opened.
+/// Unmaps memory from [`open_ticket`] when it was closed as often as opened.
 pub(crate) fn close_imported(address: u64) -> Answer {
     let driver = driver()?;
     let mut opened = lock(&OPENED);

@@ -1,7 +1,7 @@
 //! Copies and sets.
 //!
-//! Bytes really move. They move when the call is made, or, while host functions of this process are pending (which might
-//! still change them), when the device reaches the copy. A synchronous copy waits for its turn on the device first.
+//! Bytes really move: at the call, or, while pending host functions of this process might still change them, when the device reaches the
+//! copy. A synchronous copy waits for its turn on the device first.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
@@ -81,7 +81,7 @@ impl Transfer {
         Ok(Work::Copy { engine: u32::from(self.from.device && !self.to.device), bytes, ns })
     }
 
-    /// On the default stream, and done when it returns.
+    /// Runs the copy on the default stream, and returns when it is done.
     fn run_now(self, flavor: Flavor) -> Answer {
         current()?;
         not_while_capturing()?;
@@ -127,7 +127,7 @@ fn host(address: *const c_void) -> Side {
     Side::linear(address as u64, false)
 }
 
-/// A pointer that may be either.
+/// A pointer to host or device memory.
 fn any(address: u64) -> Side {
     Side::linear(address, on_device(address))
 }
@@ -233,19 +233,19 @@ unsafe fn in_array(handle: sys::CUarray, offset: usize) -> Res<Side> {
 
 // --- Sets ------------------------------------------------------------------------------------------
 
-/// Bytes of a fill with zeros that are given back to the host instead of being written.
+/// Zeroed bytes from which on a fill gives pages back to the host instead of writing them.
 const SPARSE: usize = 1 << 16;
 const PAGE: usize = 4096;
 
-/// Makes bytes zero. Whole pages are given back: a program that zeroes all of a simulated device does not take the host's memory.
+/// Makes bytes zero. Whole pages go back to the host, so a program may zero a whole simulated device without filling the host's memory.
 ///
 /// # Safety
 /// The range is mapped and writable, and its pages are anonymous or of a memory file.
 unsafe fn zero(at: usize, length: usize) {
     let (first, end) = (at.next_multiple_of(PAGE), (at + length) / PAGE * PAGE);
     let (pages, size) = (first as *mut c_void, end - first);
-    // SAFETY: whole pages of the caller's range. Those of a file are cut out of it; where they are anonymous that is refused, and
-    // dropping them makes them zero.
+    // SAFETY: whole pages of the caller's range. Pages of a file are cut out of it; for anonymous pages the call fails, and dropping them
+    // makes them zero.
     let given = unsafe {
         match madvise(pages, size, Advice::LinuxRemove) {
             Err(Errno::INVAL) => madvise(pages, size, Advice::LinuxDontNeed),
@@ -263,7 +263,7 @@ unsafe fn zero(at: usize, length: usize) {
     }
 }
 
-/// A memset: rows of equal elements. The layout is that of `CUDA_MEMSET_NODE_PARAMS`.
+/// A memset: rows of equal elements. The layout equals `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Fill {
@@ -326,7 +326,7 @@ impl Fill {
         }
     }
 
-    /// Whether the pages are the simulator's, and not memory of the program that it registered.
+    /// Whether the simulator owns the pages; the program may have registered its own.
     fn is_ours(&self) -> bool {
         let found = driver().ok().and_then(|driver| driver.memory().find(self.address));
         found.is_some_and(|alloc| !matches!(alloc.what, What::Registered(_)))
@@ -349,8 +349,7 @@ fn fill(element: u32, at: u64, pitch: usize, value: impl Into<u32>, width: usize
 
 // --- Calls -----------------------------------------------------------------------------------------
 
-/// The calls that copy or set in one way: on the default stream, and on one that follows the arguments; `_` where
-/// there is no such call.
+/// The two calls for one way of copying or setting: on the default stream, and on the stream behind the arguments; `_` for a missing call.
 macro_rules! pairs {
     ($($now:ident $on:tt $args:tt $task:expr;)*) => {$(
         pairs!(@now $now $args $task);

@@ -1,7 +1,7 @@
-//! Containers of fat binaries, and how their entries are compressed.
+//! Containers of fat binaries, and the compression of their entries.
 //!
-//! A container is a header (magic, version, its own size, size of what follows) and entries one after the other. An entry
-//! is a header of at least 64 bytes, whose size it declares, and a payload. All numbers are little-endian.
+//! A container is a header (magic, version, its own size, size of the entries) and a row of entries. An entry is a header of at least 64
+//! bytes, with a declared size, and a payload. All numbers are little-endian.
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -20,7 +20,7 @@ const KIND_CUBIN: u16 = 2;
 const FLAG_LZ4: u64 = 1 << 13;
 const FLAG_ZSTD: u64 = 1 << 15;
 
-/// Where the fields of an entry's header lie.
+/// Offsets of the fields in an entry's header.
 mod at {
     pub(super) const KIND: usize = 0;
     pub(super) const VERSION: usize = 2;
@@ -32,13 +32,13 @@ mod at {
     pub(super) const DECOMPRESSED_SIZE: usize = 56;
 }
 
-/// `size` bytes at `at`, or which structure does not fit.
+/// `size` bytes at `at`, or an error with the structure's name.
 fn part<'a>(bytes: &'a [u8], at: usize, size: usize, what: &'static str) -> Result<&'a [u8], ImageError> {
     let truncated = ImageError::Truncated { what, at: at as u64, size: size as u64, end: bytes.len() as u64 };
     at.checked_add(size).and_then(|end| bytes.get(at..end)).ok_or(truncated)
 }
 
-/// A number of `N` bytes in a header whose size was checked.
+/// A number of `N` bytes in a header of checked size.
 fn number<const N: usize>(header: &[u8], at: usize) -> u64 {
     let mut value = [0; 8];
     if let Some(field) = header.get(at..at + N) {
@@ -51,12 +51,12 @@ fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// A field's value, if it is one that is known.
+/// A field's value, if it is known.
 fn known(field: &'static str, value: u64, is: impl FnOnce(u64) -> bool) -> Result<u64, ImageError> {
     if is(value) { Ok(value) } else { Err(ImageError::Unknown { field, value }) }
 }
 
-/// Size in bytes of the container whose header is given, header included.
+/// Size in bytes of the container behind `header`, header included.
 pub(crate) fn size(header: &[u8]) -> Result<u64, ImageError> {
     known("magic number of a container", number::<4>(header, 0), |magic| magic == u64::from(MAGIC))?;
     known("version of a container", number::<2>(header, 4), |version| version == u64::from(VERSION))?;
@@ -65,7 +65,7 @@ pub(crate) fn size(header: &[u8]) -> Result<u64, ImageError> {
     Ok(header_size.saturating_add(number::<8>(header, 8)))
 }
 
-/// The entries of a container; `bytes` is all of it, and what follows it is not looked at.
+/// The entries of a container; bytes behind the container are ignored.
 pub(crate) fn entries(bytes: &[u8]) -> Result<Vec<Entry<'_>>, ImageError> {
     let header = part(bytes, 0, HEADER, "a container's header")?;
     let all = part(bytes, 0, to_usize(size(header)?), "a container")?;
@@ -79,7 +79,7 @@ pub(crate) fn entries(bytes: &[u8]) -> Result<Vec<Entry<'_>>, ImageError> {
     Ok(found)
 }
 
-/// The entry at `start`, and where the next one begins.
+/// The entry at `start`, and the start of the next.
 fn entry(all: &[u8], start: usize) -> Result<(Entry<'_>, usize), ImageError> {
     let header = part(all, start, ENTRY_HEADER, "an entry's header")?;
     known("version of an entry", number::<2>(header, at::VERSION), |n| n == u64::from(ENTRY_VERSION))?;
@@ -127,7 +127,7 @@ pub(crate) fn content<'a>(entry: &'a Entry<'_>) -> Result<Cow<'a, [u8]>, ImageEr
             let mut out = Vec::with_capacity(to_usize(declared));
             let decoder = ruzstd::decoding::StreamingDecoder::new(&entry.bytes[..]);
             let decoder = decoder.map_err(|e| refuse(e.to_string()))?;
-            // One byte more than declared shows that there is more.
+            // One byte beyond the declared size reveals excess data.
             decoder.take(declared + 1).read_to_end(&mut out).map_err(|e| refuse(e.to_string()))?;
             out
         }
@@ -136,7 +136,7 @@ pub(crate) fn content<'a>(entry: &'a Entry<'_>) -> Result<Cow<'a, [u8]>, ImageEr
     if out.len() as u64 == declared { Ok(Cow::Owned(out)) } else { Err(other()) }
 }
 
-/// A container with entries for any device, each as it is: what the simulated linker gives out.
+/// A container with unchanged entries for any device: the output of the simulated linker.
 pub(crate) fn of_inputs<'a>(inputs: impl IntoIterator<Item = (Kind, &'a [u8])>) -> Vec<u8> {
     let mut body = Vec::new();
     for (kind, bytes) in inputs {

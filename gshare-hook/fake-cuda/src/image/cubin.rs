@@ -1,12 +1,12 @@
 //! Cubins: ELF files for a device.
 //!
-//! A kernel is a function symbol whose `st_other` has the bit `STO_CUDA_ENTRY` (16); other function symbols are device
-//! functions. A global or constant variable is an object symbol in a section `.nv.global*` or `.nv.constant*`; objects in
-//! other sections, such as shared memory, have no address outside of a kernel.
+//! A kernel is a function symbol with the bit `STO_CUDA_ENTRY` (16) in `st_other`; other function symbols are device functions. A global or
+//! constant variable is an object symbol in a section `.nv.global*` or `.nv.constant*`; objects in other sections, such as shared memory,
+//! have no address outside of a kernel.
 //!
-//! A kernel's own shared memory is the section `.nv.shared.NAME`. Its section `.nv.info.NAME` is a list of attributes, as
-//! `cuobjdump -elf` prints them: a byte for the form, one for the attribute, and two that are a value or, in form 4, the
-//! size of the value behind them. `EIATTR_MAX_THREADS` (5) holds the most threads by dimension, three integers.
+//! A kernel's own shared memory is the section `.nv.shared.NAME`. Its section `.nv.info.NAME` is a list of attributes, as `cuobjdump -elf`
+//! prints them: a byte for the form, one for the attribute, and two for a value or, in form 4, for the size of the value behind them.
+//! `EIATTR_MAX_THREADS` (5) holds the most threads by dimension, three integers.
 
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64, SHT_NOBITS, SHT_SYMTAB, STT_FUNC, STT_OBJECT};
@@ -33,14 +33,14 @@ fn header(bytes: &[u8]) -> Result<&Header, ImageError> {
     }
 }
 
-/// The end of the table of sections, as the header declares: all bytes before it must be read for [`size`].
+/// The declared end of the table of sections: [`size`] needs all bytes before it.
 pub(crate) fn table_end(bytes: &[u8; HEADER]) -> Result<u64, ImageError> {
     let header = header(bytes)?;
     let size = u64::from(header.e_shnum(LE)) * u64::from(header.e_shentsize(LE));
     Ok(header.e_shoff(LE).saturating_add(size).max(HEADER as u64))
 }
 
-/// Size in bytes of the file that begins with `bytes`, which reach to the end of the table of sections.
+/// Size in bytes of a file; `bytes` reach to the end of its table of sections.
 pub(crate) fn size(bytes: &[u8]) -> Result<u64, ImageError> {
     let sections = header(bytes)?.section_headers(LE, bytes).map_err(refuse)?;
     let ends = sections.iter().filter(|section| section.sh_type(LE) != SHT_NOBITS);
@@ -85,7 +85,7 @@ pub(super) fn names(bytes: &[u8]) -> Result<Names, ImageError> {
     Ok(names)
 }
 
-/// Most threads by dimension of a list of attributes; `None` where it has none or is cut short.
+/// Most threads by dimension in a list of attributes; `None` if the attribute is missing or cut short.
 fn most_threads(mut list: &[u8]) -> Option<[u32; 3]> {
     const SIZED: u8 = 4;
     const MAX_THREADS: u8 = 5;

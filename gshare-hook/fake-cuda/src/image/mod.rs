@@ -1,4 +1,4 @@
-//! Names in images of device code: which kernels and which global variables a binary or a text has.
+//! Names in images of device code: the kernels and the global variables of a binary or a text.
 //!
 //! # Forms
 //!
@@ -9,15 +9,14 @@
 //! | cubin: an ELF file | `\x7fELF` | [`cubin`] |
 //! | PTX text | white space, `/` or `.` | [`ptx`] |
 //!
-//! An image is outside input: every size and offset is checked against the size that its container declares, and what
-//! does not fit is an [`ImageError`]. An image is read only when a name is looked up, and only the entries that serve the
-//! device; the names are kept, the decompressed bytes are not.
+//! An image is outside input: every size and offset is checked against the declared size of its container, and a misfit is an
+//! [`ImageError`]. Only a look-up of a name reads an image, and only its entries for the device; the names are kept, the decompressed bytes
+//! are not.
 //!
 //! # Sources
 //!
-//! The forms of wrapper, container and entry are public in ZLUDA's `dark_api` and `cuda_types` and were confirmed on the
-//! fat binaries of cuBLAS 12.9, cuDNN 9.26 and cuFFT 12; ELF is a standard, and which of its symbols are kernels
-//! is in [`cubin`].
+//! The forms of wrapper, container and entry are public in ZLUDA's `dark_api` and `cuda_types` and were confirmed on the fat binaries of
+//! cuBLAS 12.9, cuDNN 9.26 and cuFFT 12. ELF is a standard; [`cubin`] tells its kernel symbols from the others.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,7 +31,7 @@ pub(crate) mod raw;
 #[cfg(test)]
 mod tests;
 
-/// Most bytes that one entry may decompress to. The largest seen is below 200 MB.
+/// Most decompressed bytes of one entry. The largest seen is below 200 MB.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Why an image cannot be read.
@@ -41,13 +40,13 @@ pub(crate) enum ImageError {
     /// A structure of `size` bytes at `at`, from its container's start, reaches beyond the container's `end`.
     #[error("{what} at {at} needs {size} bytes, but its container ends at {end}")]
     Truncated { what: &'static str, at: u64, size: u64, end: u64 },
-    /// A field has a value that is not known.
+    /// A field has an unknown value.
     #[error("{field} is {value:#x}, which is not known")]
     Unknown { field: &'static str, value: u64 },
-    /// An entry declares more bytes than may be decompressed.
+    /// An entry declares more bytes than the limit for decompression.
     #[error("an entry declares {declared} bytes; at most {MOST_BYTES} are decompressed")]
     TooLarge { declared: u64 },
-    /// An entry does not decompress, by LZ4 or zstd, to as many bytes as it declares.
+    /// An entry's LZ4 or zstd data do not decompress to its declared size.
     #[error("{method} data do not decompress to the {declared} bytes declared: {reason}")]
     Compressed { method: &'static str, declared: u64, reason: String },
     /// A cubin is not a readable ELF file.
@@ -55,12 +54,12 @@ pub(crate) enum ImageError {
     Elf(String),
 }
 
-/// Bounds that a kernel's code sets to its launches.
+/// Bounds of a kernel's code on its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Most threads of a block.
     pub(crate) threads: u32,
-    /// Shared memory that every block has, in bytes.
+    /// Shared memory of every block, in bytes.
     pub(crate) shared: u32,
 }
 
@@ -71,7 +70,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// With a limit of threads by dimension, as the code declares it.
+    /// The bounds with a limit of threads by dimension, as the code declares it.
     fn limit(&mut self, by_dimension: impl IntoIterator<Item = u32>) {
         let threads = by_dimension.into_iter().fold(1, u32::saturating_mul);
         self.threads = threads.clamp(1, 1024);
@@ -81,7 +80,7 @@ impl Shape {
 /// Names in one cubin or PTX text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
-    /// Names of the kernels, with what their code says of launches.
+    /// Names of the kernels, with the bounds on their launches.
     pub(crate) kernels: BTreeMap<String, Shape>,
     /// Global and constant variables with their sizes in bytes.
     pub(crate) globals: BTreeMap<String, u64>,
@@ -92,7 +91,7 @@ pub(crate) struct Names {
 pub(crate) enum Kind {
     Ptx,
     Cubin,
-    /// Code for a compiler that the simulator does not have, such as that of link-time optimisation.
+    /// Code for a compiler missing in the simulator, such as the input of link-time optimisation.
     Other(u16),
 }
 
@@ -109,7 +108,7 @@ pub(crate) enum Stored {
 pub(crate) struct Entry<'a> {
     pub(crate) kind: Kind,
     pub(crate) stored: Stored,
-    /// Ten times the major plus the minor compute capability that it is for; 0 for any.
+    /// Ten times the major plus the minor compute capability of the target; 0 for any.
     pub(crate) architecture: u32,
     pub(crate) bytes: Cow<'a, [u8]>,
     /// Size in bytes once decompressed.
@@ -122,7 +121,7 @@ impl Entry<'_> {
         Entry { bytes: Cow::Owned(self.bytes.into_owned()), ..self }
     }
 
-    /// The names in it.
+    /// The names in the entry.
     fn names(&self) -> Result<Names, ImageError> {
         let bytes = container::content(self)?;
         match self.kind {
@@ -140,7 +139,7 @@ struct Part {
 }
 
 impl Part {
-    /// Its names, or `None` where it cannot be read; why is traced once.
+    /// The part's names, or `None` if it cannot be read; the reason is traced once.
     fn names(&self) -> Option<&Names> {
         let read = || self.entry.names().inspect_err(|error| call_trace::image(error)).ok();
         self.names.get_or_init(read).as_ref()
@@ -152,14 +151,14 @@ impl Part {
 pub(crate) enum Found<T> {
     Yes(T),
     No,
-    /// Part of the image cannot be read: the name may be in it.
+    /// An unreadable part of the image may hold the name.
     Unknown,
 }
 
-/// The code of a module or library: the entries of an image that serve one device.
+/// The code of a module or library: an image's entries for one device.
 pub(crate) struct Image {
     parts: Vec<Part>,
-    /// Part of the image has a form that is not known.
+    /// Part of the image has an unknown form.
     opaque: bool,
 }
 
@@ -169,7 +168,7 @@ impl Image {
         Self { parts, opaque }
     }
 
-    /// Whether nothing in the image can run on the device.
+    /// Whether no code in the image can run on the device.
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty() && !self.opaque
     }
@@ -183,17 +182,16 @@ impl Image {
         }
     }
 
-    /// Looks a kernel up.
     pub(crate) fn kernel(&self, name: &str) -> Found<Shape> {
         self.find(|names| names.kernels.get(name).copied())
     }
 
-    /// Looks a global variable up: its size in bytes.
+    /// Looks up a global variable: its size in bytes.
     pub(crate) fn global(&self, name: &str) -> Found<u64> {
         self.find(|names| names.globals.get(name).copied())
     }
 
-    /// Every kernel, or `None` where part of the image cannot be read.
+    /// Every kernel, or `None` if part of the image cannot be read.
     pub(crate) fn kernels(&self) -> Option<Vec<&str>> {
         let mut all = Vec::new();
         for part in &self.parts {
@@ -203,8 +201,8 @@ impl Image {
     }
 }
 
-/// The entries that a device of an architecture runs: the closest cubins that it can run, else the newest PTX that it can
-/// compile, and all that are for any device. A cubin runs on devices of its major version with at least its minor one.
+/// The entries for a device of an architecture: the closest cubins able to run on it, else the newest PTX which it can compile, and all
+/// entries for any device. A cubin runs on devices of its major version with at least its minor version.
 pub(crate) fn chosen<'a>(entries: &[Entry<'a>], architecture: u32) -> Vec<Entry<'a>> {
     let runs = |entry: &&Entry<'_>| {
         entry.architecture != 0

@@ -6,7 +6,7 @@ use super::Names;
 pub(super) fn names(text: &str) -> Names {
     let mut names = Names::default();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$' || c == '%';
-    // The kernel that was declared last, and whether `.entry` stood at the end of a line: its name may follow on the next.
+    // The kernel declared last, and whether `.entry` ended a line: the kernel's name may follow on the next.
     let (mut kernel, mut declares) = (None, false);
     for line in text.lines().map(|line| line.split("//").next().unwrap_or_default()) {
         let declared = line.split_once(".entry").map(|(_, rest)| rest).or(declares.then_some(line));

@@ -1,7 +1,7 @@
 //! Images as C programs pass them: an address without a size.
 //!
-//! How far to read follows from what the image declares: a container's header, an ELF file's table of sections, a text's
-//! final zero. The caller vouches for those bytes, as it does to the driver.
+//! The image declares its extent: in a container's header, an ELF file's table of sections, or a text's final zero. The caller vouches for
+//! those bytes, as it does to the driver.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, c_void};
@@ -13,13 +13,13 @@ use crate::call_trace;
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 /// A wrapper with one container.
 const WRAPPER_SINGLE: u32 = 1;
-/// A wrapper with a list of containers that were linked together; a null address ends the list.
+/// A wrapper with a list of linked containers; a null address ends the list.
 const WRAPPER_LINKED: u32 = 2;
 
 /// Name of the first bytes in an error.
 const START: &str = "start of an image";
 
-/// Most bytes that a file or container at an address may declare.
+/// Most declared bytes of a file or container at an address.
 const MOST_AT_ADDRESS: u64 = 1 << 32;
 
 #[repr(C)]
@@ -30,12 +30,12 @@ struct Wrapper {
     linked: *const *const u8,
 }
 
-/// Whether the bytes at an address stay as they are while the code is loaded.
+/// Whether the bytes at an address stay unchanged while the code is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// They do: nothing is copied.
+    /// The bytes stay, and nothing is copied.
     Kept,
-    /// They may go when the call returns: what serves the device is copied.
+    /// The bytes may go when the call returns, so the entries for the device are copied.
     Call,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Lifetime {
 ///
 /// # Safety
 ///
-/// They are readable, and stay unchanged as long as the result is used.
+/// The bytes are readable, and stay unchanged while the result is in use.
 unsafe fn slice(at: *const u8, size: u64, what: &'static str) -> Result<&'static [u8], ImageError> {
     if size > MOST_AT_ADDRESS {
         return Err(ImageError::Truncated { what, at: 0, size, end: MOST_AT_ADDRESS });
@@ -53,7 +53,7 @@ unsafe fn slice(at: *const u8, size: u64, what: &'static str) -> Result<&'static
 }
 
 unsafe fn container_at(at: *const u8) -> Result<&'static [u8], ImageError> {
-    // SAFETY: a container has a header, and the size that this declares.
+    // SAFETY: a container has a header, and the size declared in it.
     unsafe {
         let header = at.cast::<[u8; HEADER]>().read_unaligned();
         slice(at, container::size(&header)?, "a container")
@@ -61,7 +61,7 @@ unsafe fn container_at(at: *const u8) -> Result<&'static [u8], ImageError> {
 }
 
 unsafe fn cubin_at(at: *const u8) -> Result<&'static [u8], ImageError> {
-    // SAFETY: an ELF file has a header, a table of sections where the header says, and sections where the table says.
+    // SAFETY: an ELF file has a header, and its table and sections at the declared places.
     unsafe {
         let [_, _, _, _, class, order, ..] = at.cast::<[u8; 16]>().read_unaligned();
         if (class, order) != (2, 1) {
@@ -74,7 +74,7 @@ unsafe fn cubin_at(at: *const u8) -> Result<&'static [u8], ImageError> {
 }
 
 unsafe fn wrapped_at(at: *const u8) -> Result<Vec<&'static [u8]>, ImageError> {
-    // SAFETY: the magic number was seen, so a wrapper lies here, and its containers where it says.
+    // SAFETY: the magic number was seen, so a wrapper lies here, and its containers at the declared places.
     unsafe {
         let wrapper = at.cast::<Wrapper>().read_unaligned();
         match wrapper.version {
@@ -98,9 +98,9 @@ fn whole(kind: Kind, bytes: &'static [u8]) -> Entry<'static> {
     Entry { kind, stored: Stored::Plain, architecture: 0, bytes: Cow::Borrowed(bytes), declared }
 }
 
-/// The entries at an address that serve a device.
+/// The entries at an address for a device.
 unsafe fn entries_at(at: *const u8, architecture: u32) -> Result<Vec<Entry<'static>>, ImageError> {
-    // SAFETY: the caller's promise that an image lies here; each form has at least four bytes.
+    // SAFETY: the caller's promise of an image here; each form has at least four bytes.
     unsafe {
         let start = at.cast::<[u8; 4]>().read_unaligned();
         let containers = match u32::from_le_bytes(start) {
@@ -120,12 +120,12 @@ unsafe fn entries_at(at: *const u8, architecture: u32) -> Result<Vec<Entry<'stat
     }
 }
 
-/// The image at an address, for a device of an architecture (ten times the major plus the minor compute capability). An
-/// image of a form that is known in part holds unknown names; why is traced. `None` where no image begins there.
+/// The image at an address, for a device of an architecture (ten times the major plus the minor compute capability). An image in a partly
+/// known form holds unknown names; the reason is traced. `None` if no image begins there.
 ///
 /// # Safety
 ///
-/// `at` is the address of an image, which is readable as far as it declares, during the call or as `lifetime` says.
+/// `at` is the address of an image, readable to its declared end, during the call or as `lifetime` says.
 pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Lifetime) -> Option<Image> {
     // SAFETY: the caller's promise.
     match unsafe { entries_at(at.cast(), architecture) } {
@@ -139,7 +139,7 @@ pub(crate) unsafe fn image_at(at: *const c_void, architecture: u32, lifetime: Li
     }
 }
 
-/// The kind of input for the linker that `bytes` are. Other kinds than texts and cubins stay unread.
+/// The kind of a linker input. Kinds other than text and cubin stay unread.
 pub(crate) fn input_kind(bytes: &[u8]) -> Kind {
     match bytes.first() {
         Some(first) if first.is_ascii_whitespace() || matches!(first, b'/' | b'.') => Kind::Ptx,

@@ -1,4 +1,4 @@
-//! Images made by hand, and what becomes of them when they are cut or changed.
+//! Images made by hand, and the effect of a cut or a change in them.
 
 use std::ffi::c_void;
 
@@ -295,7 +295,7 @@ fn more_than_declared_or_may_be_decompressed_is_refused() {
     }
 }
 
-/// A container with an entry of every kind and way.
+/// A container with entries of every kind and compression.
 fn everything() -> Vec<u8> {
     let mut entries = Vec::new();
     for how in [How::Plain, How::Lz4, How::Zstd] {
@@ -305,7 +305,7 @@ fn everything() -> Vec<u8> {
     container(&entries)
 }
 
-/// Reads all that can be read; the test is that this ends, within the slice and without a panic.
+/// Reads everything readable; the test is the end of this, within the slice and without a panic.
 fn read_all(bytes: &[u8]) {
     for entry in container::entries(bytes).into_iter().flatten() {
         if entry.declared < 1 << 20 {

@@ -1,7 +1,7 @@
-//! The board as the profile describes it, and the readings of its sensors.
+//! The board in the profile, and the readings of its sensors.
 //!
-//! Power and temperature go linearly with the utilisation of the last second, from the profile's idle to its busy figure; energy
-//! is that power over time. Clocks never change. The boards have no fan of their own, and no error is ever counted.
+//! Power and temperature rise linearly with the utilisation of the last second, from the profile's idle to its busy figure; energy is the
+//! integral of power. Clocks never change. The boards have no fan of their own, and no error is ever counted.
 
 use super::*;
 
@@ -13,7 +13,7 @@ struct Sensors {
     is_idle: bool,
 }
 
-/// `low` to `high` as `percent` goes from 0 to 100.
+/// A value between `low` and `high`, as `percent` goes from 0 to 100.
 fn between(low: u32, high: u32, percent: u32) -> u32 {
     low + (u64::from(high - low) * u64::from(percent) / 100) as u32
 }
@@ -21,7 +21,7 @@ fn between(low: u32, high: u32, percent: u32) -> u32 {
 fn sensors(gpu: Gpu) -> Sensors {
     let truth = gpu.device.truth();
     let board = gpu.board();
-    // The GPU that is cut is as busy as its busiest part.
+    // A cut GPU is as busy as its busiest part.
     let parts = &truth.gpus[gpu.device.parts(gpu.number)];
     let percent = parts.iter().map(|gpu| gpu.utilisation_percent).max().unwrap_or(0);
     let busy_ns = parts.iter().map(|gpu| gpu.busy_ns).max().unwrap_or(0);
@@ -91,7 +91,7 @@ structures! {
     Temperature { version: c_uint, sensor: c_uint, celsius: c_int }
 }
 
-/// The value of a field and its `nvmlValueType_t`, where there is one.
+/// The value of a field and its `nvmlValueType_t`, for a field with a value.
 fn field(gpu: Gpu, field: c_uint) -> Result<(u64, c_uint), Return> {
     const UNSIGNED_INT: c_uint = 1;
     const UNSIGNED_LONG_LONG: c_uint = 3;
@@ -124,7 +124,7 @@ nvml! {
     }
     fn nvmlDeviceGetMemoryBusWidth (gpu: Gpu) -> c_uint { gpu.profile().memory_bus_bits }
     fn nvmlDeviceGetBAR1MemoryInfo (gpu: Gpu, memory: *mut [u64; 3]) {
-        // Total, free, used: nothing is mapped through it here.
+        // Total, free, used: the simulator maps nothing through the aperture.
         let total = gpu.board().bar1_bytes;
         put(memory, [total, total, 0])
     }
@@ -191,7 +191,7 @@ nvml! {
     }
     fn nvmlDeviceGetCurrentClocksThrottleReasons | nvmlDeviceGetCurrentClocksEventReasons
         (gpu: Gpu) -> c_ulonglong {
-        // Idle, or nothing that holds the clocks back.
+        // Idle, or no reason for lower clocks.
         c_ulonglong::from(sensors(gpu).is_idle)
     }
     fn nvmlDeviceGetSupportedClocksThrottleReasons | nvmlDeviceGetSupportedClocksEventReasons

@@ -14,7 +14,7 @@ struct Sample {
 structures! {
     MetricInfo { short_name: *const c_char, long_name: *const c_char, unit: *const c_char }
     Metric { id: c_uint, result: Return, value: f64, info: MetricInfo }
-    /// The head of `nvmlGpmMetricsGet_t`; as many metrics as it says follow.
+    /// The head of `nvmlGpmMetricsGet_t`; `count` metrics follow.
     Metrics { version: c_uint, count: c_uint, first: *mut Sample, second: *mut Sample, metrics: [Metric; 0] }
     /// `nvmlSample_t` with a value of type unsigned int.
     UtilisationSample { time_us: c_ulonglong, value: u64 }
@@ -22,7 +22,7 @@ structures! {
 
 nvml! {
     fn nvmlDeviceGetSamples (gpu: Gpu, kind: c_uint, since_us: c_ulonglong, value_type: *mut c_uint, count: *mut c_uint, list: *mut UtilisationSample) {
-        // NVML_GPU_UTILIZATION_SAMPLES, NVML_VALUE_TYPE_UNSIGNED_INT; times since 1970, unlike the device's own.
+        // NVML_GPU_UTILIZATION_SAMPLES, NVML_VALUE_TYPE_UNSIGNED_INT; times count from 1970, unlike the device's clock.
         const UTILISATION: c_uint = 1;
         refuse_if(kind != UTILISATION || gpu.device.is_cut(), NOT_SUPPORTED)?;
         put(value_type, 1)?;
@@ -67,7 +67,7 @@ nvml! {
         let list = (&raw mut (*metrics).metrics).cast::<Metric>();
         for place in 0..(*metrics).count as usize {
             let metric = list.add(place);
-            // There are no warps here, and no memory traffic that anybody counts.
+            // The simulator has no warps, and counts no memory traffic.
             let (value, name, result) = match (*metric).id {
                 GRAPHICS_UTIL => (percent(second.busy_ns.saturating_sub(first.busy_ns), elapsed), c"Graphics Util", SUCCESS),
                 SM_UTIL => (percent(second.sm_ns.saturating_sub(first.sm_ns), elapsed * second.sms), c"SM Util", SUCCESS),

@@ -1,6 +1,6 @@
 //! PCI Express, peers, affinity, and confidential computing, which is off.
 //!
-//! Each GPU hangs on a bridge of its own below one root; GPUs reach each other over PCI Express. There is no NVLink and no fabric.
+//! Each GPU hangs on a bridge of its own below one root; GPUs reach each other over PCI Express. The machine has no NVLink and no fabric.
 
 use super::*;
 
@@ -79,7 +79,7 @@ nvml! {
     fn nvmlDeviceGetP2PStatus (_from: Gpu, _to: Gpu, capability: c_uint) -> c_uint {
         const OK: c_uint = 0;
         const UNSUPPORTED: c_uint = 5;
-        // As cuDeviceGetP2PAttribute says: reads and writes over PCI Express; no NVLink, no atomics.
+        // The answer of cuDeviceGetP2PAttribute: reads and writes over PCI Express; no NVLink, no atomics.
         match capability {
             0 | 1 | 4 => OK,
             2 | 3 => UNSUPPORTED,
@@ -99,7 +99,7 @@ nvml! {
     }
     fn nvmlDeviceOnSameBoard (one: Gpu, other: Gpu) -> c_int { c_int::from(one.number == other.number) }
 
-    // A scope that follows is not read.
+    // The call ignores the scope behind these arguments.
     fn nvmlDeviceGetCpuAffinity | nvmlDeviceGetCpuAffinityWithinScope (_gpu: Gpu, words: c_uint, set: *mut u64) {
         put_set(cpus(words), set)
     }

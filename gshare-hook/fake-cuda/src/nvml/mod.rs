@@ -1,9 +1,9 @@
-//! NVML over the same device file, as far as monitors and frameworks ask for it. It needs no `cuInit`, attaches no process and,
-//! as the real one, does not look at `CUDA_VISIBLE_DEVICES`.
+//! NVML over the same device file, with the functions used by monitors and frameworks. NVML needs no `cuInit`, attaches no process and, as
+//! on a real machine, ignores `CUDA_VISIBLE_DEVICES`.
 //!
-//! Here: handles, identity, memory, processes, MIG. `board`: what the profile's board says of itself and what a sensor would
-//! say. `links`: PCI Express, peers, affinity. `gpm`: utilisation over time. `unsupported`: every other name of NVML,
-//! with the answer that a card without the function gives. Names, structures and codes are those of NVIDIA's `nvml.h`.
+//! This file: handles, identity, memory, processes, MIG. `board`: the profile's board and its sensors. `links`: PCI Express, peers,
+//! affinity. `gpm`: utilisation over time. `unsupported`: every other name of NVML, with the answer of a card without the function. Names,
+//! structures and codes come from NVIDIA's `nvml.h`.
 #![allow(unsafe_code, unsafe_op_in_unsafe_fn)] // C entry points: their contract is NVML's
 #![allow(non_snake_case)] // idem
 
@@ -55,19 +55,19 @@ fn open() -> Option<&'static SimDevice> {
     opened.as_ref()
 }
 
-/// The device that a handle stands for.
+/// The device behind a handle.
 struct Part {
     device: &'static SimDevice,
     /// Number of the GPU.
     number: u32,
-    /// Number of the MIG device, if it is one.
+    /// Number of the MIG device, for the handle of a MIG device.
     slice: Option<u32>,
 }
 
 /// Added to the handles of MIG devices.
 const SLICES: usize = 0x1000;
 
-/// The device that a handle stands for, lost or not. A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
+/// The device behind a handle, lost or not. A GPU's handle is its number + 1; a MIG device's is its number + 1 + `SLICES`.
 fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     let number = (handle as usize).wrapping_sub(1);
     if number < device.profile().gpus as usize {
@@ -78,7 +78,7 @@ fn place(device: &'static SimDevice, handle: Handle) -> Option<Part> {
     is_slice.then_some(Part { device, number: 0, slice: Some(slice as u32) })
 }
 
-/// An argument of a function: what C callers pass for it, and how that is read.
+/// An argument of a function: its C types, and the way to read it.
 trait Argument: Sized {
     type Passed;
 
@@ -133,7 +133,7 @@ impl Gpu {
         &self.device.profile().board
     }
 
-    /// Refuses what the real one does not tell of a GPU in MIG mode.
+    /// Refuses a query which NVML does not answer for a GPU in MIG mode.
     fn whole(self) -> Done {
         refuse_if(self.device.is_cut(), NOT_SUPPORTED)
     }
@@ -149,7 +149,7 @@ impl Part {
         self.slice.map_or(self.device.profile(), |slice| &self.device.devices()[slice as usize])
     }
 
-    /// The devices of the file that this is.
+    /// The places of this GPU or MIG device in the file's list of devices.
     fn devices(&self) -> std::ops::Range<usize> {
         match self.slice {
             Some(slice) => slice as usize..slice as usize + 1,
@@ -161,7 +161,7 @@ impl Part {
         self.devices().any(|device| self.device.is_lost(device as u32))
     }
 
-    /// Total, reserved and used bytes; what the driver keeps for itself is part of the total.
+    /// Total, reserved and used bytes; the driver's reserved memory is part of the total.
     fn memory(&self) -> (u64, u64, u64) {
         let truth = self.device.truth();
         let used = truth.gpus[self.devices()].iter().map(|g| g.memory_used_bytes).sum();
@@ -177,7 +177,7 @@ impl Part {
         }
     }
 
-    /// Processes with memory on it. Those that have no pid in this namespace are left out, as the real NVML leaves out processes of
+    /// Processes with memory on the device. A process without a pid in this namespace is left out, as the real NVML leaves out processes of
     /// other containers.
     fn users(&self) -> Vec<Process2> {
         let truth = self.device.truth();
@@ -203,7 +203,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Done {
     Ok(())
 }
 
-/// Checks the first word of a structure that a caller hands over: the size and the version of its layout. Refuses another word.
+/// Checks the first word of a caller's structure, the size and the version of its layout, and refuses any other word.
 unsafe fn check_version<T>(given: *const T, version: c_uint, refusal: Return) -> Done {
     refuse_if(given.is_null(), INVALID_ARGUMENT)?;
     let word = given.cast::<c_uint>().read_unaligned();
@@ -224,8 +224,8 @@ unsafe fn put_text(to: *mut c_char, len: c_uint, text: &str) -> Done {
     Ok(())
 }
 
-/// The functions of NVML: `fn nvmlA | nvmlA_v2 (argument: Type) { body }`. Arguments are read as [`Argument`] says, in their order.
-/// One with a `-> Type` has a last argument more, through which it gives that.
+/// The functions of NVML: `fn nvmlA | nvmlA_v2 (argument: Type) { body }`. [`Argument`] reads the arguments in their order. A function with
+/// `-> Type` returns its value through an extra last argument.
 macro_rules! nvml {
     ($(fn $($name:ident)|+ ($($arg:ident: $type:ty),*) $(-> $value:ty)? $body:block)*) => {$(
         nvml!(@gives [$($name)+] ($($arg: $type),*) ($($value)?) $body);
@@ -284,7 +284,7 @@ structures! {
     /// and of the compute instance; memory.
     Attributes { sms: c_uint, engines: [c_uint; 5], slices: [c_uint; 2], memory_mib: u64 }
     ProcessSample { pid: c_uint, time_us: c_ulonglong, sm: c_uint, memory: c_uint, encoder: c_uint, decoder: c_uint }
-    /// `nvmlProcessUtilizationInfo_v1_t`: of the others memory, encoder, decoder, JPEG and optical flow.
+    /// `nvmlProcessUtilizationInfo_v1_t`; `others` holds memory, encoder, decoder, JPEG and optical flow.
     ProcessRate { time_us: c_ulonglong, pid: c_uint, sm: c_uint, others: [c_uint; 5] }
     /// `nvmlProcessesUtilizationInfo_v1_t`.
     ProcessRates { version: c_uint, count: c_uint, since_us: c_ulonglong, entries: *mut ProcessRate }
@@ -299,7 +299,7 @@ structures! {
     }
 }
 
-/// How busy each process has kept a GPU of late; `NOT_FOUND` if none has.
+/// The recent utilisation of a GPU by each process; `NOT_FOUND` if all were idle.
 fn samples(gpu: Gpu, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return> {
     gpu.whole()?;
     let truth = gpu.device.truth();
@@ -313,7 +313,7 @@ fn samples(gpu: Gpu, since_us: c_ulonglong) -> Result<Vec<ProcessSample>, Return
     if samples.is_empty() { Err(NOT_FOUND) } else { Ok(samples) }
 }
 
-/// Fills a list as NVML does: the number is in and out, too small a list is an error that tells the number.
+/// Fills a list as NVML does: the count is in and out, and a short list is an error with the needed count.
 unsafe fn put_list<T>(list: Vec<T>, count: *mut c_uint, out: *mut T) -> Done {
     refuse_if(count.is_null(), INVALID_ARGUMENT)?;
     let room = *count as usize;
@@ -439,7 +439,7 @@ nvml! {
     fn nvmlDeviceGetAttributes_v2 (part: Part, attributes: *mut Attributes) {
         let slice = &part.device.devices()[part.slice.ok_or(NOT_SUPPORTED)? as usize];
         let memory_mib = slice.memory_bytes >> 20;
-        // The name says how many slices of the GPU the instance has: 3g.40gb.
+        // The name gives the number of the instance's GPU slices: 3g.40gb.
         let slices = slice.device_name.rsplit(' ').next().and_then(|name| name.split('g').next()?.parse().ok());
         let slices: c_uint = slices.unwrap_or(1);
         put(attributes, Attributes { sms: slice.sms, engines: [slices, 0, 0, 0, 0], slices: [slices; 2], memory_mib })

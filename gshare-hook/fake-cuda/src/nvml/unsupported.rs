@@ -1,10 +1,10 @@
-//! Every other name of NVML: exported, because a driver of this release has them all and clients look several up at once, and
-//! answered with `NVML_ERROR_NOT_SUPPORTED`, as a card without the function does. The names are in `unsupported.txt`.
+//! Every other name of NVML. A driver of this release exports them all, and clients look up several at once, so each answers
+//! `NVML_ERROR_NOT_SUPPORTED`, as on a card without the function. The names are in `unsupported.txt`.
 
 use super::*;
 
 macro_rules! unsupported {
-    // The arguments that a caller passes are not read.
+    // These functions ignore their arguments.
     ($($name:ident)*) => {
         nvml! { $(fn $name () { device().and(Err(NOT_SUPPORTED)) })* }
     };

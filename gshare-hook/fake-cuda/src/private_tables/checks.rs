@@ -1,7 +1,6 @@
-//! `CONTEXT_CHECKS`: properties of a context that no usual context has.
+//! `CONTEXT_CHECKS`: rare properties of a context.
 //!
-//! Facts: ZLUDA's `dark_api` (4 words; slot 2 writes 0 to its second argument, slot 3 answers 0; other values were never
-//! seen).
+//! Facts: ZLUDA's `dark_api` (4 words; slot 2 writes 0 to its second argument, slot 3 answers 0; other values were never seen).
 
 use std::ffi::c_void;
 

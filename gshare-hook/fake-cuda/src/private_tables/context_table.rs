@@ -1,10 +1,10 @@
 //! `TOOLS_CONTEXT`: facts about contexts.
 //!
-//! Facts: projects that print the tables name slot 3 "get device" and slot 4 "get context number" and count 95 words; a
-//! public driver proxy answers slot 51 with the address of an object, or `CUDA_ERROR_INVALID_HANDLE`, and slot 39 with the
-//! number 0. Observed: libcudart 13.4 asks for the table at its start; cuBLASLt calls slot 4 with a context and an
-//! out-pointer; cuBLAS 13.4 calls slot 51 with a context, a stream and an out-pointer before a triangular solve, and then
-//! slot 39 with the context, the object and an out-pointer. What the number means is not known; 0 serves.
+//! Facts: projects which print the tables name slot 3 "get device" and slot 4 "get context number" and count 95 words; a public driver
+//! proxy answers slot 51 with the address of an object, or `CUDA_ERROR_INVALID_HANDLE`, and slot 39 with the number 0. Observed: libcudart
+//! 13.4 asks for the table at its start; cuBLASLt calls slot 4 with a context and an out-pointer; cuBLAS 13.4 calls slot 51 with a context,
+//! a stream and an out-pointer before a triangular solve, and then slot 39 with the context, the object and an out-pointer. The number's
+//! meaning is unknown; 0 serves.
 
 use std::ffi::{c_int, c_ulonglong};
 

@@ -14,14 +14,14 @@ table!(0 "CUDART_INTERFACE"
     12 load_compilers);
 
 functions! {
-    /// For slots 1 and 6. Callers of 6 and 8 pass options too, which stay unread.
+    /// Serves slots 1 and 6. Callers of 6 and 8 also pass options, which stay unread.
     fn load_wrapper(module: *mut sys::CUmodule, image: *const c_void) {
         ok(exports::cuModuleLoadData(module, image))
     }
     fn load_container(image: *const c_void, module: *mut sys::CUmodule) {
         ok(exports::cuModuleLoadData(module, image))
     }
-    /// The primary context, made if there is none. Callers do not release it, so the call counts as no retain.
+    /// The primary context, created if need be. Callers do not release it, so the call retains nothing.
     fn primary_context(context: *mut sys::CUcontext, device: c_int) {
         put(context, primary_context::primary(device)?.handle())
     }

@@ -1,18 +1,18 @@
-//! `INTEGRITY_CHECK`: the answer by which libcudart knows that it talks to the driver it was given.
+//! `INTEGRITY_CHECK`: the answer by which libcudart recognises its driver.
 //!
-//! # What this is, and what it is for
+//! # Meaning and purpose
 //!
-//! At its start libcudart asks the driver for a hash over facts that both know (versions, process, thread, addresses of two
-//! tables, the time, the devices) and computes the same hash itself. A driver that answers otherwise is refused. This file
-//! computes that answer, so that a program on a machine without a GPU can start the runtime library that it is linked with.
-//! It serves the simulated driver alone: no kernel computes anything here, nothing is unlocked, no data is read by it. It is
-//! left out, with the other tables, by building without the feature `runtime-tables`.
+//! At its start libcudart asks the driver for a hash over facts known to both (versions, process, thread, addresses of two tables, the
+//! time, the devices) and computes the same hash itself. Any other answer makes it refuse the driver. This file computes the answer, so a
+//! program on a machine without a GPU can start the runtime library to which it is linked. It serves the simulated driver alone: no kernel
+//! computes anything here, the hash unlocks nothing, and no data is read by it. A build without the feature `runtime-tables` leaves it out,
+//! with the other tables.
 //!
-//! # Where the facts come from
+//! # Sources of the facts
 //!
-//! ZLUDA (MIT or Apache-2.0) publishes the procedure step by step. Put together, its steps are a standard construction: HMAC
-//! (RFC 2104) with MD2 (RFC 1319) over a message of plain fields, under a fixed key. So both come from libraries here, and
-//! the facts of this file are the key, the order of the fields and the two fixed answers for old versions.
+//! ZLUDA (MIT or Apache-2.0) publishes the procedure step by step. Its steps form a standard construction: HMAC (RFC 2104) with MD2 (RFC
+//! 1319) over a message of plain fields, under a fixed key. Libraries provide both; the facts of this file are the key, the order of the
+//! fields and the two fixed answers for old versions.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -28,11 +28,11 @@ table!(5 "INTEGRITY_CHECK"
 const KEY: [u8; 16] =
     [0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f];
 
-/// Answers to versions of the check that end in 0 and in 1, which hash nothing.
+/// Answers to versions of the check with 0 or 1 as their last digit, which hash nothing.
 const FIXED: [[u64; 2]; 2] =
     [[0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8], [0x1841_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8]];
 
-/// The facts that are hashed, in this order.
+/// The hashed facts, in this order.
 struct Facts<'a> {
     driver_version: u32,
     check_version: u32,

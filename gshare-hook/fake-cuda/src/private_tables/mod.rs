@@ -1,18 +1,18 @@
-//! Private tables: what `cuGetExportTable` gives to NVIDIA's runtime library and to the libraries that stand on it.
+//! Private tables: the answers of `cuGetExportTable` to NVIDIA's runtime library and the libraries above it.
 //!
 //! # Problem
 //!
-//! libcudart and the libraries above it (cuBLAS, cuDNN, cuFFT, cuSOLVER) reach some functions of the driver through tables
-//! that no header describes. A table has an identifier of 16 bytes; most begin with their size in bytes, and every other
-//! word is the address of a function. Without these tables every call of the runtime library answers error 500.
+//! libcudart and the libraries above it (cuBLAS, cuDNN, cuFFT, cuSOLVER) reach some functions of the driver through tables without a public
+//! header. A table has an identifier of 16 bytes; most begin with their size in bytes, and every other word is the address of a function.
+//! Without these tables every call of the runtime library answers error 500.
 //!
-//! # Where the facts come from
+//! # Sources of the facts
 //!
-//! Identifiers, slots and their arguments are public: the `dark_api` of ZLUDA (MIT or Apache-2.0) and other projects that
-//! print or forward the tables. What these do not say was observed by watching which slots the libraries call with which
-//! arguments (`GSHARE_TRACE=tables`). Each file here names the facts that it rests on. No code was taken over.
+//! Identifiers, slots and their arguments are public: in the `dark_api` of ZLUDA (MIT or Apache-2.0) and in other projects which print or
+//! forward the tables. The missing facts were observed, as the slots and arguments of the libraries' calls (`GSHARE_TRACE=tables`). Each
+//! file here names its facts. No code was taken over.
 //!
-//! # What is served
+//! # Served tables
 //!
 //! | file | identifier | asked for by |
 //! |---|---|---|
@@ -26,7 +26,7 @@
 //! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
 //! | [`products`] | `1734DC26-800D-4745-8726-C0F1E7DD8BCA` | cuBLASLt on an H100 or H200 |
 //!
-//! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as an H100 with driver 580 does. A slot without a function here answers
+//! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as on an H100 with driver 580. A slot without a function here answers
 //! `CUDA_ERROR_NOT_SUPPORTED`. Both are traced.
 
 #![allow(unsafe_op_in_unsafe_fn)] // functions that C calls: their contract is what each file says of its table
@@ -45,7 +45,7 @@ macro_rules! table {
     };
 }
 
-/// Functions of tables, each with the body of an [`Answer`].
+/// Functions of tables; each body returns an [`Answer`].
 macro_rules! functions {
     ($($(#[$doc:meta])* fn $function:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -65,17 +65,16 @@ mod products;
 pub(crate) mod storage;
 mod thread;
 
-/// Most words that a table has.
+/// Most words in a table.
 const MOST: usize = 96;
 
-/// A table that is served.
 struct Table {
     id: [u8; 16],
     name: &'static str,
     words: &'static [Pointer],
 }
 
-/// All of them. A table's place here is its number in [`unserved`].
+/// All served tables. A table's place here is its number in [`unserved`].
 static TABLES: [Table; 9] = [
     cudart::TABLE,
     callbacks::TABLE,
@@ -88,7 +87,7 @@ static TABLES: [Table; 9] = [
     products::TABLE,
 ];
 
-/// The context behind a handle; null is the calling thread's current one.
+/// The context behind a handle; null means the calling thread's current context.
 unsafe fn context_of(handle: sys::CUcontext) -> Res<Ref<Context>> {
     Find::<OrCurrent>::find(handle)
 }
@@ -98,8 +97,7 @@ fn ok(code: CUresult) -> Answer {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
-/// The function in a slot whose purpose is not known. The caller's arguments stay unread: the C convention
-/// leaves them to it.
+/// The function in a slot of unknown purpose. The caller's arguments stay unread, as the C convention allows.
 extern "C" fn unserved<const TABLE: usize, const SLOT: usize>() -> CUresult {
     let name = TABLES.get(TABLE).map_or("?", |table| table.name);
     call_trace::slot(name, SLOT);
@@ -116,7 +114,7 @@ const fn unserved_words<const TABLE: usize>() -> [Pointer; MOST] {
          79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95)
 }
 
-/// A table of `WORDS` words that begins with its size in bytes; `served` says which slots have a function.
+/// A table of `WORDS` words, with its size in bytes first; `served` lists the slots with a function.
 const fn sized<const TABLE: usize, const WORDS: usize>(served: &[(usize, *const ())]) -> [Pointer; WORDS] {
     let mut words = [Pointer(std::ptr::null()); WORDS];
     words.copy_from_slice(unserved_words::<TABLE>().split_at(WORDS).0);
@@ -130,7 +128,7 @@ const fn sized<const TABLE: usize, const WORDS: usize>(served: &[(usize, *const 
     words
 }
 
-/// The table with an identifier, and its name; `None` where it is not served.
+/// The table with an identifier, and its name; `None` for an identifier without a table.
 pub(crate) fn find(id: &[u8; 16]) -> Option<(*const c_void, &'static str)> {
     TABLES.iter().find(|table| table.id == *id).map(|table| (table.words.as_ptr().cast(), table.name))
 }

@@ -1,9 +1,9 @@
 //! `TOOLS_MODULE`: the functions of a module.
 //!
-//! Facts: projects that print the tables name it by its functions and slots up to 55; a public driver proxy serves slot 7,
-//! which calls a function of the caller for each function of a module and answers 1. Observed: cuFFT 12 calls slot 7 with a
-//! context, a module that it has just loaded, a function and an argument for it; it keeps the function that it is called
-//! with, and takes the answer 0 for a failure.
+//! Facts: projects which print the tables name it by its functions and slots up to 55; a public driver proxy serves slot 7, which calls a
+//! function of the caller for each function of a module and answers 1. Observed: cuFFT 12 calls slot 7 with a context, a freshly loaded
+//! module, a function and an argument for it. It keeps each function of the module passed to its callback, and takes the answer 0 for a
+//! failure.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -15,7 +15,7 @@ table!(7 "TOOLS_MODULE"
 
 type Visit = unsafe extern "C" fn(*mut c_void, sys::CUfunction, sys::CUmodule);
 
-/// Answers 1 where each function was visited, else 0.
+/// Answers 1 if each function was visited, else 0.
 unsafe extern "C" fn for_each_function(
     context: sys::CUcontext,
     module: sys::CUmodule,

@@ -1,8 +1,8 @@
-//! `PRODUCTS`, a name of ours: asked for by cuBLASLt while it plans a matrix product on a device of compute capability 9.0.
+//! `PRODUCTS`, a name of ours: cuBLASLt asks for it while it plans a matrix product on a device of compute capability 9.0.
 //!
-//! Facts: none are public. Observed: cuBLASLt 13.1 asks for the table for each product, does not look whether it was given, and
-//! calls slot 4; where that answers `CUDA_ERROR_NOT_SUPPORTED`, it goes on, and launches its kernels for that device. The table's
-//! size is not known; cuBLASLt reads none.
+//! Facts: none are public. Observed: cuBLASLt 13.1 asks for the table for each product, ignores whether it was given, and calls slot 4.
+//! After the answer `CUDA_ERROR_NOT_SUPPORTED` it goes on, and launches its kernels for the device. The table's size is unknown; cuBLASLt
+//! reads none.
 
 use super::*;
 

@@ -1,8 +1,7 @@
-//! `CONTEXT_LOCAL_STORAGE_INTERFACE_V0301`: values that a library keeps with a context, by key.
+//! `CONTEXT_LOCAL_STORAGE_INTERFACE_V0301`: values of a library for a context, by key.
 //!
-//! Facts: ZLUDA's `dark_api` (put, delete, get and a null word; no size word; a null context is the current one; a missing
-//! value answers `CUDA_ERROR_INVALID_HANDLE`; when the context ends, each value's function is called with context, key and
-//! value).
+//! Facts: ZLUDA's `dark_api` (put, delete, get and a null word; no size word; a null context is the current one; a missing value answers
+//! `CUDA_ERROR_INVALID_HANDLE`; when the context ends, each value's function is called with context, key and value).
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -24,7 +23,7 @@ static WORDS: [Pointer; 4] = [
     Pointer(std::ptr::null()),
 ];
 
-/// A callback that gets context, key and value when the context ends.
+/// A callback with context, key and value, called when the context ends.
 type AtEnd = unsafe extern "C" fn(sys::CUcontext, *mut c_void, *mut c_void);
 
 struct Value {
@@ -32,7 +31,7 @@ struct Value {
     at_end: Option<AtEnd>,
 }
 
-/// By the context's number and the key, which is an address that only its owner reads.
+/// Values by the context's number and the key, an address read only by its owner.
 static VALUES: Mutex<BTreeMap<(u64, usize), Value>> = Mutex::new(BTreeMap::new());
 
 functions! {
@@ -52,13 +51,13 @@ functions! {
     }
 }
 
-/// A context ends: its values go, and their owners are told. The lock is not held meanwhile: an owner may call back.
+/// Drops the values of a context at its end, and tells their owners. The lock is free meanwhile: an owner may call back.
 pub(crate) fn context_ends(context: Ref<Context>) {
     let of_context =
         lock(&VALUES).extract_if((context.id, 0)..(context.id + 1, 0), |_, _| true).collect::<Vec<_>>();
     for ((_, key), value) in of_context {
         if let Some(at_end) = value.at_end {
-            // SAFETY: the function and its arguments are those that its owner registered for this moment.
+            // SAFETY: the owner registered this function and these arguments for the end of the context.
             unsafe { at_end(context.handle(), key as *mut c_void, value.value as *mut c_void) };
         }
     }

@@ -1,7 +1,7 @@
 //! `TOOLS_TLS`: the calling thread's context.
 //!
-//! Facts: ZLUDA's `dark_api` (4 words); projects that print the tables name slot 2 "get thread context". Observed: without
-//! slot 2 cuBLASLt finds no algorithm for any matrix product.
+//! Facts: ZLUDA's `dark_api` (4 words); projects which print the tables name slot 2 "get thread context". Observed: without slot 2 cuBLASLt
+//! finds no algorithm for any matrix product.
 
 use super::*;
 

@@ -1,28 +1,29 @@
-//! The device file: one mapping that every process shares, and the lock that survives `kill -9`.
+//! The device file: one mapping shared by every process, with a lock that survives `kill -9`.
 //!
 //! # Problem
-//! Several processes play one device without a server. Any of them may be killed at any instruction.
+//! Several processes act as one device without a server. Any of them may be killed at any instruction.
 //!
 //! # Algorithm
 //! - The file holds a header with the profile's text, a robust process-shared mutex, and the state (module `layout`).
-//! - A process that needs the device takes the mutex, reads the clock and advances the schedule to that time.
-//!   If the last holder died inside, the mutex says so and derived state is rebuilt before anything else.
-//! - A process is identified by its process id and a random number that the kernel gave its program: processes of different PID
-//!   namespaces (several containers with one device file) may have the same id.
-//! - Each attached process holds a POSIX record lock on the byte of its slot, beyond the end of the file. The kernel
-//!   drops it when the process dies (a zombie has none) or executes another program, so asking
-//!   for the lock tells the living from the dead, in every namespace. (A process cannot ask for its own locks.) This sweep runs at most every 5 ms, and whenever memory is asked for or figures are read. The
-//!   kernel also says who holds a lock, with the process id that the asking process's namespace has for it.
+//! - A process which needs the device takes the mutex, reads the clock and advances the schedule to that time. If the last holder died
+//!   inside, the mutex reports this, and derived state is rebuilt before anything else.
+//! - A process is identified by its process id and a random number from the kernel for its program: processes of different PID namespaces
+//!   (several containers with one device file) may have the same id.
+//! - Each attached process holds a POSIX record lock on the byte of its slot, beyond the end of the file. The kernel drops the lock when
+//!   the process dies (a zombie has none) or executes another program, so a request for the lock tells the living from the dead, in every
+//!   namespace. (A process cannot ask for its own locks.) This sweep runs at most every 5 ms, and on every request for memory or figures.
+//!   The kernel also reports the holder of a lock, by its process id in the asking process's namespace.
 //!
 //! # Cost
-//! Uncontended lock, clock and advance on an idle device: about 0.1 us. A file of about 145 MB that is sparse: some 100 KiB are really used.
+//! Uncontended lock, clock and advance on an idle device: about 0.1 us. The file is sparse: about 145 MB, some 100 KiB of it in use.
 //!
 //! # Differences
-//! As with a real driver, closing all file descriptors under it detaches the process: its lock is gone.
+//! As with a real driver, closing all file descriptors under the library detaches the process: its lock is gone.
 //!
 //! # Limits
-//! The kernel tells the holder of a robust mutex by its thread id. When a process is killed just while it waits for the mutex, and
-//! the holder is a thread of another PID namespace with the same number, the mutex counts as abandoned and is repaired under the holder.
+//! The kernel identifies the holder of a robust mutex by its thread id. A process may be killed just while it waits for the mutex, with the
+//! mutex held by a thread of the same number in another PID namespace. The mutex then counts as abandoned, and is repaired under its
+//! holder.
 #![allow(unsafe_code)] // a shared mapping and a process-shared mutex
 
 use std::fs::{File, OpenOptions};
@@ -73,7 +74,7 @@ struct Image {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The device that is asked for cannot be simulated.
+    /// The requested device cannot be simulated.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// The profile in the file cannot be used.
@@ -82,7 +83,7 @@ pub enum DeviceError {
     /// The file cannot be opened, sized or mapped.
     #[error("device file {0}: {1}")]
     Io(PathBuf, std::io::Error),
-    /// Another profile or number of GPUs is asked for while processes use the device.
+    /// The request names another profile or number of GPUs while processes use the device.
     #[error(
         "device file {0} is in use with another profile; give GSHARE_SIM_DEVICE another path or stop its users"
     )]
@@ -137,8 +138,7 @@ fn own_start_time() -> u64 {
     after.split_whitespace().nth(19).and_then(|f| f.parse().ok()).unwrap_or(0)
 }
 
-/// A number that no two programs share: differs between processes of one process id, in different PID namespaces or before and
-/// after exec.
+/// A number unique to this program: it differs between processes with one process id, in different PID namespaces or before and after exec.
 fn own_image() -> u64 {
     // SAFETY: AT_RANDOM is the address of 16 bytes that stay for the life of the process, or 0.
     unsafe {
@@ -151,13 +151,13 @@ fn own_image() -> u64 {
 const SPIN: u64 = 60_000;
 
 impl SimDevice {
-    /// Opens the device file that the environment names, with the profile, number and MIG devices that it asks for.
+    /// Opens the device file of the environment, with the requested profile, number and MIG devices.
     pub(crate) fn of_environment() -> Result<Self, DeviceError> {
         Self::open(&default_path(), &Spec::of_environment()?)
     }
 
-    /// Opens the device file, creating it if need be. What `spec` does not say is the file's own; a new one has the default
-    /// profile. A file of another boot, layout or profile is replaced unless a process uses it.
+    /// Opens the device file, creating it if need be. A missing part of `spec` comes from the file; a new file has the default profile. A
+    /// file of another boot, layout or profile is replaced unless a process uses it.
     pub fn open(path: &Path, spec: &Spec) -> Result<Self, DeviceError> {
         let io = |e| DeviceError::Io(path.to_owned(), e);
         let resolved = spec.resolve()?;
@@ -165,7 +165,7 @@ impl SimDevice {
         for _ in 0..100 {
             let opened = open_once(path).map_err(io)?;
             let file = &opened.file;
-            // Until the file is the one to use, or is gone: a process that removes it holds its lock, so none removes another.
+            // Repeats until the file is the right one, or is gone: a process holds the file's lock to remove it, so none removes another.
             file.lock().map_err(io)?;
             let _lock = FileLock(file);
             let meta = file.metadata().map_err(io)?;
@@ -219,7 +219,7 @@ impl SimDevice {
         &self.profile
     }
 
-    /// The devices that a process may use, each with its own SMs and memory: GPUs, or MIG devices where the GPU is cut.
+    /// The devices open to a process, each with its own SMs and memory: GPUs, or MIG devices of a cut GPU.
     pub(crate) fn devices(&self) -> &[Profile] {
         &self.devices
     }
@@ -229,16 +229,14 @@ impl SimDevice {
         !self.profile.cut.is_empty()
     }
 
-    /// Where the file lies.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Loses the GPU with this number, or brings it back; a GPU that is cut goes with its MIG devices. `false`: there is no such
-    /// GPU.
+    /// Loses the GPU with this number, or brings it back; a cut GPU goes with its MIG devices. `false`: no such GPU exists.
     ///
-    /// While it is lost, NVML answers `NVML_ERROR_GPU_IS_LOST`, calls of processes that have a context on it
-    /// `CUDA_ERROR_UNKNOWN`, and a process that begins does not see it. What a process has there stays its own until it ends.
+    /// While the GPU is lost, NVML answers `NVML_ERROR_GPU_IS_LOST`, processes with a context on it get `CUDA_ERROR_UNKNOWN`, and a new
+    /// process does not see it. The memory of a process there stays its own until the process ends.
     pub fn set_lost(&self, gpu: u32, lost: bool) -> bool {
         if gpu >= self.profile.gpus {
             return false;
@@ -249,7 +247,7 @@ impl SimDevice {
         true
     }
 
-    /// The places in [`devices`](Self::devices) of a GPU, or of what it is cut into.
+    /// The places in [`devices`](Self::devices) of a GPU, or of its MIG devices.
     pub(crate) fn parts(&self, gpu: u32) -> Range<usize> {
         if self.is_cut() { 0..self.devices.len() } else { gpu as usize..gpu as usize + 1 }
     }
@@ -266,17 +264,17 @@ impl SimDevice {
         unsafe { &(*self.image).open }
     }
 
-    /// Runs `f` with the lock held and the time read under it, after bringing the schedule up to date.
+    /// Advances the schedule to the present under the lock, and runs `f` with the lock still held.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_sweep(SWEEP_NS, f)
     }
 
-    /// As [`with`](Self::with), after dead processes were removed.
+    /// [`with`](Self::with), after a sweep of dead processes.
     pub(crate) fn with_living<R>(&self, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_sweep(0, f)
     }
 
-    /// As [`with`](Self::with), with a sweep first where the last one is that long ago.
+    /// [`with`](Self::with), after a sweep if the last sweep is `after_ns` old.
     fn with_sweep<R>(&self, after_ns: u64, f: impl FnOnce(&mut Engine<'_>, u64) -> R) -> R {
         self.with_lock(|engine| {
             let now = now_ns();
@@ -288,7 +286,7 @@ impl SimDevice {
         })
     }
 
-    /// Runs `f` with the lock held, for what does not depend on the time.
+    /// Runs `f` with the lock held, without bringing the schedule up to date.
     pub(crate) fn with_lock<R>(&self, f: impl FnOnce(&mut Engine<'_>) -> R) -> R {
         // SAFETY: the mutex was initialised before the magic was written; the guard gives it back.
         unsafe {
@@ -306,7 +304,7 @@ impl SimDevice {
         }
     }
 
-    /// Removes the processes that no longer hold their record lock.
+    /// Removes the processes without their record lock.
     fn sweep(&self, engine: &mut Engine<'_>, now: u64) {
         engine.l.last_sweep = now;
         for (slot, pid, image) in engine.live().collect::<Vec<_>>() {
@@ -321,8 +319,8 @@ impl SimDevice {
         libc::flock { l_type, l_whence, l_start: LIFE_OFFSET + i64::from(slot), l_len: 1, l_pid: 0 }
     }
 
-    /// The living process of a slot that `pid` and `image` attached to, by the process id that it has in this process's PID
-    /// namespace; 0: it has none there.
+    /// The living process of a slot attached by `pid` and `image`, by its process id in this process's PID namespace; 0 if it has none
+    /// there.
     pub(crate) fn holder(&self, slot: u32, pid: u32, image: u64) -> Option<u32> {
         if pid == std::process::id() && image == own_image() {
             return Some(pid);
@@ -363,8 +361,8 @@ impl SimDevice {
         self.completed_now(stream) > position || self.with(|engine, _| engine.completed(stream) > position)
     }
 
-    /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before that, as far as it is known, then
-    /// awake. A thread that sleeps to the end wakes tens of microseconds late, which is more than many kernels take.
+    /// Blocks until the entry at `position` is done or its GPU is lost: asleep until 60 us before the known end, then awake. A thread
+    /// asleep to the end wakes tens of microseconds late, longer than many kernels take.
     pub(crate) fn wait(&self, process: u32, stream: u32, position: u64) {
         if self.is_done(stream, position) {
             return;
@@ -400,10 +398,10 @@ impl SimDevice {
 /// Sleeps to an absolute time as exactly as the kernel can.
 pub(crate) fn sleep_until(until: u64) {
     thread_local! {
-        /// The calling thread's timer slack is set to the least, so that waits end on time.
+        /// The least timer slack for the calling thread, so that waits end on time.
         static SLACK: rustix::io::Result<()> = set_current_timer_slack(Some(NonZeroU64::MIN));
     }
-    // A thread that is ending has no thread-locals: it sleeps with the slack it has.
+    // An ending thread has no thread-locals, and sleeps with its present slack.
     let _ = SLACK.try_with(|_| ());
     let (tv_sec, tv_nsec) = (until / 1_000_000_000, until % 1_000_000_000);
     let at = Timespec { tv_sec: tv_sec.cast_signed(), tv_nsec: tv_nsec.cast_signed() };
@@ -421,7 +419,7 @@ impl Drop for Unlock {
     }
 }
 
-/// A device file this process has open: its identity, its descriptor, its mapping once made.
+/// A device file open in this process: its identity, its descriptor, and its mapping once made.
 #[derive(Debug)]
 struct Opened {
     identity: (u64, u64),
@@ -431,8 +429,8 @@ struct Opened {
 
 static OPENED: Mutex<Vec<&'static Opened>> = Mutex::new(Vec::new());
 
-/// Opens a file, or finds it among those that are open. None is ever closed: closing any descriptor of a device file
-/// drops this process's record locks on it.
+/// Opens a file, or finds it among the open files. None is ever closed: closing any descriptor of a device file drops this process's record
+/// locks on it.
 fn open_once(path: &Path) -> std::io::Result<&'static Opened> {
     let mut all = lock(&OPENED);
     let identity = std::fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
@@ -448,17 +446,17 @@ fn open_once(path: &Path) -> std::io::Result<&'static Opened> {
     Ok(opened)
 }
 
-/// The lock of a device file, which is never closed: held until this is dropped.
+/// The lock of a device file, held until this is dropped. The file is never closed.
 struct FileLock(&'static File);
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Fails only for what is no open file.
+        // Unlocking fails only for a file which is not open.
         let _ = self.0.unlock();
     }
 }
 
-/// Maps a file opened by [`open_once`], once.
+/// Maps a file from [`open_once`], once.
 fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
     let _one = lock(&OPENED);
     if known.image.load(Relaxed) == 0 {
@@ -466,8 +464,8 @@ fn map(known: &'static Opened) -> std::io::Result<*mut Image> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a new shared mapping of a file at least as long as the mapping.
         let at = unsafe { mmap(null_mut(), size, access, flags, &known.file, 0)? };
-        // The file is nearly all holes: what the kernel reads ahead of a first touch is megabytes of zeros.
-        // SAFETY: the mapping that was just made; advice changes no content.
+        // The file is nearly all holes: read-ahead at a first touch would fetch megabytes of zeros. SAFETY: the mapping just made; advice
+        // changes no content.
         let _ = unsafe { madvise(at, size, Advice::Random) };
         known.image.store(at as usize, Relaxed);
     }
@@ -502,13 +500,13 @@ unsafe fn initialise(image: *mut Image, text: &str, profile: &Profile) {
     }
 }
 
-/// The name of a simulated GPU as C callers see it.
+/// The name of a simulated GPU, for C callers.
 pub(crate) fn device_name(profile: &Profile) -> String {
     format!("{} (simulated)", profile.device_name)
 }
 
-/// The UUID of GPU `index` of the device file at `path`: the same for every process that opens it. Version 8 and the last three
-/// bytes mark it as simulated, for those who see no more of a device than this.
+/// The UUID of GPU `index` of the device file at `path`: the same for every process. Version 8 and the last three bytes mark it as
+/// simulated, for a reader with nothing but the UUID.
 pub(crate) fn device_uuid(path: &Path, index: u32) -> [u8; 16] {
     // FNV-1a, twice with different seeds: an identifier, not a secret.
     let mut out = [0; 16];

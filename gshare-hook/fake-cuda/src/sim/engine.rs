@@ -1,42 +1,39 @@
-//! The schedule of the simulated device: what runs when, told the time.
+//! The schedule of the simulated device; its caller supplies the time.
 //!
 //! # Problem
-//! Streams of many processes hold kernels, copies, event records, waits and host functions. Given the time of
-//! every push, the exact start and end of every entry must follow, without a thread that plays the device.
+//! Streams of many processes hold kernels, copies, event records, waits and host functions. Given the time of every push, the exact start
+//! and end of every entry must follow, without a thread for the device.
 //!
 //! # Terms
-//! *Entry*: one thing in a stream, at a *position* that never repeats. *Head*: the oldest entry not yet done.
-//! *Demand*: SMs a kernel occupies from start to end. *Cap*: most SMs a process may occupy at once (MPS).
-//! *Turn list*: processes with a ready kernel, in the order of their turns. It and the other lists lie in one *queue*: what joins a
-//! list joins the end of the queue.
+//! *Entry*: one thing in a stream, at a *position* which never repeats. *Head*: the oldest entry not yet done. *Demand*: SMs a kernel
+//! occupies from start to end. *Cap*: most SMs of a process at once (MPS). *Turn list*: processes with a ready kernel, in the order of
+//! their turns. All lists lie in one *queue*: a new member joins at its end.
 //!
 //! # Algorithm
 //! [`Engine::advance`] jumps from one completion to the next until `now`. At each instant T, in this order:
-//! 1. every kernel or copy that ends at T completes, oldest start first;
-//! 2. each stream concerned consumes what takes no time (records, satisfied waits, kernels of 0 ns) and then
-//!    shows its head: a kernel joins the tail of its process's ready list, and the process, if it is not
-//!    there, the tail of the turn list; a copy joins its engine's list; a wait joins the blocked list;
-//! 3. blocked streams whose wait is satisfied do the same, in the order in which they blocked;
-//! 4. free copy engines take the front of their list; then processes are served from the front of the turn
-//!    list: one that has no room under its own cap is passed over and keeps its turn, one whose
-//!    kernel does not fit into the free SMs stops the round (so narrow kernels cannot starve a wide one),
-//!    any other starts its kernel and goes to the tail if it has more.
+//! 1. every kernel or copy with its end at T completes, oldest start first;
+//! 2. each stream concerned consumes its entries without duration (records, satisfied waits, kernels of 0 ns) and then shows its head: a
+//!    kernel joins the tail of its process's ready list, and the process, if it is not there, the tail of the turn list; a copy joins its
+//!    engine's list; a wait joins the blocked list;
+//! 3. blocked streams with a satisfied wait do the same, in the order in which they blocked;
+//! 4. free copy engines take the front of their list; then processes are served from the front of the turn list: a process without room
+//!    under its own cap is passed over and keeps its turn, a kernel too wide for the free SMs stops the round (so narrow kernels cannot
+//!    starve a wide one), and any other process starts its kernel and goes to the tail if it has more.
 //!
-//! Example, 10 SMs: A queues three kernels of 10 SMs x 4 ns, B one of 10 SMs x 2 ns, all at 0.
-//! A runs 0-4, B 4-6 (its turn was first), A 6-10 and 10-14.
+//! Example, 10 SMs: A queues three kernels of 10 SMs x 4 ns, B one of 10 SMs x 2 ns, all at 0. A runs 0-4, B 4-6 (its turn was first), A
+//! 6-10 and 10-14.
 //!
 //! # Invariants
-//! [`Engine::check`]: demand of running kernels + free SMs = SMs of the GPU; no process above its cap;
-//! one running entry per stream; memory used = sum over processes. All but rings, positions, run intervals and accounts
-//! is derived, so [`Engine::rebuild`] restores it when a process died in the middle of a change.
+//! [`Engine::check`]: demand of running kernels + free SMs = SMs of the GPU; no process above its cap; one running entry per stream; memory
+//! used = sum over processes. All but rings, positions, run intervals and accounts is derived, so [`Engine::rebuild`] restores it after a
+//! death in the middle of a change.
 //!
 //! # Cost
-//! O(running + queue x processes served or passed over) per completion, at 8 bytes an entry of the queue; nothing while nothing is
-//! queued.
+//! O(running + queue x processes served or passed over) per completion, at 8 bytes an entry of the queue; nothing while the queue is empty.
 //!
 //! # Differences from hardware
-//! All processes run side by side as under MPS; without MPS real GPUs slice time between contexts. A kernel
-//! occupies its SMs as a block from start to end, and starts only when all of them are free.
+//! All processes run side by side as under MPS; without MPS real GPUs slice time between contexts. A kernel occupies its SMs as a block
+//! from start to end, and starts only when all of them are free.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::compiler_fence;
@@ -49,7 +46,7 @@ use super::padded;
 
 const NO_POSITION: u64 = u64::MAX;
 
-/// The list of the streams that are blocked.
+/// The list of blocked streams.
 const BLOCKED: u32 = 0;
 
 /// The turn list of a GPU.
@@ -70,23 +67,23 @@ fn ready(p: usize, gpu: usize) -> u32 {
 /// Why the device refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SimError {
-    /// The stream holds [`RING`] entries that are not done.
+    /// The stream holds [`RING`] pending entries.
     #[error("the stream has 1024 pending entries")]
     RingFull,
     /// Every process, stream, event or sharing slot of the device file is taken.
     #[error("no free {0} slot in the device file")]
     NoSlot(&'static str),
-    /// The GPU's memory does not hold the bytes asked for.
+    /// The GPU's memory lacks room for the bytes.
     #[error("{asked} bytes asked, {free} free")]
     OutOfMemory { asked: u64, free: u64 },
-    /// A shared allocation, or the process of a stream, is no longer there.
+    /// A shared allocation, or the process of a stream, has gone.
     #[error("the shared allocation or the stream's process is gone")]
     Gone,
 }
 
 type Result<T> = std::result::Result<T, SimError>;
 
-/// The device's state, borrowed for one change. Every method takes the time; a time before the last one counts as the last one.
+/// The device's state, borrowed for one change. Every method takes the time; an earlier time than the last counts as the last.
 pub(crate) struct Engine<'a> {
     pub(crate) l: &'a mut Locked,
     pub(crate) o: &'a Open,
@@ -108,7 +105,7 @@ impl Busy {
         }
     }
 
-    /// One more kernel runs from `t` on. An interval that has begun goes on.
+    /// Notes the start of a kernel at `t`. An interval already begun goes on.
     fn begin(&mut self, t: u64) {
         self.running += 1;
         if self.running == 1 && self.since == 0 {
@@ -116,7 +113,7 @@ impl Busy {
         }
     }
 
-    /// One kernel less runs; the time since the first of them is accounted for when it was the last.
+    /// Notes the end of a kernel; the last kernel's end adds the interval to the account.
     fn end(&mut self, t: u64) {
         self.running -= 1;
         if self.running == 0 {
@@ -172,7 +169,7 @@ impl Engine<'_> {
         self.l.streams[s as usize].owner as usize - 1
     }
 
-    /// What the stream's process has of the stream's GPU.
+    /// The account of the stream's process on the stream's GPU.
     fn account(&mut self, s: u32) -> &mut ProcGpu {
         let (p, gpu) = (self.owner(s), self.stream(s).gpu as usize);
         &mut self.l.procs[p].gpus[gpu]
@@ -189,12 +186,12 @@ impl Engine<'_> {
         self.check();
     }
 
-    /// The next instant at which something ends by itself.
+    /// The next end of a kernel or copy.
     fn next_end(&self) -> Option<u64> {
         self.running().map(|(_, stream)| stream.run_end).min()
     }
 
-    /// The streams whose heads run, by their places in that list.
+    /// The streams with a running head, by their places in the list of such streams.
     fn running(&self) -> impl Iterator<Item = (usize, &Stream)> {
         let running = &self.l.running[..self.l.running_len as usize];
         running.iter().map(|s| &self.l.streams[*s as usize]).enumerate()
@@ -214,7 +211,7 @@ impl Engine<'_> {
             self.bump(s);
             settled.push(s);
         }
-        // All complete before any goes on.
+        // All of them complete before any stream goes on.
         for s in settled {
             self.settle(s, t);
         }
@@ -222,7 +219,7 @@ impl Engine<'_> {
         self.dispatch(t);
     }
 
-    /// Gives back what the running entry occupies, and accounts for the time until `t`.
+    /// Gives back the resources of the running entry, and accounts for the time until `t`.
     fn release(&mut self, s: u32, t: u64) {
         let work = self.head(s).work;
         let gpu = self.stream(s).gpu as usize;
@@ -250,7 +247,7 @@ impl Engine<'_> {
         self.l.streams[s as usize].ring[(position % RING as u64) as usize]
     }
 
-    /// Whether nothing is left that the work waits for.
+    /// Whether the work waits for nothing any more.
     fn satisfied(&self, work: Work) -> bool {
         match work {
             Work::Wait { stream, position } => self.completed(stream) > position,
@@ -261,13 +258,13 @@ impl Engine<'_> {
         }
     }
 
-    /// The stream's head is done.
+    /// Completes the stream's head.
     fn bump(&mut self, s: u32) {
         self.stream(s).cum_done = self.head(s).cum;
         self.o.streams[s as usize].completed.store(self.completed(s) + 1, Release);
     }
 
-    /// Consumes what takes no time, and puts the stream into the state and the list that its head asks for.
+    /// Consumes entries without duration, and puts the stream into the state and the list of its next head.
     fn settle(&mut self, s: u32, t: u64) {
         loop {
             if self.completed(s) == self.stream(s).tail {
@@ -312,14 +309,14 @@ impl Engine<'_> {
         }
     }
 
-    /// Shows the stream's new head, and starts what this lets go.
+    /// Shows the stream's new head, and starts work freed by it.
     fn go_on(&mut self, s: u32, t: u64) {
         self.settle(s, t);
         self.unblock(t);
         self.dispatch(t);
     }
 
-    /// Notes that the stream's head waits since `t`, and puts the stream at the end of the list of such streams.
+    /// Notes the wait of the stream's head since `t`, and puts the stream at the end of the list of such streams.
     fn enqueue(&mut self, s: u32, t: u64, state: StreamState, list: u32) {
         self.stream(s).since = t;
         self.set_state(s, state);
@@ -332,20 +329,20 @@ impl Engine<'_> {
         self.l.queue_len += 1;
     }
 
-    /// The first in a list, from a place of the queue on: its place there, and the stream or process.
+    /// The first member of a list from a place of the queue on: its place, and the stream or process.
     fn first(&self, list: u32, from: usize) -> Option<(usize, u32)> {
         let queue = &self.l.queue[..self.l.queue_len as usize];
         let place = from + queue.get(from..)?.iter().position(|queued| queued.list == list)?;
         Some((place, queue[place].what))
     }
 
-    /// Takes what lies at a place of the queue out of its list.
+    /// Takes the stream or process at a place of the queue out of its list.
     fn unqueue(&mut self, place: usize) {
         self.l.queue.copy_within(place + 1..self.l.queue_len as usize, place);
         self.l.queue_len -= 1;
     }
 
-    /// Notes a record that is reached, or passed over.
+    /// Notes a record as reached, or passed over.
     fn reach(&self, event: u32, sequence: u64, t: u64) {
         let event = &self.o.events[event as usize];
         if sequence > event.done.load(Relaxed) {
@@ -354,7 +351,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Lets go every blocked stream whose wait is satisfied, until none is.
+    /// Releases every blocked stream with a satisfied wait, until none is left.
     fn unblock(&mut self, t: u64) {
         let mut from = 0;
         while let Some((place, s)) = self.first(BLOCKED, from) {
@@ -363,7 +360,7 @@ impl Engine<'_> {
                 self.unqueue(place);
                 self.set_state(s, StreamState::Idle);
                 self.settle(s, t);
-                // One before it may have waited for what it has done now.
+                // A stream before this one may have waited for this one's last entry.
                 from = 0;
             }
         }
@@ -396,7 +393,7 @@ impl Engine<'_> {
             if sms > self.l.gpus[gpu].sm_free {
                 return;
             }
-            // Its turn is over; it has another at the end if there is more.
+            // The process's turn is over; with more kernels it joins the end.
             self.unqueue(turn.max(place));
             self.unqueue(turn.min(place));
             if self.first(list, 0).is_some() {
@@ -421,7 +418,7 @@ impl Engine<'_> {
         self.run(s);
     }
 
-    /// Takes what the stream's head occupies while it runs, and the stream into the list of those whose heads run.
+    /// Occupies the resources of the stream's head, and adds the stream to the list of running heads.
     fn run(&mut self, s: u32) {
         let work = self.head(s).work;
         let (gpu, start) = (self.stream(s).gpu as usize, self.stream(s).run_start);
@@ -440,8 +437,8 @@ impl Engine<'_> {
         self.l.running_len += 1;
     }
 
-    /// Appends work to a stream and returns its position. `RingFull` leaves everything as it was; `Gone` means that the stream's
-    /// process was detached, as one is that has closed the device file under the driver.
+    /// Appends work to a stream and returns its position. `RingFull` leaves everything unchanged; `Gone` means a detached process, such as
+    /// a process which closed the device file under the driver.
     pub(crate) fn push(&mut self, now: u64, s: u32, work: Work) -> Result<u64> {
         self.advance(now);
         if self.stream(s).owner == 0 {
@@ -467,7 +464,7 @@ impl Engine<'_> {
         let stream = self.stream(s);
         stream.cum_tail = stream.cum_tail.wrapping_add(work.ns());
         stream.ring[(position % RING as u64) as usize] = Item { work, cum: stream.cum_tail };
-        // The entry exists once the tail has moved: a process killed before this line has pushed nothing.
+        // The entry exists from the move of the tail on: a process killed before this line has pushed nothing.
         compiler_fence(Release);
         stream.tail = position + 1;
         if position == done {
@@ -476,7 +473,7 @@ impl Engine<'_> {
         Ok(position)
     }
 
-    /// The host entry at the stream's head is done.
+    /// Completes the host entry at the stream's head.
     pub(crate) fn host_done(&mut self, now: u64, s: u32) {
         self.advance(now);
         let t = self.l.time;
@@ -492,8 +489,8 @@ impl Engine<'_> {
         self.completed(s) == position && self.is(s, StreamState::Host)
     }
 
-    /// A time before which the entry at `position` cannot be done, for anything that the other processes do.
-    /// `None`: it waits for a host, nothing can be said.
+    /// A time before which the entry at `position` cannot be done, regardless of the other processes. `None`: the entry waits for a host,
+    /// so no bound exists.
     pub(crate) fn not_before(&self, s: u32, position: u64, depth: u32) -> Option<u64> {
         let stream = &self.l.streams[s as usize];
         let done = self.completed(s);
@@ -552,7 +549,7 @@ impl Engine<'_> {
         u32::try_from(slot).map_err(|_| SimError::NoSlot("process"))
     }
 
-    /// Removes a process: what it queued vanishes, what it runs stops now, its memory returns, its events count as reached.
+    /// Removes a process: its queued work vanishes, its running work stops now, its memory returns, its events count as reached.
     pub(crate) fn detach(&mut self, now: u64, p: u32) {
         self.advance(now);
         let t = self.l.time;
@@ -612,7 +609,7 @@ impl Engine<'_> {
         (0_u32..).zip(&self.l.procs).filter(|(_, p)| p.state == PROC_LIVE).map(|(i, p)| (i, p.pid, p.image))
     }
 
-    /// Builds every list and sum again from rings, positions, run intervals and accounts.
+    /// Builds every list and sum from rings, positions, run intervals and accounts.
     pub(crate) fn rebuild(&mut self) {
         let t = self.l.time;
         for g in 0..self.l.gpus_len as usize {
@@ -631,7 +628,7 @@ impl Engine<'_> {
         }
         self.l.running_len = 0;
         self.l.queue_len = 0;
-        // The order of turns is kept: streams go on in the order in which they became ready.
+        // Keeps the order of turns: streams go on in the order in which they became ready.
         let mut waiting: Vec<(u64, u32)> = Vec::new();
         for s in (0..self.l.stream_high).rev() {
             let stream = &self.l.streams[s as usize];
@@ -687,7 +684,7 @@ impl Engine<'_> {
         Ok(s)
     }
 
-    /// Closes a stream: what is queued still runs, then the slot is free.
+    /// Closes a stream: queued work still runs, then the slot is free.
     pub(crate) fn close_stream(&mut self, now: u64, s: u32) {
         self.advance(now);
         self.stream(s).closing = 1;
@@ -709,8 +706,8 @@ impl Engine<'_> {
         self.l.streams[s as usize].tail
     }
 
-    /// Takes an event slot for process `p`. Sequence numbers go on where the slot's last owner stopped, so that his queued records
-    /// do no harm.
+    /// Takes an event slot for process `p`. Sequence numbers continue from the slot's last owner, so the queued records of this owner do no
+    /// harm.
     pub(crate) fn open_event(&mut self, p: u32) -> Result<u32> {
         let l = &mut *self.l;
         let e = take_slot(&mut l.event_high, EVENTS, "event", |e| l.event_owner[e] == 0)?;
@@ -720,7 +717,7 @@ impl Engine<'_> {
         Ok(e)
     }
 
-    /// Gives an event slot back; records that are queued for it still run.
+    /// Gives an event slot back; its queued records still run.
     pub(crate) fn close_event(&mut self, e: u32) {
         self.l.event_owner[e as usize] = 0;
     }
@@ -763,7 +760,7 @@ impl Engine<'_> {
         (g.mem_total - g.mem_used, g.mem_total)
     }
 
-    /// Makes bytes that `p` pays for known to other processes; `p` holds one reference. Returns (slot, generation).
+    /// Makes bytes charged to `p` known to other processes; `p` holds one reference. Returns (slot, generation).
     pub(crate) fn share(&mut self, p: u32, gpu: u32, kind: MemKind, bytes: u64) -> Result<(u32, u32)> {
         let id = (0..SHARED).find(|&i| self.l.shared[i].payer == 0).ok_or(SimError::NoSlot("sharing"))?;
         let generation = self.l.shared[id].generation.wrapping_add(1);
@@ -774,7 +771,7 @@ impl Engine<'_> {
         Ok((id as u32, generation))
     }
 
-    /// A shared allocation that is still there.
+    /// A shared allocation, unless it has gone.
     fn shared(&mut self, id: u32, generation: u32) -> Option<&mut SharedAlloc> {
         let entry = self.l.shared.get_mut(id as usize);
         entry.filter(|entry| entry.payer != 0 && entry.generation == generation)
@@ -787,7 +784,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Drops a reference; the last one of all processes returns the memory, and if the payer leaves before, another holder pays.
+    /// Drops a reference; the last reference returns the memory. If the payer leaves earlier, another holder pays.
     pub(crate) fn leave(&mut self, p: u32, id: u32, generation: u32) {
         let Some(entry) = self.shared(id, generation) else { return };
         let Some(left) = entry.refs[p as usize].checked_sub(1) else { return };
@@ -797,7 +794,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The payer has dropped its last reference: the account moves to another holder, or the bytes return.
+    /// Moves the account to another holder after the payer's last reference, or returns the bytes.
     fn move_payer(&mut self, id: usize) {
         let entry = self.l.shared[id];
         let (gpu, kind) = (entry.gpu as usize, entry.kind as usize % MEM_KINDS);
@@ -832,7 +829,7 @@ impl Engine<'_> {
     }
 }
 
-/// The first free slot; no slot from `high` on was ever used.
+/// The first free slot; slots from `high` on were never used.
 fn take_slot(
     high: &mut u32,
     most: usize,

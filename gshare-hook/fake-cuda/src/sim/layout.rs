@@ -1,24 +1,23 @@
-//! The layout of the mapped device file: a header, a part guarded by the lock, and a part of atomics that
-//! every process may read.
+//! The layout of the mapped device file: a header, a part guarded by the lock, and a part of atomics readable by every process.
 //!
-//! Every structure is valid when all its bytes are zero, so a fresh sparse file needs no initialisation
-//! beyond its header. An index + 1 leaves 0 for "none".
+//! Every structure is valid with all its bytes zero, so a fresh sparse file needs no initialisation beyond its header. An index + 1 leaves
+//! 0 for "none".
 
 use std::sync::atomic::AtomicU64;
 
 /// Most GPUs in one device file.
 pub(crate) const MAX_GPUS: usize = 16;
-/// Most processes attached at once, counting the last ones that have left and are kept for their figures.
+/// Most processes attached at once, including the last few which have left and are kept for their figures.
 pub(crate) const PROCS: usize = 256;
 /// Most streams open at once over all processes.
 pub(crate) const STREAMS: usize = 4096;
-/// Pending entries per stream; on hardware a channel holds about as many launches.
+/// Pending entries per stream, about as many as launches in a hardware channel.
 pub(crate) const RING: usize = 1024;
 /// Most events alive at once over all processes.
 pub(crate) const EVENTS: usize = 65_536;
 /// Most allocations shared between processes (exported handles) at once.
 pub(crate) const SHARED: usize = 4096;
-/// Counters of launches that cost nothing, one cache line per thread.
+/// Counters of free launches, one cache line per thread.
 pub(crate) const SHARDS: usize = 64;
 
 /// The use of device memory.
@@ -48,15 +47,15 @@ pub(crate) const MEM_KINDS: usize = 7;
 pub(crate) const MEM_KIND_NAMES: [&str; MEM_KINDS] =
     ["context", "plain", "managed", "pool", "vmm", "array", "graph"];
 
-/// The work that a stream is given.
+/// Work for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Work {
-    /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to it and takes proportionally longer.
+    /// Occupy `sms` SMs for `ns`. A demand above the process's cap is cut to the cap and takes proportionally longer.
     Kernel { sms: u32, ns: u64 },
     /// Occupy a copy engine for `ns`: 0 towards the device, on it, or memset; 1 towards the host. The bytes are for the account only.
     Copy { engine: u32, bytes: u64, ns: u64 },
-    /// Note the time at which record number `sequence` of the event in a slot is reached; the event is complete when the highest has been.
+    /// Note the time at which record number `sequence` of a slot's event is reached; the event is complete when its highest record is.
     Record { event: u32, sequence: u64 },
     /// Wait until the stream in another slot has completed the entry at `position`.
     Wait { stream: u32, position: u64 },
@@ -67,12 +66,12 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// How long it occupies SMs or a copy engine.
+    /// Time on SMs or on a copy engine, in ns.
     pub(crate) fn ns(self) -> u64 {
         if let Self::Kernel { ns, .. } | Self::Copy { ns, .. } = self { ns } else { 0 }
     }
 
-    /// The same for a kernel that may have no more SMs: it takes proportionally longer.
+    /// The work under a cap of SMs: a cut kernel takes proportionally longer.
     pub(crate) fn capped(self, most: u32) -> Self {
         match self {
             Self::Kernel { sms, ns } if sms > most => {
@@ -83,7 +82,6 @@ impl Work {
         }
     }
 
-    /// SMs that it occupies.
     pub(crate) fn sms(self) -> u32 {
         if let Self::Kernel { sms, .. } = self { sms } else { 0 }
     }
@@ -94,7 +92,7 @@ impl Work {
 #[repr(C)]
 pub(crate) struct Item {
     pub(crate) work: Work,
-    /// Sum of the times of all entries of this stream up to and with this one.
+    /// Sum of the times of all entries of this stream up to and including this entry.
     pub(crate) cum: u64,
 }
 
@@ -102,13 +100,13 @@ pub(crate) struct Item {
 #[repr(u32)]
 pub(crate) enum StreamState {
     Idle = 0,
-    /// Its head is a kernel or a copy whose turn has not come.
+    /// The head is a kernel or a copy in wait for its turn.
     Ready = 1,
-    /// Its head occupies SMs or a copy engine.
+    /// The head occupies SMs or a copy engine.
     Running = 2,
-    /// Its head waits for another stream.
+    /// The head waits for another stream.
     Blocked = 3,
-    /// Its head waits for the host.
+    /// The head waits for the host.
     Host = 4,
 }
 
@@ -123,17 +121,17 @@ pub(crate) struct Stream {
     /// `cum` of the last entry pushed and of the last entry completed.
     pub(crate) cum_tail: u64,
     pub(crate) cum_done: u64,
-    /// The entry that runs: its position, start and end. Valid when `run_pos == completed` and the state is Running.
+    /// The running entry: its position, start and end. Valid if `run_pos == completed` and the state is Running.
     pub(crate) run_pos: u64,
     pub(crate) run_start: u64,
     pub(crate) run_end: u64,
     pub(crate) run_order: u64,
-    /// When the head became ready, blocked or was handed to the host.
+    /// Time at which the head became ready, blocked or was handed to the host.
     pub(crate) since: u64,
     pub(crate) ring: [Item; RING],
 }
 
-/// A stream or a process in one of the lists that the queue holds.
+/// A stream or a process in one of the queue's lists.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Queued {
@@ -167,7 +165,7 @@ pub(crate) struct Proc {
     pub(crate) state: u32,
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
-    /// Tells programs of the same pid apart: of different PID namespaces, or before and after exec.
+    /// Distinguishes programs with one pid: in different PID namespaces, or before and after exec.
     pub(crate) image: u64,
     pub(crate) attached_at: u64,
     pub(crate) gone_at: u64,
@@ -187,15 +185,15 @@ pub(crate) struct Gpu {
     pub(crate) busy: Busy,
 }
 
-/// Time with at least one kernel running, of a GPU or of a process on it. What there was of it in about the last second is kept for
-/// utilisation: bucket t / 2^24 ns lies at its number mod 64.
+/// Time with at least one kernel running, of a GPU or of a process on it. The buckets hold about the last second for utilisation: bucket t
+/// / 2^24 ns lies at its number mod 64.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Busy {
     pub(crate) running: u64,
-    /// When the first of those that run began.
+    /// Start of the present interval.
     pub(crate) since: u64,
-    /// Sum up to then, in ns.
+    /// Sum up to the start, in ns.
     pub(crate) ns: u64,
     pub(crate) bucket: [u64; 64],
     pub(crate) in_bucket: [u64; 64],
@@ -214,13 +212,13 @@ pub(crate) struct SharedAlloc {
     pub(crate) generation: u32,
     pub(crate) gpu: u32,
     pub(crate) kind: u32,
-    /// Process slot + 1 whose account carries the bytes; 0 = free.
+    /// Slot + 1 of the process charged for the bytes; 0 = free.
     pub(crate) payer: u32,
     /// References each process holds.
     pub(crate) refs: [u16; PROCS],
 }
 
-/// Everything that is read and written under the lock only.
+/// State read and written only under the lock.
 #[repr(C)]
 pub(crate) struct Locked {
     pub(crate) time: u64,
@@ -231,12 +229,12 @@ pub(crate) struct Locked {
     pub(crate) stream_high: u32,
     pub(crate) event_high: u32,
     pub(crate) order: u64,
-    /// How often a lock was found held by a dead process and the derived state was built again.
+    /// Times a lock was found held by a dead process, so that the derived state was rebuilt.
     pub(crate) repairs: u64,
     pub(crate) gpus: [Gpu; MAX_GPUS],
     pub(crate) procs: [Proc; PROCS],
     pub(crate) running: [u32; STREAMS],
-    /// Streams are in one list at most, processes in one of each GPU.
+    /// A stream is in at most one list, a process in at most one list of each GPU.
     pub(crate) queue: [Queued; STREAMS + PROCS * MAX_GPUS],
     pub(crate) event_owner: [u32; EVENTS],
     pub(crate) shared: [SharedAlloc; SHARED],
@@ -247,16 +245,16 @@ pub(crate) struct Locked {
 pub(crate) struct OpenStream {
     /// Entries completed since the slot was first used; an entry at position p is done when this is > p.
     ///
-    /// It never goes back, also when the slot changes hands, so (slot, position) names an entry for ever.
+    /// The number never falls, not even with a new owner of the slot, so (slot, position) names an entry for ever.
     pub(crate) completed: AtomicU64,
 }
 
 #[repr(C)]
 pub(crate) struct OpenEvent {
-    /// Highest record sequence number that was reached, and when.
+    /// Highest reached record number, and its time.
     pub(crate) done: AtomicU64,
     pub(crate) time: AtomicU64,
-    /// Highest record sequence number that was queued (for events opened by several processes).
+    /// Highest queued record number (for events opened by several processes).
     pub(crate) issued: AtomicU64,
     pub(crate) pad: u64,
 }
@@ -275,12 +273,12 @@ pub(crate) struct OpenProc {
     pub(crate) host_wait_ns: AtomicU64,
 }
 
-/// Atomics that are read without the lock.
+/// Atomics read without the lock.
 #[repr(C)]
 pub(crate) struct Open {
     pub(crate) procs: [OpenProc; PROCS],
     pub(crate) streams: [OpenStream; STREAMS],
     pub(crate) events: [OpenEvent; EVENTS],
-    /// For each GPU 1 while it is lost, as if it had fallen off the bus; the schedule goes on all the same.
+    /// For each GPU 1 while it is lost, as if off the bus; the schedule goes on all the same.
     pub(crate) lost: [AtomicU64; MAX_GPUS],
 }

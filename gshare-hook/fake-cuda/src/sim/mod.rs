@@ -14,7 +14,7 @@ pub use stats::{GpuTruth, ProcessGpuTruth, ProcessTruth, Truth, Watched};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A text in so many bytes, cut so that a zero ends it.
+/// A text in `N` bytes, cut to end in a zero.
 pub(crate) fn padded<const N: usize>(text: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     let n = text.len().min(N - 1);
@@ -22,7 +22,7 @@ pub(crate) fn padded<const N: usize>(text: &[u8]) -> [u8; N] {
     out
 }
 
-/// Locks a mutex; what it guards is whole after every statement, so a panic elsewhere does not spoil it.
+/// Locks a mutex; its content is whole after every statement, so a panic elsewhere does not spoil it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Ground truth: what really happened on the simulated device, for tests and demos to compare with.
+//! Ground truth: the real course of events on the simulated device, for tests and demos to compare with.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ pub struct Truth {
     pub repairs: u64,
     /// Each GPU.
     pub gpus: Vec<GpuTruth>,
-    /// Each process that is attached or was lately, in slot order.
+    /// Each attached process, and those which left lately, in slot order.
     pub processes: Vec<ProcessTruth>,
 }
 
@@ -29,7 +29,7 @@ pub struct Truth {
 pub struct GpuTruth {
     /// Number of SMs.
     pub sms: u32,
-    /// SMs that are occupied now.
+    /// SMs occupied now.
     pub sms_busy: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
@@ -37,9 +37,9 @@ pub struct GpuTruth {
     pub memory_used_bytes: u64,
     /// Time with at least one kernel running, in ns.
     pub busy_ns: u64,
-    /// The same over about the last second, in percent.
+    /// Busy time over about the last second, in percent.
     pub utilisation_percent: u32,
-    /// Whether it is lost ([`SimDevice::set_lost`]).
+    /// Whether the GPU is lost ([`SimDevice::set_lost`]).
     pub lost: bool,
 }
 
@@ -47,25 +47,25 @@ pub struct GpuTruth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessTruth {
-    /// Process id: of a living process, in the reader's PID namespace, or 0 where it has none there; of one that has left, in its own.
+    /// Process id: for a living process, its id in the reader's PID namespace, or 0 without one; for a past process, its own id.
     pub pid: u32,
     /// Slot of the device file.
     pub slot: u32,
     /// Start time as in /proc/PID/stat, field 22.
     pub start_time: u64,
-    /// Its name.
+    /// The process's name.
     pub name: String,
-    /// Whether it is attached.
+    /// Whether the process is attached.
     pub live: bool,
-    /// When it attached, in ns.
+    /// Time of the attachment, in ns.
     pub attached_ns: u64,
-    /// Kernel launches it made that cost nothing and found their stream idle (they are in no other figure).
+    /// Kernel launches of no cost on an idle stream (no other figure includes them).
     pub free_launches: u64,
     /// Times a launch waited for a full stream.
     pub ring_full: u64,
-    /// Synchronising calls that had to wait.
+    /// Synchronising calls with a wait.
     pub host_waits: u64,
-    /// Time spent in them, in ns.
+    /// Time spent in these waits, in ns.
     pub host_wait_ns: u64,
     /// The process's work on each GPU.
     pub gpus: Vec<ProcessGpuTruth>,
@@ -75,7 +75,7 @@ pub struct ProcessTruth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessGpuTruth {
-    /// Most SMs it may occupy.
+    /// Most SMs of the process at once.
     pub sm_cap: u32,
     /// Kernels that have ended.
     pub kernels: u64,
@@ -89,28 +89,28 @@ pub struct ProcessGpuTruth {
     pub queue_wait_ns: u64,
     /// Copies and memsets that have ended.
     pub copies: u64,
-    /// Their bytes.
+    /// Bytes of these copies and memsets.
     pub copy_bytes: u64,
-    /// Sum of their durations, in ns.
+    /// Sum of the durations of these copies and memsets, in ns.
     pub copy_ns: u64,
-    /// Memory by kind in bytes: what was asked for, without rounding.
+    /// Memory by kind in bytes, as requested, without rounding.
     pub memory_bytes: BTreeMap<&'static str, u64>,
     /// Sum of the kinds, in bytes.
     pub memory_used_bytes: u64,
-    /// Highest sum there was, in bytes.
+    /// Highest sum so far, in bytes.
     pub memory_peak_bytes: u64,
     /// Busy time over about the last second, in percent.
     pub utilisation_percent: u32,
 }
 
-/// A process whose GPU time is looked at often. See [`SimDevice::watch`].
+/// A process with frequently read GPU time. See [`SimDevice::watch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 #[allow(clippy::exhaustive_structs, reason = "a C structure")]
 pub struct Watched {
     /// Process id, in its own PID namespace.
     pub pid: u32,
-    /// Where it was found last. Any number will do the first time.
+    /// Slot at the last call. Any number will do the first time.
     pub slot: u32,
     /// Time with at least one of its kernels running on the GPU, in ns (union).
     pub busy_ns: u64,
@@ -180,10 +180,10 @@ impl Engine<'_> {
 }
 
 impl SimDevice {
-    /// Brings what each of these processes has got of a GPU up to date; 0 for one that is not known. Gives the instant, in ns.
+    /// Updates the GPU time of each of these processes; 0 for an unknown process. Returns the instant, in ns.
     ///
-    /// For who looks often: it takes a microsecond in all, where [`truth`](Self::truth) describes every process while it holds
-    /// the device's lock.
+    /// Meant for frequent readers: a call takes a microsecond in all, whereas [`truth`](Self::truth) describes every process with the
+    /// device's lock held.
     pub fn watch(&self, gpu: usize, processes: &mut [Watched]) -> u64 {
         self.with(|engine, _| {
             let t = engine.l.time;
@@ -191,7 +191,7 @@ impl SimDevice {
             for watched in processes {
                 let is_it = |p: &Proc| p.state != PROC_FREE && p.pid == watched.pid;
                 if !procs.get(watched.slot as usize).is_some_and(is_it) {
-                    // The latest, if there were several.
+                    // The latest of several.
                     watched.slot =
                         (0..).zip(procs).filter(|(_, p)| is_it(p)).map(|(i, _)| i).last().unwrap_or(u32::MAX);
                 }
@@ -202,7 +202,7 @@ impl SimDevice {
         })
     }
 
-    /// Ground truth now, after dead processes were removed.
+    /// Ground truth now, after a sweep of dead processes.
     pub fn truth(&self) -> Truth {
         self.with_living(|engine, now| {
             let mut truth = engine.truth(now);

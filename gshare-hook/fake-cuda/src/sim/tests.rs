@@ -351,7 +351,7 @@ proptest! {
                     now += ns;
                     model.advance(now);
                     if lazy {
-                        // No call looks at the device: the next push must find the same state.
+                        // Free launches leave the device alone: the next push must find the same state.
                         continue;
                     }
                     e.advance(now);
@@ -364,7 +364,7 @@ proptest! {
                     Some((s, Work::Record { event, sequence }))
                 }
                 Op::Wait(s, on) => {
-                    // As a program can: for what was pushed before.
+                    // The target is an entry pushed before, as for any program.
                     let tail = model.streams[on].completed + model.streams[on].items.len() as u64;
                     if on == s || tail == 0 {
                         continue;
@@ -408,7 +408,7 @@ proptest! {
         }
     }
 
-    /// After a repair in the middle of anything, and after a process vanished, the rest runs to its end.
+    /// After a repair at any point, and after a process vanished, the rest runs to its end.
     #[test]
     fn repair_and_death_lose_nothing_of_the_others(
         ops in prop::collection::vec(op(), 1..60),
@@ -424,7 +424,7 @@ proptest! {
         e.charge(1, 0, MemKind::Plain, 300).unwrap();
         for (i, op) in ops.into_iter().enumerate() {
             if i == repair_at {
-                // As after EOWNERDEAD: derived state is not trusted.
+                // The state after EOWNERDEAD: derived state is not trusted.
                 e.l.gpus[0].sm_free = 99;
                 e.l.queue_len = 0;
                 e.l.running_len = 0;
@@ -544,7 +544,7 @@ fn a_wide_kernel_is_not_starved_by_narrow_ones() {
         }
     }
     e.push(1, wide, Work::Kernel { sms: 10, ns: 5 }).unwrap();
-    // The wide kernel starts as soon as the work that ran when its turn came has ended.
+    // The wide kernel starts as soon as the work running at its turn has ended.
     e.advance(7 + 5);
     assert_eq!(e.completed(wide), 1);
 }

@@ -1,7 +1,7 @@
 /* A client without CUDA headers. Built twice: with -DDLOPEN it loads the driver itself and asks cuGetProcAddress_v2 for
  * base names, as libcudart does; without it is linked against libcuda.so.1.
  *   client spin NAME           launches NAME until its standard input ends, synchronising every 10, prints how many
- *   client hammer              allocates, launches, asks and frees all the time: in the driver's lock as much as can be
+ *   client hammer              allocates, launches, queries and frees without a pause: mostly inside the driver's lock
  *   client memory MIB          allocates, prints "free total" before and after
  */
 #include <dlfcn.h>
@@ -44,7 +44,7 @@ DRIVER(cuMemGetInfo, size_t *, size_t *)
 
 #define OK(call) do { R r = (call); if (r) { fprintf(stderr, "%s: %d\n", #call, r); exit(2); } } while (0)
 
-/* Tells if the process that started this one has closed its standard input. */
+/* Whether the parent process has closed the standard input. */
 static int told_to_end(void) {
     struct pollfd input = {0, POLLIN, 0};
     return poll(&input, 1, 0) != 0;

@@ -1,5 +1,5 @@
-//! Each test runs in a process of its own with a device of its own and the library under the driver's name; in there
-//! functions are looked up by name and called with the table's signatures, as a C program would.
+//! Each test runs in a process of its own with a device of its own and the library under the driver's name. There it looks functions up by
+//! name and calls them with the table's signatures, as a C program would.
 #![allow(unsafe_code, dead_code, unreachable_pub)] // a C client; each test file uses its part
 
 use std::ffi::{CString, c_void};
@@ -85,7 +85,7 @@ macro_rules! ok {
     };
 }
 
-/// Calls a driver function whose first argument is where the result goes; gives the result.
+/// Calls a driver function with an out-pointer as its first argument; returns the result.
 #[macro_export]
 macro_rules! get {
     ($name:ident($($arg:expr),* $(,)?)) => {{

@@ -1,4 +1,4 @@
-"""What the hook costs: throughput of whole programs, and the time until the first kernel, in pairs of alternating order."""
+"""Cost of the hook: throughput of whole programs, and the time until the first kernel, in pairs of alternating order."""
 
 import dataclasses
 import time
@@ -16,7 +16,7 @@ START = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Throughput that a metered program loses, alone on the device.
+    """Throughput lost by a metered program, alone on the device.
 
     One bare and one hooked process are warm and work in turns, bare first in every other pair, so that a change of the host or
     of the clock hits both alike.
@@ -46,8 +46,8 @@ class Start:
     """Time of a whole process: imports, the first kernel, and its end.
 
     Imports vary by a tenth from run to run, so pairs are added until the interval is half as wide as the bar on either side.
-    Its width decides, never its place: that would favour the bar. Where the whole run has no time for another pair, those that
-    were counted are judged.
+    Its width decides, never its place, which would favour the bar. If the whole run has no time for another pair, the pairs
+    counted so far are judged.
     """
 
     script: str
@@ -78,12 +78,12 @@ class Start:
 
 
 def added(times):
-    """The time that each hooked run took beyond the bare run of its pair, as a part of that."""
+    """The excess time of each hooked run over the bare run of its pair, as a part of the bare run."""
     return [hooked / bare - 1 for bare, hooked in zip(times["bare"], times["hooked"], strict=True)]
 
 
 def judge(context, name, times, bar, longer=False):
-    """The text of a loss within its bar; what else it may be, `stats.check_at_most` says."""
+    """The text of a loss within its bar; `stats.check_at_most` raises the other results."""
     losses = added(times) if longer else stats.pair_losses(times["bare"], times["hooked"])
     loss, alone = stats.estimate(losses), stats.estimate(times["bare"])
     context.note(loss=loss.json(), bare=alone.json())
@@ -93,7 +93,7 @@ def judge(context, name, times, bar, longer=False):
 
 MEASURED = frozenset({"full", "short"})
 FULL = frozenset({"full"})
-# Of the busy programs whose share is measured, those whose loss is.
+# The busy programs with a measured loss beside their measured share.
 LOSS_OF = ("numba", "torch matmul", "torch graph", "triton", "cupy", "jax")
 STARTS = [
     Row("start: torch", "cost", Start("torch", tuple(TORCH.items())), TORCH, MEASURED),

@@ -1,4 +1,4 @@
-"""A limit of 2 GiB holds from both sides, and every view of memory says the same, to the byte."""
+"""A limit of 2 GiB holds from both sides, and every view of memory agrees, to the byte."""
 
 import dataclasses
 import time
@@ -10,10 +10,10 @@ from .packages import CUPY, JAX, TORCH, VLLM
 LIMIT = 2 << 30
 MIB = 1 << 20
 BLOCK = 64 * MIB
-# JAX's own share of what it sees, from its documentation of GPU memory allocation.
+# JAX's own share of the visible memory, from its documentation of GPU memory allocation.
 JAX_PART = 0.75
 START_SECONDS = 180
-# How long the daemon may take to have heard of an allocation.
+# Seconds until the daemon must know of an allocation.
 STATUS_SECONDS = 5
 
 
@@ -21,7 +21,7 @@ STATUS_SECONDS = 5
 class Filled:
     """Blocks of 64 MiB until the error; at most `slack` bytes of the limit may be left.
 
-    The slack is one block that did not fit and what the allocator keeps for its own granularity.
+    The slack is one block without room and the allocator's own granularity.
     """
 
     kind: str
@@ -87,7 +87,7 @@ def same_view(driver, nvml):
 class Views:
     """Processes of one run hold sizes that add up; the driver, NVML, its list of processes and PyTorch show each of them the sum.
 
-    With `status` the question is what `gshare status` shows meanwhile.
+    With `status` the row checks the figures of `gshare status` meanwhile.
     """
 
     sizes: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Programs that keep the device busy get the share that they were given: capped at 10, 40 and 70 %, and two at 30 and 70 %.
+"""Busy programs get their share of the device: capped at 10, 40 and 70 %, and two at 30 and 70 %.
 
 On a simulated device every kernel takes 500 us, by a profile file, and a share is the part of a window in which the device
 worked for the process, by its own account. On a GPU a share is the speed of a window beside the median of the bare windows,
-half of which come before and half after the capped ones; a baseline that is not known to within half of the tolerance is refused.
+half of them before and half after the capped windows; a baseline unknown to within half of the tolerance is refused.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ START_SECONDS = 180
 
 
 def measure(context, program, count, seconds, settle=SETTLE_SECONDS):
-    """Windows of a busy program: work for `settle` seconds that is not counted, then `count` windows."""
+    """Windows of a busy program: `settle` seconds of uncounted work, then `count` windows."""
     program.say(f"{count} {seconds} {settle}")
     return program.hear(context.left(60 + 10 * (settle + count * seconds)))
 
@@ -36,7 +36,7 @@ def shares_of(context, windows, bare):
 
 
 def baseline(context, windows):
-    """The bare speed with its interval; on a GPU it is refused where it is not known well enough to divide by."""
+    """The bare speed with its interval; on a GPU it is refused if the interval is too wide to divide by."""
     bare = stats.estimate(speeds(windows))
     if not context.machine.simulated:
         stats.check_baseline(bare, POINTS / 2)

@@ -1,8 +1,8 @@
 """Programs whose bare and hooked runs must have the same outcome.
 
-Cases of one script run in one process, bare and hooked, in an order that alternates from script to script. An outcome is what
-the case says (shapes, copies that came back, errors by name, memory counts), on a simulated device also the kernels, copies and
-bytes that the device counted, and on a GPU the values. Kernels of a simulated device compute nothing, so values are not compared
+Cases of one script run in one process, bare and hooked, in an order alternating from script to script. An outcome is
+the case's answer (shapes, copies read back, errors by name, memory counts), on a simulated device also the kernels, copies and
+bytes in the device's account, and on a GPU the values. Kernels of a simulated device compute nothing, so values are not compared
 there, and a row says so. A case that fails bare is FAILED even where it fails hooked alike: two equal failures show nothing.
 """
 
@@ -12,9 +12,9 @@ from ..context import Context, Row
 from ..errors import Failed, OutOfTime
 from .packages import CUDA12, CUPY, JAX, NCCL, NUMBA, NVRTC, TORCH, TRANSFORMERS, TRITON, VLLM
 
-# Metered and counted, though alone: a client of the whole device without a limit would be let go after one look.
+# Metered and counted, though alone: the hook stops metering a client of the whole device without a limit after one look.
 METERED = ["--quota", "0.5:1", "--mem", "16GiB"]
-# Settings that keep a GPU's bare runs equal to each other.
+# Settings which make a GPU's bare runs equal to each other.
 SAME_EACH_TIME = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
@@ -25,7 +25,7 @@ CASE_SECONDS = 240
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Cases that may share a process: one script, one set of packages, one environment, one node."""
+    """Cases for one process: one script, one set of packages, one environment, one node."""
 
     script: str
     needs: tuple[tuple[str, str], ...]
@@ -65,7 +65,7 @@ def run_batch(context, batch):
 
 
 def run_cases(context, node, environment, batch, cases, hooked):
-    """Answers by case. Where the process ends within a case, the rest run in a new one."""
+    """Answers by case. If the process ends within a case, the rest run in a new process."""
     answers, left = {}, list(cases)
     while left:
         try:
@@ -84,7 +84,7 @@ def run_cases(context, node, environment, batch, cases, hooked):
             missing = [case for case in left if case not in answers]
             if not missing:
                 if code != 0:
-                    # The cases passed and the process did not end well: no case of it is right.
+                    # The cases passed but the process ended badly: none of its cases counts.
                     words = program.describe("did not end well after its last case")
                     answers |= {case: {"case": case, "error": words} for case in left}
                 return answers
@@ -96,7 +96,7 @@ def run_cases(context, node, environment, batch, cases, hooked):
 
 
 def compare(context, bare, hooked, counted):
-    """The figure of a case whose outcomes are equal; `Failed` says what differs."""
+    """The figure of a case with equal outcomes; `Failed` names the difference."""
     errors = {way: answer["error"] for way, answer in (("bare", bare), ("hooked", hooked)) if "error" in answer}
     if errors:
         raise Failed("; ".join(f"{way}: {text}" for way, text in errors.items()))
@@ -106,7 +106,7 @@ def compare(context, bare, hooked, counted):
         if seen[0] != seen[1]:
             raise Failed(f"{name} differs: {seen[0]} bare, {seen[1]} hooked")
         if name in ("copied", "pinned") and seen[0] is not True:
-            raise Failed(f"what was copied to the device did not come back as it was ({name})")
+            raise Failed(f"bytes copied to the device did not come back unchanged ({name})")
     parts = [f"{len(bare['facts'])} facts equal"]
     work = bare["work"], hooked["work"]
     if None not in work:

@@ -14,7 +14,7 @@ POINTS = 0.02
 
 
 def device(context: Context):
-    """What the driver says; `suite.py` has asked it already."""
+    """The driver's answers; `suite.py` has asked already."""
     seen = context.machine.device
     kind = "simulated" if seen["simulated"] else "GPU"
     return f"{kind}: {seen['count']} x {seen['name']}, driver {seen['driver']}, {seen['total_bytes']} bytes"
@@ -56,12 +56,12 @@ def _points(clients, text):
     return text
 
 
-# Calls that `call_costs.c` measures, by the names of its answer.
+# Calls measured by `call_costs.c`, by the names in its answer.
 CALLS = {"launch_ns": "a launch", "graph_ns": "a graph's launch", "event_ns": "an event", "copy_ns": "a copy"}
 
 
 def call_costs(folder):
-    """The program that measures calls of the driver, built unless `GSHARE_CALL_COSTS` names it; `NotHere` without a compiler."""
+    """The program for measuring calls of the driver, built unless `GSHARE_CALL_COSTS` names it; `NotHere` without a compiler."""
     program = os.environ.get("GSHARE_CALL_COSTS") or str(folder / "call_costs")
     if not pathlib.Path(program).exists():
         try:
@@ -73,7 +73,7 @@ def call_costs(folder):
 
 
 def costs_of_calls(context: Context):
-    """What calls that cost the device nothing take on the CPU, by a C program; pairs of runs in alternating order."""
+    """CPU time of calls without cost on the device, by a C program; pairs of runs in alternating order."""
     with context.machine.node() as node:
         program = call_costs(node.folder)
 

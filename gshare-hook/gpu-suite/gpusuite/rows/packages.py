@@ -1,4 +1,4 @@
-"""What rows need, by framework: names of packages and beginnings of versions; `a|b` is either of two."""
+"""Requirements of rows, by framework: names of packages and beginnings of versions; `a|b` is either of two."""
 
 TORCH = {"torch": "", "numpy": ""}
 TRITON = {**TORCH, "triton": ""}

@@ -1,4 +1,4 @@
-"""Tenants with several processes, and tenants that die while they hold a token."""
+"""Tenants with several processes, and tenants which die while they hold a token."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ IDLE_BAR = 0.98
 
 
 def wait_until(condition, what):
-    """Waits for a condition; `Failed` where it does not come true within `NOTICED_SECONDS`."""
+    """Waits for a condition; `Failed` if it does not hold within `NOTICED_SECONDS`."""
     end = time.monotonic() + NOTICED_SECONDS
     while not condition():
         if time.monotonic() > end:
@@ -29,7 +29,7 @@ def wait_until(condition, what):
 
 @dataclasses.dataclass(frozen=True)
 class IdleSibling:
-    """A process that works keeps the speed of its tenant while another process of the same run only holds a context."""
+    """A working process keeps the speed of its tenant beside another process of the same run with only a context."""
 
     kind: str
     needs: tuple[tuple[str, str], ...]
@@ -38,7 +38,7 @@ class IdleSibling:
         python = context.environment(dict(self.needs)).python
         quota, count, medians = ["--quota", "0.4:0.4"], context.effort.windows, []
         with context.machine.node(kernel_us=KERNEL_US) as node:
-            # Both programs are there from the start; they work in turns, so that what the host does meanwhile hits both.
+            # Both programs are there from the start; they work in turns, so that other work of the host hits both.
             alone = node.workload(python, "busy", self.kind, "8", hooked=["--name", "alone", *quota])
             family = node.workload(python, "sibling", self.kind, "8", hooked=["--name", "family", *quota])
             for program in (alone, family):
@@ -56,9 +56,9 @@ class IdleSibling:
 
 @dataclasses.dataclass(frozen=True)
 class KilledHolder:
-    """`kill -9` of a process that holds the token, five times; a rival that waits goes on each time.
+    """`kill -9` of the token's holder, five times; a waiting rival goes on each time.
 
-    The victim is stopped first and asked after: it cannot give a token back while it is stopped, so a status that says "holds"
+    The victim is stopped first, then its status is read: a stopped process cannot return a token, so a status "holds"
     after the stop is still true at the kill, unless the daemon has taken the token back in between.
     """
 
@@ -89,7 +89,7 @@ class KilledHolder:
 
     @staticmethod
     def _stopped_holder(context, node, name):
-        """Stops the victim at a moment at which it holds the token; gives its pid."""
+        """Stops the victim while it holds the token; returns its pid."""
         wait_until(lambda: node.clients(name), f"{name} is a client")
         for _ in range(TRIES):
             context.left(1)
@@ -107,7 +107,7 @@ class KilledHolder:
 
     @staticmethod
     def _goes_on(node):
-        """The rival launches more kernels than it had."""
+        """The rival has launched more kernels than before."""
         def launches():
             return node.clients("rival")[0]["launches"]
 

@@ -14,7 +14,7 @@ const UNMEASURED: u8 = 127;
 /// The most such calls while their wait may be due to the host.
 pub(super) const UNMEASURED_IN_DOUBT: u8 = 7;
 
-/// The reason for which a segment ends.
+/// Why a segment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The segment has reached its full size, or its stream is about to wait.

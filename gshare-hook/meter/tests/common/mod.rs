@@ -124,7 +124,7 @@ pub fn with_memory(spec: ResourceSpec, bytes: u64) -> ResourceSpec {
 }
 
 impl Bench {
-    /// A process whose run may have others; it uses its first device at second one.
+    /// A process of a run with several members; it uses its first device at second one.
     pub fn new(spec: ResourceSpec, on_loss: OnDaemonLoss, behind: Behind) -> Self {
         Self::with_memory(spec, on_loss, behind, MemoryAccount::of_member(16 << 30))
     }

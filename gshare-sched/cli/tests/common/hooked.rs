@@ -57,7 +57,7 @@ impl Spinners {
         Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Another program than the one that launches, with pipes for its standard input and output.
+    /// A program other than the launching client, with pipes for its standard input and output.
     pub fn program(&self, program: &Path, name: &str, run: u64, environment: &[(&str, &str)]) -> Spinner {
         let mut command = self.hooked(program, name, run, environment);
         Spinner(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
@@ -96,13 +96,13 @@ impl Spinners {
         command
     }
 
-    /// What the simulated device knows of those who use it.
+    /// The simulated device's account of its processes.
     pub fn truth(&self) -> Truth {
         let device = SimDevice::open(&self.dir.join("device"), &fake_cuda::Spec::default());
         Truth(device.unwrap().truth())
     }
 
-    /// What the programs said on standard error.
+    /// Standard error of the programs.
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.dir.join("programs")).unwrap_or_default()
     }

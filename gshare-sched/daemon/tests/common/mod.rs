@@ -68,7 +68,7 @@ impl Client {
     }
 
     pub fn send_bytes(&self, bytes: &[u8]) {
-        // A connection that was dropped meanwhile is what the caller is about to see.
+        // The caller learns of a dropped connection at its next read.
         let _ = send(&self.socket, bytes, SendFlags::NOSIGNAL);
     }
 
@@ -245,7 +245,7 @@ impl Local {
         Self { running, dir }
     }
 
-    /// On a node whose driver knows these devices.
+    /// On a node with these devices in its driver.
     pub fn with_facts(facts: Box<dyn DeviceFacts>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config::at(dir.path().join("gshare.sock"));
@@ -395,7 +395,7 @@ impl Drop for Forked {
     }
 }
 
-/// Replays one run's events and compares what the node did with what was recorded; gives the number of outcomes compared.
+/// Replays one run's events and compares the node's actions with the record; gives the number of outcomes compared.
 pub fn replays_to_the_same_actions(lines: &[gshared::journal::Line]) -> u64 {
     let mut replay = gshared::journal::Replay::new(&lines[0]).unwrap();
     let (mut compared, mut actions) = (0, serde_json::Value::Null);

@@ -36,8 +36,8 @@
 //!   process may have the whole share of its instance, so its GPU time does not count. Memory has no exception, since such a
 //!   process has none of its own.
 //! - The daemon keeps debts in its memory, and they end with it.
-//! - A process whose connection breaks while it lives keeps its memory. The daemon takes the end of the connection for the end of the
-//!   process, and gives the memory to the siblings. So after such a break the memory of the instance is not compared.
+//! - A living process with a broken connection keeps its memory. The daemon takes the end of the connection for the end of the process, and
+//!   gives the memory to the siblings. So after such a break the memory of the instance is not compared.
 //! - A process that waits for each of its kernels is charged mostly by prediction, so these kernels do not vary in length here.
 //!
 //! # Replay

@@ -1,4 +1,4 @@
-//! The book's part for bounds: what a platform with this [`PlatformConfig`] does in time, in every regime.
+//! The book's part for bounds: the deadlines of a platform with this [`PlatformConfig`], in every regime.
 //!
 //! # Rules
 //! - a request waits until its deadline at most, and no longer than the longest wait since its arrival, also after the end of an
@@ -11,7 +11,7 @@ use gshare_core::{Duration, FunctionId, InstanceId, RequestId, Timestamp};
 use gshare_sched::platform::PlatformConfig;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an instance has to do in time.
+/// An instance's duty with a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     Start,

@@ -356,7 +356,7 @@ impl Host {
         self.repeats.insert((self.last.saturating_add(pause), function));
     }
 
-    /// Starts the measurements whose pause is over.
+    /// Starts the measurements with their pause over.
     pub(super) fn repeat_measurements(&mut self) {
         while let Some((at, function)) = self.repeats.pop_first() {
             if at > self.last {

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Long, for a machine that does other things, too.
+/// A long time-out, for a machine with other work.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Provider {
     pub(crate) child: Child,
     pub(crate) address: SocketAddr,
-    /// Lines that the host printed.
+    /// Lines printed by the host.
     pub(crate) line: String,
 }
 
@@ -24,7 +24,7 @@ impl Provider {
         Self::of(&mut command)
     }
 
-    /// The host that a command starts.
+    /// The host started by a command.
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
