@@ -33,8 +33,8 @@ ARROWS = {
 }
 # What the crates that hosts embed may depend on directly.
 LIGHT = {
-    "gshare": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
-    "gshare-core": {"thiserror", "serde", "schemars", "loom"},
+    "gshare": {"crossbeam-channel", "gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore"},
+    "gshare-core": {"crossbeam-utils", "thiserror", "serde", "schemars", "loom"},
     "gshare-sched": {"gshare-core", "thiserror", "serde", "schemars"},
     "gshare-meter": {"gshare-core", "thiserror", "loom"},
 }

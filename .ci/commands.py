@@ -56,6 +56,7 @@ PARSED = {
 ENDLESS = ("gshare top", "gshare store serve")
 # Commands that begin so are not run: what they need.
 NOT_RUN = {
+    "cargo run --manifest-path examples/own_host/Cargo.toml": "a step of its own",
     "kubectl": "a cluster",
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
@@ -72,6 +73,7 @@ TEXTS = {
     "0.0 s  devices: 2 x Tesla V100-SXM2-16GB (simulated)": "figures of one run of `gshare up --demo`",
     "openfaas: http://127.0.0.1:8080": "what a host says that serves until it is stopped",
     '{"gpu_ms":': "an answer of that host",
+    "POST / HTTP/1.1                    HTTP/1.1 200 OK": "a call and its answer on the wire",
     "alice (pid 4711) has waited for 57ms [limit]": "figures of one moment of a node",
 }
 # Words of the documents, and what they stand for here: see Stage.

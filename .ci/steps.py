@@ -20,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import cache
@@ -81,12 +82,13 @@ def programs(*names):
 def format():
     component("rustfmt")
     run("cargo", "fmt", "--all", "--check")
-    run("cargo", "fmt", "--manifest-path", "fuzz/Cargo.toml", "--check")
+    for manifest in ("examples/own_host/Cargo.toml", "fuzz/Cargo.toml"):
+        run("cargo", "fmt", "--manifest-path", manifest, "--check")
 
 
 def rules():
     """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, language, and links."""
-    for manifest in ("Cargo.toml", "fuzz/Cargo.toml"):
+    for manifest in ("Cargo.toml", "examples/own_host/Cargo.toml", "fuzz/Cargo.toml"):
         argv = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", manifest]
         subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     run(sys.executable, ".ci/check_arrows.py")
@@ -168,6 +170,32 @@ def commands():
     run(*BUILD_TESTS)
     run(*BENCHES, "--quiet", "--no-run")
     run(sys.executable, ".ci/commands.py", "--bin", "target/debug")
+
+
+def own_host():
+    """A host outside of the workspace: its packer and its scaler keep their contracts, and a function is served by them."""
+    run(*BUILD_TESTS)
+    manifest = ["--quiet", "--locked", "--manifest-path", "examples/own_host/Cargo.toml", "--target-dir", "target"]
+    run("cargo", "test", *manifest)
+    run("cargo", "build", *manifest)
+    with tempfile.TemporaryDirectory() as state:
+        argv = ["target/debug/own_host", "--listen=127.0.0.1:0", "--sim=a100,devices=2", f"--state={state}"]
+        with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as host:
+            try:
+                url = host.stdout.readline().split()[1]
+                share = {"fastgshare/gpu_quota_request": "0.2", "fastgshare/gpu_sm_partition": "25", "gshare/requests_per_second": "20"}
+                function = {"service": "f", "image": f"{ROOT}/target/debug/gpu_function", "annotations": share}
+                urllib.request.urlopen(f"{url}/system/functions", json.dumps(function).encode()).close()
+                asked = set()
+                for line in host.stdout:
+                    print(line, end="")
+                    asked.add(line.split(":")[0])
+                    if asked >= {"first fit", "headroom"}:
+                        break
+                with urllib.request.urlopen(f"{url}/function/f") as answer:
+                    print(answer.read().decode())
+            finally:
+                host.terminate()
 
 
 def header():
@@ -308,12 +336,12 @@ def quick_tests():
     own, dependents = changed()
     if own:
         run("cargo", "test", *(f"-p={name}" for name in own))
-    skipped = "docs, benches, simulation, commands, python, frameworks, header, powerset, msrv, package, loom, fuzz"
+    skipped = "docs, benches, simulation, commands, own_host, python, frameworks, header, powerset, msrv, package, loom, fuzz"
     print(f"tested: {' '.join(own) or 'nothing changed'}\nnot run: tests of {' '.join(dependents) or 'no others'}; {skipped}")
 
 
 # Steps in which time passes, or that use what those have built, run one after the other.
-ALONE = [format, rules, header, lints, tests, benches, simulation, commands, python, frameworks]
+ALONE = [format, rules, header, lints, tests, benches, simulation, commands, own_host, python, frameworks]
 # The last ones are compilers' work in two build folders, which cargo lets run side by side: neither fills two CPUs by itself.
 LANES = [[docs, powerset, package], [msrv, loom, fuzz]]
 ALL = [*ALONE, *itertools.chain(*LANES)]

@@ -77,6 +77,40 @@ macro_rules! with_fields {
     };
 }
 
+/// States the claims of a contract once: a constant for each, which a suite names when the claim is broken, and a macro with their
+/// list for the docs of the trait.
+///
+/// ```
+/// gshare_core::claims! {
+///     /// Claims of [`Counter`].
+///     counter_claims {
+///         GROWS = "the count never shrinks";
+///         SAME = "the same events give the same counts";
+///     }
+/// }
+///
+/// /// Counts.
+/// ///
+/// /// # Contract
+/// #[doc = counter_claims!()]
+/// trait Counter {}
+/// assert_eq!(counter_claims::ALL, ["the count never shrinks", "the same events give the same counts"]);
+/// ```
+#[macro_export]
+macro_rules! claims {
+    ($(#[$about:meta])* $claims:ident { $($claim:ident = $text:literal;)+ }) => {
+        $(#[$about])*
+        pub mod $claims {
+            $(#[doc = $text] pub const $claim: &str = $text;)+
+            /// All of them, in this order.
+            pub const ALL: &[&str] = &[$($claim),+];
+        }
+        macro_rules! $claims {
+            () => { concat!($("- ", $text, ".\n"),+) };
+        }
+    };
+}
+
 /// Declares a configuration: each field with its default and, optionally, its builder method. The struct is `#[non_exhaustive]`,
 /// see [`with_fields!`](crate::with_fields).
 ///

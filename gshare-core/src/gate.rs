@@ -36,17 +36,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 use crate::units::{Bytes, Duration};
-
-/// A total on its own pair of cache lines, since processors fetch adjacent lines together.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Total(AtomicU64);
+use crossbeam_utils::CachePadded;
 
 /// The hot side of the gate: all launching threads of a process share one per GPU.
 #[derive(Debug)]
 pub struct LaunchGate {
-    spent: Total,
-    limit: Total,
+    spent: CachePadded<AtomicU64>,
+    limit: CachePadded<AtomicU64>,
 }
 
 impl Default for LaunchGate {
@@ -58,17 +54,17 @@ impl Default for LaunchGate {
 impl LaunchGate {
     /// A closed gate.
     pub fn new() -> Self {
-        Self { spent: Total(AtomicU64::new(0)), limit: Total(AtomicU64::new(0)) }
+        Self { spent: CachePadded::new(AtomicU64::new(0)), limit: CachePadded::new(AtomicU64::new(0)) }
     }
 
     /// Spends `cost`, the predicted cost of one launch, and returns whether the launch passes. After `false` nothing is spent, and
     /// the caller waits for its helper thread.
     #[inline]
     pub fn try_spend(&self, cost: Duration) -> bool {
-        let mut spent = self.spent.0.load(Ordering::Relaxed);
-        while spent < self.limit.0.load(Ordering::Acquire) {
+        let mut spent = self.spent.load(Ordering::Relaxed);
+        while spent < self.limit.load(Ordering::Acquire) {
             let more = spent.saturating_add(cost.as_nanos());
-            match self.spent.0.compare_exchange_weak(spent, more, Ordering::AcqRel, Ordering::Relaxed) {
+            match self.spent.compare_exchange_weak(spent, more, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => spent = now,
             }
@@ -78,32 +74,32 @@ impl LaunchGate {
 
     /// The predicted cost of all launches so far, corrected by the measurements so far.
     pub fn spent(&self) -> Duration {
-        Duration::from_nanos(self.spent.0.load(Ordering::Acquire))
+        Duration::from_nanos(self.spent.load(Ordering::Acquire))
     }
 
     /// The GPU time that launches may spend now.
     pub fn left(&self) -> Duration {
-        Duration::from_nanos(self.limit.0.load(Ordering::Acquire)).saturating_sub(self.spent())
+        Duration::from_nanos(self.limit.load(Ordering::Acquire)).saturating_sub(self.spent())
     }
 
     /// Whether launches pass without a limit, so that nothing is gained by a wait.
     pub fn is_unlimited(&self) -> bool {
-        self.limit.0.load(Ordering::Relaxed) == u64::MAX
+        self.limit.load(Ordering::Relaxed) == u64::MAX
     }
 
     /// Replaces the prediction for finished work by its measurement.
     fn correct(&self, predicted: Duration, measured: Duration) {
         if measured >= predicted {
-            self.spent.0.fetch_add((measured - predicted).as_nanos(), Ordering::AcqRel);
+            self.spent.fetch_add((measured - predicted).as_nanos(), Ordering::AcqRel);
         } else {
             let less = (predicted - measured).as_nanos();
-            let before = self.spent.0.fetch_sub(less, Ordering::AcqRel);
+            let before = self.spent.fetch_sub(less, Ordering::AcqRel);
             assert!(before >= less, "{less} ns are corrected of {before} ns that were spent");
         }
     }
 
     fn set_limit(&self, total: Duration) {
-        self.limit.0.store(total.as_nanos(), Ordering::Release);
+        self.limit.store(total.as_nanos(), Ordering::Release);
     }
 }
 

@@ -241,14 +241,35 @@ impl ClientStatus {
     }
 }
 
+crate::claims! {
+    /// What the suite for [`TokenScheduler`] checks.
+    token_claims {
+        SM_SUM = "the SM shares of the holders on one GPU never add up to more than the whole, at any instant";
+        QUOTA =
+            "in no window do the grants of a client exceed its limit and the time owed to it, less the overuse carried from earlier windows";
+        THROTTLE = "a throttled client has used its limit, and gets no token before the time that it was told";
+        WORK =
+            "while a client with some of its limit left asks, no GPU is idle; where clients hold together, free SMs are not kept from the only one that asks";
+        LEDGER =
+            "the account of a client agrees with its reports: each reported nanosecond is charged once, a revoked token in full";
+        REQUEST = "a client that keeps asking gets its request in every window, where the policy promises it";
+        WAIT =
+            "a client with owed time waits no longer than the tokens of the others and one window, where the policy promises it";
+        LEAVES = "a client that leaves frees its SMs in the same call";
+        RETURNS = "a token that is given back makes room in the same call";
+        REVOKED = "a token that is not given back is revoked at the end of its grace, and its SMs are given on at once";
+        WIDE = "a wide client is not passed over by narrow ones";
+        ELASTIC = "time that no client claims goes to a client with some of its limit left";
+        REFUSED = "a refused event changes nothing";
+        SAME = "the same events give the same actions";
+    }
+}
+
 /// A policy for the grants of tokens. See the [module](self) for the totals.
 ///
-/// # Contract (checked by the conformance suite of `gshare-sim`)
-/// - the SM shares of the holders on one GPU never add up to more than the whole, at any instant;
-/// - in no window do the grants of a client exceed its limit, less the overuse carried from earlier windows;
-/// - a client that asks gets a token at once or later without another request, or a throttle with a time;
-/// - a client that leaves frees its SMs in the same call;
-/// - the same events give the same actions.
+/// # Contract
+/// Checked by the conformance suite of `gshare-sim`:
+#[doc = token_claims!()]
 pub trait TokenScheduler:
     Engine<Event = TokenEvent, Action = TokenAction, Error = TokenError> + Send
 {

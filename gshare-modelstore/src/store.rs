@@ -442,7 +442,9 @@ impl ArenaView {
 }
 
 /// Decides on the models in memory and the tenants they serve. See the [module](self) for the contract.
-pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = StoreError> + Send {
+pub trait ModelStore:
+    Engine<Event = StoreEvent, Action = StoreAction, Error = StoreError> + fmt::Debug + Send
+{
     /// The arena that holds or will hold the model in a tier.
     fn arena_of(&self, model: ModelId, tier: MemoryTier) -> Option<ArenaId>;
 
@@ -457,4 +459,16 @@ pub trait ModelStore: Engine<Event = StoreEvent, Action = StoreAction, Error = S
 
     /// Bytes that the tier can hold.
     fn capacity(&self, tier: MemoryTier) -> Bytes;
+
+    /// Whether the model is known.
+    fn knows(&self, model: ModelId) -> bool;
+
+    /// Hash of the model's content when it was last loaded or written.
+    fn content_of(&self, model: ModelId) -> Option<ContentHash>;
+
+    /// Bytes promised to arenas of a tier, those on their way out aside.
+    fn promised(&self, tier: MemoryTier) -> Bytes;
+
+    /// Bytes of arenas of a tier that have memory, those on their way out included.
+    fn physical(&self, tier: MemoryTier) -> Bytes;
 }

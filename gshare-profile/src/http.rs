@@ -11,8 +11,10 @@
 //!    the server itself is missing behind it (no status at all), which ends the trial.
 //!
 //! A call is one request, so settings have batch size 1; how many the program has at once is the load's to say
-//! ([`Load::Closed`](crate::load::Load)).
+//! ([`Load::Closed`](crate::load::Load)). Of a program that takes batches ([`Call::batched`]) a call is one batch, as
+//! [`batch`](mod@crate::batch) has it, and one that is not answered well ends the trial.
 
+use crate::batch;
 use crate::executor::{ExecError, Executor, Ready};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
@@ -44,6 +46,8 @@ pub struct Call {
     pub path: String,
     /// The body; a request without one is a GET, one with a body a POST.
     pub body: Vec<u8>,
+    /// Whether the program takes batches: a call has as many requests as its setting says.
+    pub batched: bool,
     /// The most requests at once: as many threads, each with a connection. 1 to 64.
     pub connections: u32,
     /// The longest wait for an answer.
@@ -74,14 +78,15 @@ impl<P: Program> Http<P> {
         Timestamp::ZERO.saturating_add(at.saturating_duration_since(self.begin).into())
     }
 
-    fn connect(&self, port: u16) -> (Sender<()>, Receiver<Result<Instant, String>>) {
+    fn connect(&self, port: u16, batch: u32) -> (Sender<()>, Receiver<Result<Instant, String>>) {
         let (calls, todo) = channel::<()>();
         let (done, answers) = channel();
         let todo = Arc::new(Mutex::new(todo));
         let url = format!("http://127.0.0.1:{port}{}", self.call.path);
+        let batch = self.call.batched.then_some(batch as usize);
         for _ in 0..self.call.connections.clamp(1, 64) {
-            let (todo, done, url, body) =
-                (Arc::clone(&todo), done.clone(), url.clone(), self.call.body.clone());
+            let (todo, done, url) = (Arc::clone(&todo), done.clone(), url.clone());
+            let body = self.call.body.repeat(batch.unwrap_or(1));
             let patience = Some(self.call.patience.into());
             let worker = move || {
                 let config =
@@ -90,7 +95,7 @@ impl<P: Program> Http<P> {
                 loop {
                     // A worker holds the lock only while it waits for its turn.
                     let turn = todo.lock().recv();
-                    if turn.is_err() || done.send(request(&agent, &url, &body)).is_err() {
+                    if turn.is_err() || done.send(request(&agent, &url, &body, batch)).is_err() {
                         return;
                     }
                 }
@@ -102,12 +107,26 @@ impl<P: Program> Http<P> {
     }
 }
 
-fn request(agent: &ureq::Agent, url: &str, body: &[u8]) -> Result<Instant, String> {
-    let answer = if body.is_empty() { agent.get(url).call() } else { agent.post(url).send(body) };
+fn request(agent: &ureq::Agent, url: &str, body: &[u8], batch: Option<usize>) -> Result<Instant, String> {
+    let answer = match batch {
+        Some(parts) => {
+            let lengths = batch::lengths((0..parts).map(|_| body.len() / parts.max(1)));
+            agent.post(url).header(batch::LENGTHS, lengths).send(body)
+        }
+        None if body.is_empty() => agent.get(url).call(),
+        None => agent.post(url).send(body),
+    };
     let mut answer = answer.map_err(|error| error.to_string())?;
     // The connection is used again once the answer was read.
-    std::io::copy(&mut answer.body_mut().as_reader(), &mut std::io::sink())
+    let bytes = std::io::copy(&mut answer.body_mut().as_reader(), &mut std::io::sink())
         .map_err(|error| error.to_string())?;
+    if let Some(parts) = batch {
+        if !answer.status().is_success() {
+            return Err(format!("a batch of {parts} is answered {}", answer.status()));
+        }
+        let header = answer.headers().get(batch::LENGTHS).and_then(|value| value.to_str().ok());
+        batch::split(header, usize::try_from(bytes).unwrap_or(usize::MAX), parts)?;
+    }
     Ok(Instant::now())
 }
 
@@ -130,7 +149,7 @@ impl<P: Program> Executor for Http<P> {
             std::thread::sleep(PROBE.into());
         }
         let load = Duration::from(began.elapsed());
-        let (calls, answers) = self.connect(port);
+        let (calls, answers) = self.connect(port, setting.batch);
         self.running = Some(Running { program, calls, answers });
         Ok(Ready { load: Some(load) })
     }
@@ -202,7 +221,13 @@ mod tests {
     }
 
     fn call() -> Call {
-        Call { path: "/".into(), body: Vec::new(), connections: 2, patience: Duration::from_secs(5) }
+        Call {
+            path: "/".into(),
+            body: Vec::new(),
+            batched: false,
+            connections: 2,
+            patience: Duration::from_secs(5),
+        }
     }
 
     fn setting() -> Setting {

@@ -18,6 +18,7 @@
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
 //! | [`executor`] | the ways to run the function: virtual time here; feature `process`: a program of the user's, `http`: an HTTP server |
 //! | [`dag_profile`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
+//! | [`mod@batch`] | what a batch is on the wire |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`record`] | a strategy from its first trial to its answer |
 //! | `store` (feature) | trials in one file, which survive a killed run |
@@ -57,6 +58,7 @@
     allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
 )]
 
+pub mod batch;
 pub mod dag_profile;
 pub mod executor;
 #[cfg(feature = "http")]

@@ -175,7 +175,7 @@ fn request_schedulers_conform() {
         Policy::LalbO3 { skip_limit: 25 },
         Policy::EvictCostAware { skip_limit: 25 },
     ] {
-        request_scheduler(&|| locality(policy), 0..15).unwrap();
+        request_scheduler(&|| locality(policy), 0..15).unwrap_or_else(|story| panic!("{policy:?}: {story}"));
     }
 }
 
@@ -185,11 +185,8 @@ fn a_scheduler_that_forgets_to_evict_is_found_out() {
         actions.retain(|action| !matches!(action, RequestAction::Evict { .. }));
     };
     let engine = || locality(Policy::LalbO3 { skip_limit: 25 });
-    let claim = broken(request_scheduler(&|| tampered(engine(), tamper), 0..15));
-    assert_eq!(
-        claim,
-        "each request is served or rejected once, on a GPU that has its model, within the GPU's memory and the model's copies"
-    );
+    let claim = broken(request_scheduler(&|| tampered(engine(), tamper), 0..15).map(drop));
+    assert_eq!(claim, "every order can be carried out, no device is oversold, and each request ends once");
 }
 
 #[test]
@@ -201,7 +198,7 @@ fn a_scheduler_that_ignores_limits_of_copies_is_found_out() {
         })
     };
     let story = request_scheduler(&|| Box::new(engine()), 0..15).unwrap_err();
-    assert!(story.to_string().contains("is loaded on"), "{story}");
+    assert!(story.to_string().contains("which may have"), "{story}");
 }
 
 fn partitioner(rank: RankMode) -> Partitioner {
@@ -282,7 +279,7 @@ fn routers_and_keepers_conform() {
 
 #[test]
 fn routers_and_keepers_that_break_a_promise_are_found_out() {
-    let promise = "every order can be carried out, no slice is oversold, and each request ends once";
+    let promise = "every order can be carried out, no device is oversold, and each request ends once";
     let accepted = "no event that may come is refused";
     let ours = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::default(), node)) };
     let twice = |actions: &mut Vec<RouteAction>| {

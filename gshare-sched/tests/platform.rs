@@ -236,7 +236,7 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     host.deploy(0, inference(2).with_tenant(tenant).with_instances(1, 1));
     host.run(MS(4_000));
     let mut limits = TenantLimits::default();
-    (limits.max_processes, limits.max_waiting) = (2, 3);
+    (limits.max_requests, limits.max_waiting) = (2, 3);
     host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
     let requests: Vec<RequestId> = (0..5).map(|_| host.arrive(FunctionId::new(0), None)).collect();
     assert_eq!(host.count(|order| matches!(order, PlatformAction::Dispatch { .. })), 1);
@@ -256,6 +256,30 @@ fn a_tenant_has_as_many_requests_at_work_and_as_much_gpu_time_as_it_may() {
     assert!((236..=245).contains(&answered), "{answered} of 1,000 were let in in this window");
 }
 
+/// The third instance of the tenant's functions is refused until one of the first two is gone.
+#[test]
+fn a_tenant_has_as_many_processes_as_it_may() {
+    let mut host = Host::with(&[16, 16]);
+    let (tenant, mut limits) = (TenantId::new(3), TenantLimits::default());
+    limits.max_processes = 2;
+    host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
+    for function in 0..3 {
+        host.deploy(function, inference(2).with_tenant(tenant).with_instances(1, 1));
+    }
+    host.run(MS(20_000));
+    let starts = |host: &Host| host.count(|order| matches!(order, PlatformAction::Start { .. }));
+    assert_eq!(starts(&host), 2);
+    host.deploy(3, inference(2).with_instances(1, 1));
+    host.run(MS(1_000));
+    assert_eq!(starts(&host), 3, "another tenant's is not bounded");
+    host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(0) }).unwrap();
+    host.run(MS(20_000));
+    assert_eq!(starts(&host), 4);
+    limits.max_processes = 0;
+    let refused = host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap_err().to_string();
+    assert!(refused.contains("max_processes") && refused.contains("need more than 0"), "{refused}");
+}
+
 /// Four requests at once are enough for the load. Requests held until the function has instances are late, and are no reason for the others
 /// to be late, nor for fewer instances.
 #[test]
@@ -263,7 +287,7 @@ fn a_tenants_limit_hides_no_load_and_lets_in_first_what_can_be_in_time() {
     let in_time = |limited: bool| {
         let mut host = Host::with(&[16, 16]);
         let (tenant, mut limits) = (TenantId::new(3), TenantLimits::default());
-        limits.max_processes = if limited { 4 } else { u32::MAX };
+        limits.max_requests = if limited { 4 } else { u32::MAX };
         host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
         host.deploy(0, inference(2).with_tenant(tenant));
         host.takes = MS(18);
@@ -281,7 +305,7 @@ fn a_tenants_limit_hides_no_load_and_lets_in_first_what_can_be_in_time() {
 fn load_that_waits_for_its_tenant_keeps_the_instances_that_serve_it() {
     let mut host = Host::with(&[16, 16]);
     let (tenant, mut limits) = (TenantId::new(3), TenantLimits::default());
-    limits.max_processes = 4;
+    limits.max_requests = 4;
     host.tell(PlatformEvent::TenantLimited { tenant, limits }).unwrap();
     host.deploy(0, inference(2).with_tenant(tenant));
     host.takes = MS(18);
@@ -409,9 +433,9 @@ fn bad_input_is_refused_by_field_and_bound_and_changes_nothing() {
     let unknown = PlatformEvent::Instance { instance: InstanceId::new(0), report };
     assert_eq!(text(&mut host, unknown), "unknown instance0");
     let mut limits = TenantLimits::default();
-    limits.max_processes = 0;
+    limits.max_requests = 0;
     let limited = PlatformEvent::TenantLimited { tenant: TenantId::new(1), limits };
-    assert_eq!(text(&mut host, limited), "max_processes of tenant1 is 0: need more than 0");
+    assert_eq!(text(&mut host, limited), "max_requests of tenant1 is 0: need more than 0");
     host.now = Timestamp::from_millis(5);
     host.tell(PlatformEvent::DeadlineReached).unwrap();
     host.now = Timestamp::from_millis(4);

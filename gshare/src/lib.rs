@@ -7,7 +7,7 @@
 //! use gshare::prelude::*;
 //! use gshare::token::{MultiToken, MultiTokenConfig};
 //! let mut runner = Runner::new(MultiToken::new(MultiTokenConfig::default())?, || TokenEvent::DeadlineReached);
-//! let (events, inbox) = std::sync::mpsc::channel();
+//! let (events, inbox) = gshare::channel::unbounded();
 //! for (slot, quota) in [(0, "0.3:0.8"), (1, "0.7")] {
 //!     let (client, share) = (ClientId::new(slot, 0), Share { quota: quota.parse()?, sm: SmShare::WHOLE });
 //!     events.send(TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
@@ -40,6 +40,8 @@
 
 mod runner;
 
+/// Channels of events, which [`Runner::run`] reads.
+pub use crossbeam_channel as channel;
 /// Types shared by the engines: units, ids, shares, profiles.
 pub use gshare_core as words;
 #[cfg(feature = "modelstore")]

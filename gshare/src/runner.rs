@@ -1,12 +1,12 @@
 //! Time for an engine.
 
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use gshare_core::{Engine, Timestamp};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// An engine with a clock, its deadlines and a buffer for its orders.
 ///
-/// [`run`](Self::run) is the loop of a host with a channel of events. A host with a loop of its own calls [`tell`](Self::tell) for each
+/// [`run`](Self::run) is the loop of a host with a channel of events, which the host can also select over. A host with a loop of its own calls [`tell`](Self::tell) for each
 /// event, and [`poll`](Self::poll) after at most the time from [`wait`](Self::wait).
 #[derive(Debug)]
 pub struct Runner<E: Engine, C = fn() -> Timestamp> {
@@ -149,7 +149,7 @@ mod tests {
     fn what_is_refused_is_said_and_the_rest_goes_on() {
         let engine = MultiToken::new(MultiTokenConfig::default()).unwrap();
         let mut runner = Runner::new(engine, || TokenEvent::DeadlineReached);
-        let (events, inbox) = std::sync::mpsc::channel();
+        let (events, inbox) = crossbeam_channel::unbounded();
         for event in [joined(0), joined(0), joined(1)] {
             events.send(event).unwrap();
         }

@@ -133,26 +133,6 @@ impl Store {
         &self.config
     }
 
-    /// Whether the model is known.
-    pub fn knows(&self, model: ModelId) -> bool {
-        self.state.models.contains_key(&model)
-    }
-
-    /// Hash of the model's content at its last load or write.
-    pub fn content_of(&self, model: ModelId) -> Option<ContentHash> {
-        self.state.models.get(&model)?.content
-    }
-
-    /// Bytes promised to arenas of a tier, except evicting ones.
-    pub fn promised(&self, tier: MemoryTier) -> Bytes {
-        Bytes(self.state.tiers[tier as usize].promised)
-    }
-
-    /// Bytes of arenas with memory in a tier, evicting ones included.
-    pub fn physical(&self, tier: MemoryTier) -> Bytes {
-        Bytes(self.state.tiers[tier as usize].physical)
-    }
-
     /// The checks that do not depend on the effects of deadlines before `now`.
     fn check(&self, now: Timestamp, event: &StoreEvent) -> Result<(), StoreError> {
         TimeWentBack::check(now, self.state.now)?;
@@ -623,6 +603,22 @@ impl ModelStore for Store {
             MemoryTier::Gpu => self.config.gpu,
             MemoryTier::Host => self.config.host,
         }
+    }
+
+    fn knows(&self, model: ModelId) -> bool {
+        self.state.models.contains_key(&model)
+    }
+
+    fn content_of(&self, model: ModelId) -> Option<ContentHash> {
+        self.state.models.get(&model)?.content
+    }
+
+    fn promised(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].promised)
+    }
+
+    fn physical(&self, tier: MemoryTier) -> Bytes {
+        Bytes(self.state.tiers[tier as usize].physical)
     }
 }
 

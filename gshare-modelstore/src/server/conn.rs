@@ -6,7 +6,7 @@ use crate::bounds::{Booked, Exceeded, Ledger, Resource, Whose};
 use crate::frame::{Answer, Code, MAX_DESCRIPTORS, MAX_FRAME, Request, Wanted, renumber};
 use crate::manifest::Layout;
 use crate::packet;
-use crate::store::{Access, MemoryTier, ModelStore as _, StoreEvent};
+use crate::store::{Access, MemoryTier, StoreEvent};
 use gshare_core::{ArenaId, Bytes, ClientId, Duration, GroupId, ModelId, TenantId};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};

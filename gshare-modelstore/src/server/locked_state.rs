@@ -6,13 +6,12 @@ use super::names::Names;
 use crate::arena_fill::{self, Origin, Source};
 use crate::backend::{ArenaMemory, ModelBackend};
 use crate::bounds::{Booked, Bound, Bounds, Exceeded, Ledger, Resource, Whose};
-use crate::engine::Store;
 use crate::frame::{Answer, Code};
 use crate::manifest::Layout;
 use crate::status::{self, ArenaStatus, ModelStatus, Status, TierStatus, Use};
 use crate::store::{
-    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore as _, RefuseReason, StoreAction,
-    StoreError, StoreEvent, StoreLimits,
+    Access, ArenaState, ContentHash, LoadFrom, MemoryTier, ModelStore, RefuseReason, StoreAction, StoreError,
+    StoreEvent, StoreLimits,
 };
 use gshare_core::slots::Slots;
 use gshare_core::{
@@ -133,7 +132,7 @@ pub(super) struct Counts {
 
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) engine: Store,
+    pub(super) engine: Box<dyn ModelStore>,
     config: ServerConfig,
     started: Instant,
     pub(super) names: Names,
@@ -170,7 +169,7 @@ pub(super) fn refusal(exceeded: Exceeded) -> (Code, String) {
 
 impl Core {
     pub(super) fn new(
-        engine: Store,
+        engine: Box<dyn ModelStore>,
         config: ServerConfig,
         backends: [Option<Arc<dyn ModelBackend>>; 2],
         bounds: Bounds,
@@ -254,7 +253,7 @@ impl Core {
             let limits = self.limits_of(uid);
             self.tell(StoreEvent::TenantLimited { tenant: TenantId::new(uid), limits }, None)?;
         }
-        let limit = self.engine.config().max_clients;
+        let limit = self.config.store.max_clients;
         let client = self.conns.next(limit).ok_or(StoreError::TooManyClients { limit })?;
         let admin = self.ledger.read(|bounds| bounds.is_operator(uid));
         let (tenant, group) = (TenantId::new(uid), GroupId::new(gid));

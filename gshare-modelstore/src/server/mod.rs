@@ -36,7 +36,7 @@ use crate::arena_fill::{LoadError, Source};
 use crate::backend::{HostBackend, ModelBackend};
 use crate::bounds::{Bound, Bounds, Exceeded, Limits, Resource, Work};
 use crate::engine::{Store, StoreConfig};
-use crate::store::{Access, StoreEvent, StoreLimits};
+use crate::store::{Access, ModelStore, StoreEvent, StoreLimits};
 use gshare_core::{Bytes, ConfigError, GroupId, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::Mode;
@@ -191,16 +191,29 @@ impl Server {
         host: Box<dyn ModelBackend>,
         gpu: Option<Box<dyn ModelBackend>>,
     ) -> Result<Self, ServerError> {
-        let ServerConfig { socket: path, socket_mode, models, .. } = config.clone();
         let mut engine = config.store.clone();
         if gpu.is_none() {
             engine.gpu = Bytes::ZERO;
         }
+        Self::with_engine(config, Box::new(Store::new(engine)?), host, gpu)
+    }
+
+    /// The same with a policy of the host's own, which keeps to the memory that the configuration names.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn with_engine(
+        config: ServerConfig,
+        engine: Box<dyn ModelStore>,
+        host: Box<dyn ModelBackend>,
+        gpu: Option<Box<dyn ModelBackend>>,
+    ) -> Result<Self, ServerError> {
+        let ServerConfig { socket: path, socket_mode, models, .. } = config.clone();
         let backends = [gpu.map(Arc::from), Some(Arc::from(host))];
         let open = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let bounds = config.bounds(open.unwrap_or(u64::MAX));
         let bounds = Bounds::new(bounds, rustix::process::geteuid().as_raw())?;
-        let mut core = Core::new(Store::new(engine)?, config, backends, bounds);
+        let mut core = Core::new(engine, config, backends, bounds);
         for (name, file) in models.as_deref().map(listed).transpose()?.unwrap_or_default() {
             add(&mut core, name, &file)?;
         }

@@ -766,4 +766,16 @@ impl<S: ModelStore> ModelStore for Lockstep<S> {
     fn capacity(&self, tier: MemoryTier) -> Bytes {
         self.store.capacity(tier)
     }
+    fn knows(&self, model: ModelId) -> bool {
+        self.store.knows(model)
+    }
+    fn content_of(&self, model: ModelId) -> Option<ContentHash> {
+        self.store.content_of(model)
+    }
+    fn promised(&self, tier: MemoryTier) -> Bytes {
+        self.store.promised(tier)
+    }
+    fn physical(&self, tier: MemoryTier) -> Bytes {
+        self.store.physical(tier)
+    }
 }

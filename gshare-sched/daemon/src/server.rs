@@ -26,6 +26,7 @@ use gshare_core::token::TokenScheduler;
 use gshare_core::wire::MAX_FRAME;
 use gshare_core::{ConnId, DeviceUuid, Engine as _, Timestamp};
 use gshare_sched::node::{Node, NodeAction, NodeError, NodeEvent, Note, vertical_scaler};
+use gshare_sched::scale::VerticalScaler;
 use gshare_sched::token::MultiToken;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
@@ -102,16 +103,18 @@ const TIMER: u64 = 4;
 pub struct DaemonBuilder {
     config: Config,
     clock: Arc<dyn Clock>,
-    engine: Option<EngineBox>,
+    engine: Own<dyn TokenScheduler>,
+    scaler: Own<dyn VerticalScaler>,
     facts: Box<dyn DeviceFacts>,
     health: Box<dyn DeviceHealth>,
 }
 
-struct EngineBox(Box<dyn TokenScheduler>);
+/// The host's own policy, if it brings one.
+struct Own<T: ?Sized>(Option<Box<T>>);
 
-impl std::fmt::Debug for EngineBox {
+impl<T: ?Sized> std::fmt::Debug for Own<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("dyn TokenScheduler")
+        f.write_str(if self.0.is_some() { "its own" } else { "ours" })
     }
 }
 
@@ -125,7 +128,14 @@ impl DaemonBuilder {
     /// Sets a policy other than [`MultiToken`]. A journal written under another policy cannot be replayed.
     #[must_use]
     pub fn engine(self, engine: Box<dyn TokenScheduler>) -> Self {
-        Self { engine: Some(EngineBox(engine)), ..self }
+        Self { engine: Own(Some(engine)), ..self }
+    }
+
+    /// Sets a vertical scaler other than [`DiluVertical`](gshare_sched::scale::DiluVertical). A journal written under another
+    /// scaler cannot be replayed.
+    #[must_use]
+    pub fn scaler(self, scaler: Box<dyn VerticalScaler>) -> Self {
+        Self { scaler: Own(Some(scaler)), ..self }
     }
 
     /// Sets a source of facts about the node's devices other than NVML.
@@ -142,17 +152,21 @@ impl DaemonBuilder {
 
     /// Binds the sockets and begins the journal. Processes may connect from here on; [`Daemon::run`] serves them.
     pub fn build(self) -> Result<Daemon, DaemonError> {
-        let Self { config, clock, engine, facts, health } = self;
+        let Self { config, clock, engine, scaler, facts, health } = self;
         let engine_config = config.engine();
-        // A replay cannot build the host's own scheduler, so the journal does not describe it.
-        let (engine, described) = match engine {
-            Some(EngineBox(engine)) => (engine, serde_json::Value::Null),
-            None => {
-                let described = serde_json::to_value(&engine_config).map_err(io::Error::from)?;
-                (Box::new(MultiToken::new(engine_config)?) as Box<dyn TokenScheduler>, described)
-            }
+        // A replay cannot build a policy of the host's own, so the journal does not describe the engine then.
+        let described = match (&engine.0, &scaler.0) {
+            (None, None) => serde_json::to_value(&engine_config).map_err(io::Error::from)?,
+            _ => serde_json::Value::Null,
         };
-        let scaler = vertical_scaler(config.max_clients)?;
+        let engine = match engine.0 {
+            Some(engine) => engine,
+            None => Box::new(MultiToken::new(engine_config)?),
+        };
+        let scaler = match scaler.0 {
+            Some(scaler) => scaler,
+            None => vertical_scaler(config.max_clients)?,
+        };
         // The wall clock is used only for this number, by which people tell runs apart. No code depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);
@@ -282,7 +296,8 @@ impl Daemon {
     pub fn builder(config: Config) -> DaemonBuilder {
         let facts = Box::<NodeDriver>::default();
         let health = Box::<NvmlHealth>::default();
-        DaemonBuilder { config, clock: Arc::new(MonotonicClock), engine: None, facts, health }
+        let clock = Arc::new(MonotonicClock);
+        DaemonBuilder { config, clock, engine: Own(None), scaler: Own(None), facts, health }
     }
 
     /// A handle on the daemon.

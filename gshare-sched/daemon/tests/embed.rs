@@ -2,12 +2,17 @@
 
 use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
-use gshare_core::wire::ToClient;
+use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{
-    ClientId, Duration, Engine, ResourceSpec, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
+    Bytes, ClientId, Duration, Engine, ResourceSpec, ServiceClass, Timestamp, TokenAction, TokenEvent,
+    TokenScheduler, UseState,
 };
+use gshare_sched::Wrapped;
+use gshare_sched::node::vertical_scaler;
+use gshare_sched::scale::VerticalEvent;
 use gshared::{Config, Daemon, DaemonError, ManualClock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Two daemons in one process: sockets, clients and metrics are each one's own.
 #[test]
@@ -234,6 +239,26 @@ fn the_policy_is_the_hosts() {
     assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
 }
 
+/// A client of a class is the vertical scaler's, and its shares are then the host's to move.
+#[test]
+fn the_vertical_scaler_is_the_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gshare.sock");
+    let joined = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&joined);
+    let own = Wrapped::new(vertical_scaler(64).unwrap(), move |scaler, now, event, actions| {
+        count.fetch_add(usize::from(matches!(event, VerticalEvent::ClientJoined { .. })), Ordering::Relaxed);
+        scaler.handle(now, event, actions)
+    });
+    let daemon = Daemon::builder(Config::at(&path)).scaler(Box::new(own)).build().unwrap().spawn().unwrap();
+    let mut client = Client::connect(&path);
+    client.enter(1, "alice", ResourceSpec::UNLIMITED.with_quota("0.2:0.4".parse().unwrap()));
+    client.send(&ToDaemon::Class { class: ServiceClass::SLO_SENSITIVE });
+    client.attach(Bytes::ZERO);
+    within(|| (joined.load(Ordering::Relaxed) == 1).then_some(()));
+    daemon.stop().unwrap();
+}
+
 /// A scheduler with broken books.
 #[derive(Debug, Default)]
 struct Broken(Generous);
@@ -289,10 +314,10 @@ fn a_fault_in_the_engine_ends_the_daemon_and_its_clients_go_on_with_the_next() {
     let daemon = Daemon::new(Config::at(&path)).unwrap().spawn().unwrap();
     let mut again = Client::connect(&path);
     again.enter(1, "alice", limited);
-    let (_, spec) = again.attach(gshare_core::Bytes::from_mib(100));
+    let (_, spec) = again.attach(Bytes::from_mib(100));
     assert_eq!(spec, limited, "it keeps its limit");
     let snapshot = daemon.handle().snapshot().unwrap();
-    assert_eq!(snapshot.devices[0].held_bytes, gshare_core::Bytes::from_mib(100), "and its memory");
+    assert_eq!(snapshot.devices[0].held_bytes, Bytes::from_mib(100), "and its memory");
 }
 
 #[test]

@@ -11,14 +11,13 @@
 //! | [`EventQueue`], [`Rng`] | virtual time with a stable order; randomness from a seed |
 //! | [`virtual_gpu`] | a device that runs kernels side by side while its SMs suffice |
 //! | [`arrivals`], [`load_trace`] | times of requests: closed loop, Poisson, gamma, bursts, recorded load |
-//! | [`token`] | a book of tokens beside a [`TokenScheduler`](gshare_core::TokenScheduler), with checkers, pictures and random operations |
+//! | [`token`] | a book of tokens beside a [`TokenScheduler`](gshare_core::TokenScheduler), with checkers and random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter per process, devices, faults |
 //! | [`contended_gpu`] | a device with SMs shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
-//! | [`request_cluster`] | faults around any scheduler of requests, and checks of its promises |
 //!
 //! # Rules
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. It knows policies by their traits, so that a
@@ -33,7 +32,6 @@ pub mod contended_gpu;
 pub mod load_trace;
 pub mod node;
 pub mod packing;
-pub mod request_cluster;
 pub mod scenario;
 pub mod token;
 pub mod virtual_gpu;
@@ -41,6 +39,7 @@ pub mod world;
 
 mod debug_as_text;
 mod event_queue;
+mod log;
 mod rng;
 
 /// A constructor of a policy.

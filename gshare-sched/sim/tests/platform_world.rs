@@ -263,3 +263,38 @@ fn a_class_decides_who_goes_first_at_both_depths() {
         assert!(trained < more, "{file}: the trainer gives way: {trained} and {more}");
     }
 }
+
+/// A function whose batch of eight takes twice the time of one request, in batches and one request at a time.
+#[test]
+fn batches_answer_in_time_with_less_gpu_time() {
+    let run = |rate: u32, batches: bool| {
+        let eight = r#"{ sm = "100%", quota = "50%", batch = 8, rps = 200.0, p50 = "40ms", p95 = "44ms" },"#;
+        let text = format!(
+            "length = \"60s\"\nnode = [{{ device = [{{ memory = \"16GiB\", count = 4 }}] }}]\n[[function]]\n\
+             name = \"f\"\nwork = \"inference\"\nmemory = \"1GiB\"\nslo = \"150ms\"\ninstances = [1, 8]\n\
+             loads = [\"1s\", \"1s\"]\nbatches = {batches}\nload = {{ shape = \"poisson\", rate = {rate} }}\n\
+             profile = [{} {{ sm = \"100%\", quota = \"50%\", rps = 50.0, p50 = \"20ms\", p95 = \"22ms\" }}]\n",
+            if batches { eight } else { "" }
+        );
+        let scenario = Scenario::parse(&text).unwrap();
+        let mut plan = scenario.plan().unwrap();
+        plan.faults = Faults::default();
+        let outcome = world::run(&plan, 1, || scenario.platform()).unwrap();
+        let of = &outcome.functions[0];
+        println!(
+            "{rate}/s, batches {batches}: {} of {} in time, GPU time {}, mean {}",
+            of.within_slo,
+            of.requests,
+            of.used,
+            of.mean()
+        );
+        (of.used.as_secs_f64() / of.answered as f64, of.attainment().unwrap(), of.mean())
+    };
+    let (one, many) = (run(150, false), run(150, true));
+    assert!(many.0 < 0.6 * one.0, "GPU time of a request: {} and {}", many.0, one.0);
+    // The late ones came before the second instance was there.
+    assert!(many.1 > 0.975 && many.1 > one.1 - 0.003, "in time: {} and {}", many.1, one.1);
+    // A request that is alone waits for no other.
+    let (one, many) = (run(2, false), run(2, true));
+    assert!(many.2.as_secs_f64() < 1.1 * one.2.as_secs_f64(), "mean: {} and {}", many.2, one.2);
+}

@@ -99,13 +99,18 @@ fn instances_that_all_start_on_one_device_oversell_it() {
     tells(&fails(one_device), "the instances on gpu0 have");
 }
 
-/// A platform that hears nothing of tenants: the limits that are checked are of requests, and of memory.
+/// A platform that hears nothing of tenants: the limits that are checked are of requests, memory and processes.
 #[test]
 fn a_tenant_that_has_more_than_it_may_is_seen() {
     let (scenario, mut plan) = shared("60s");
-    let (mut few, mut small) = (TenantLimits::default(), TenantLimits::default());
-    (few.max_processes, small.memory) = (1, BasisPoints::new(200).unwrap());
-    for (limits, tells_of) in [(few, "requests dispatched, and may have 1"), (small, "bytes, and may have")] {
+    let none = TenantLimits::default();
+    let (mut few, mut small, mut one) = (none, none, none);
+    (few.max_requests, small.memory, one.max_processes) = (1, BasisPoints::new(200).unwrap(), 1);
+    for (limits, tells_of) in [
+        (few, "requests dispatched, and may have 1"),
+        (small, "bytes, and may have"),
+        (one, "processes, and may have 1"),
+    ] {
         plan.tenants = vec![(TenantId::new(1), limits)];
         (0..5).for_each(|seed| drop(world::run(&plan, seed, || scenario.platform()).unwrap()));
         let unheard = |event: &PlatformEvent| matches!(event, PlatformEvent::TenantLimited { .. });

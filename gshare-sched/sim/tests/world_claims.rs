@@ -32,7 +32,7 @@ fn tight() -> (Scenario, Plan) {
         function.patience = None;
     }
     let (mut few, mut short) = (TenantLimits::default(), TenantLimits::default());
-    (few.max_processes, short.max_waiting) = (4, 5);
+    (few.max_requests, short.max_waiting) = (4, 5);
     plan.tenants = vec![(TenantId::new(1), few), (TenantId::new(2), short)];
     let often = [(Fault::OrderHangs, 8), (Fault::DrainHangs, 5), (Fault::InstanceDies, 4)];
     plan.faults.every.extend(often.map(|(fault, seconds)| (fault, SECS(seconds))));

@@ -371,21 +371,51 @@ pub enum PackError {
     },
 }
 
+gshare_core::claims! {
+    /// What the suite for [`Packer`] checks.
+    packer_claims {
+        MEMORY = "the memory of a GPU's placements stays within its memory";
+        SUMS = "by sums: the guaranteed SM shares of a GPU add up to at most its SMs";
+        SIZE = "by rectangles: a rectangle has the demand's size and lies inside its GPU";
+        OVERLAP = "by rectangles: no two rectangles of a GPU overlap";
+        APART = "members of one group never share a GPU";
+        GANG = "members of a gang are on GPUs of their own";
+        ALLOWED = "a demand goes to a GPU that the filter accepts";
+        POOL = "a placement is on a GPU of the pool";
+        ORDER = "answers are those to the demands, in their order";
+        INVALID = "an invalid demand is refused";
+        HELD =
+            "placements stay as they were answered until they are released, but for the rectangles of a rearranged GPU";
+        ONCE = "an id is given once";
+        STALE = "a stale id is an error";
+        RETURNED = "a release returns the placement";
+        ADDED = "a GPU is added once";
+        IN_USE = "a GPU in use is not removed";
+        ABSENT = "a GPU that is not there is not removed";
+        TAKEN = "what an empty GPU holds, a live id and a valid GPU are not refused";
+        BY_GPU = "placements are listed by GPU";
+        BY_ID = "GPUs are listed by id";
+        STATUS = "the status of a GPU is the sum of its placements";
+        FOUND_GPU = "a GPU is found as it is listed";
+        LISTED = "a GPU's placements are those of the list";
+        FOUND = "a placement is found by its id";
+        REFUSED = "an error changes nothing";
+        SAME = "equal calls give equal answers";
+    }
+}
+
 /// A policy that places demands on GPUs.
 ///
-/// # Contract
-/// - The placements of a GPU stay within its memory, and within its size by the policy's own model (rectangles, or sums of
-///   SM shares). Members of one group ([`Demand::apart`]) never share a GPU.
-/// - `Err` means that nothing changed.
-/// - Equal calls give equal answers on every machine.
-/// - A [`PlacementId`] is answered once: after [`Packer::release`] it is stale, and a stale id is an error.
-/// - The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no process (a
-///   rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in the window);
-///   [`Placed::rearranged`] says so.
-/// - [`PackerExt::version`] grows with every change, so a plan made earlier is recognised as stale.
+/// The packer never moves a placement to another GPU unasked. It may move it *inside* its GPU, which moves no
+/// process (a rectangle's offsets are virtual: the MPS percentage reserves no particular SMs, and x is an offset in
+/// the window); [`Placed::rearranged`] says so.
 ///
-/// Six methods are the policy's own; the others follow from them, and a policy overrides any that it can answer faster.
-/// `gshare_sim::conformance::packer` checks a policy against the contract.
+/// Six methods are the policy's own; the others follow from them, and a policy overrides those that it can answer
+/// faster.
+///
+/// # Contract
+/// Checked by the conformance suite of `gshare-sim`:
+#[doc = packer_claims!()]
 pub trait Packer: Send {
     /// Adds an empty GPU.
     ///
@@ -552,9 +582,30 @@ pub fn in_order_of_demands(order: &[usize], answers: &mut [Placed]) {
     }
 }
 
+gshare_core::claims! {
+    /// What the suite for [`PackerExt`] checks, beside that for [`Packer`].
+    packer_ext_claims {
+        VALID = "a valid call is carried out";
+        CORDON = "a cordon shows in the status";
+        CLOSED = "a cordoned GPU takes no new placements";
+        MOVES = "a plan keeps to the moves allowed";
+        VERSION = "the version grows with every change";
+        PROBE = "a probe names the GPU that `place` chooses";
+        PLAN = "a plan changes nothing until it is applied";
+        APPLIED = "a plan that is applied moves what it says and nothing else";
+        EMPTIED = "a plan empties the GPUs that it says";
+        PLAN_ONCE = "a plan is good once";
+        RESTORED = "what runs is restored where it is";
+    }
+}
+
 /// Operations of a packer beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
 ///
 /// Five methods are the packer's own; probing and the plans follow from them.
+///
+/// # Contract
+/// Checked by the conformance suite of `gshare-sim`:
+#[doc = packer_ext_claims!()]
 pub trait PackerExt: Packer {
     /// A number that grows with every change.
     fn version(&self) -> u64;

@@ -31,8 +31,12 @@ impl Platform {
                 Err(PlatformError::UnknownDevice { gpu: *gpu })
             }
             PlatformEvent::TenantLimited { tenant, limits } => {
-                if limits.max_processes == 0 {
-                    return Err(PlatformError::ZeroLimit { tenant: *tenant, field: "max_processes" });
+                for (field, limit) in
+                    [("max_requests", limits.max_requests), ("max_processes", limits.max_processes)]
+                {
+                    if limit == 0 {
+                        return Err(PlatformError::ZeroLimit { tenant: *tenant, field });
+                    }
                 }
                 Ok(())
             }

@@ -237,7 +237,8 @@ pub enum PlatformAction {
         /// The reason for the stop.
         cause: StopCause,
     },
-    /// Run the request on the instance; answer with `RequestDone`.
+    /// Run the request on the instance; answer with `RequestDone`. Of a function with
+    /// [`batches`](FunctionSpec::batches), the dispatches to one instance in one answer are one batch.
     Dispatch {
         request: RequestId,
         /// A ready instance of the request's function.

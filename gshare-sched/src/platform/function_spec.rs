@@ -74,6 +74,11 @@ pub struct FunctionSpec {
     /// equal part of the instance's memory, and the share of its point. 1 to 64; more than 1 on fractional devices only.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub devices: u32,
+    /// Whether an instance takes several requests at once as one batch, of at most its point's size, and one batch at a time. The
+    /// dispatches to one instance in one answer of the platform are then one batch. On sliced and whole devices each batch is one
+    /// request.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub batches: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -89,6 +94,7 @@ const fn nobody() -> TenantId {
 gshare_core::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota => Some),
     with_devices(devices: u32),
+    with_batches(batches: bool),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
     with_tenant(tenant: TenantId),
@@ -112,6 +118,7 @@ impl FunctionSpec {
             load_host: process.saturating_add(at(12)),
             time_limit: None,
             devices: 1,
+            batches: false,
         }
     }
 

@@ -27,8 +27,9 @@ pub(super) struct Instance {
     pub(super) moving: Option<Moving>,
     /// Its parts; of a parked instance its parts before it was parked.
     parts: Vec<Part>,
-    /// Memory booked for its tenant.
+    /// Memory and processes booked for its tenant.
     memory: Bytes,
+    processes: u32,
     /// The use of the instance's share by its requests.
     pub(super) time: GpuTime,
     /// Requests that run on the instance.
@@ -251,7 +252,7 @@ impl Cluster {
         }
     }
 
-    /// Takes a new instance in. False: its tenant may not have as much memory, so that its start is refused.
+    /// Takes a new instance in. False: its tenant may not have as much memory or as many processes, so that its start is refused.
     fn book(&mut self, start: &PlatformAction) -> bool {
         let PlatformAction::Start { instance, function, parts, takes, parked, .. } = start else {
             return false;
@@ -259,7 +260,9 @@ impl Cluster {
         let all = self.devices.memory();
         let Some(of) = self.functions.get_mut(function) else { return false };
         let (memory, area) = sums(parts);
-        if !self.tenants.book(of.spec.tenant, memory, all) {
+        // A spread model has one process.
+        let processes = if of.spec.devices > 1 { 1 } else { u32::try_from(parts.len()).unwrap_or(u32::MAX) };
+        if !self.tenants.book(of.spec.tenant, memory, processes, all) {
             of.stats.unmet += 1;
             self.refused.push_back((of.pool, *instance));
             self.start_failed(*function);
@@ -277,6 +280,7 @@ impl Cluster {
             moving: None,
             parts: parts.clone(),
             memory,
+            processes,
             time: GpuTime::new(area, self.now),
             requests: BTreeSet::new(),
             since: self.now,
@@ -324,7 +328,7 @@ impl Cluster {
         self.look = true;
         if let Some(known) = self.functions.get_mut(&of.function) {
             known.instances.remove(&instance);
-            self.tenants.unbook(known.spec.tenant, of.memory);
+            self.tenants.unbook(known.spec.tenant, of.memory, of.processes);
         }
         Some(of)
     }

@@ -46,6 +46,7 @@
 //! O(log n) over requests, instances and devices, plus the pool's cost; O(its instances) for a removed function.
 
 mod admission;
+mod batch;
 mod choice;
 mod cluster;
 mod device_spec;

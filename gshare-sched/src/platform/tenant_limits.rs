@@ -10,13 +10,16 @@ use gshare_core::{BasisPoints, Bytes, Duration, RequestId, TenantId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 gshare_core::config! {
-    /// Bounds on the requests, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
+    /// Bounds on the requests, processes, GPU time and memory of a tenant (GPU-enabled FaaS, section VI). The default is no limit.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
     pub struct TenantLimits {
         /// Most of its requests that are at work at once; the others wait in the tenant's line. More than 0.
+        pub max_requests: u32 = u32::MAX;
+        /// Most processes of instances of its functions at once, parked ones included. More than 0. A start beyond them is refused,
+        /// and tried again as one without room is.
         pub max_processes: u32 = u32::MAX;
         /// Share of the time of all GPUs, settled over a minute.
         #[cfg_attr(feature = "serde", serde(rename = "gpu_time_bp"))]
@@ -47,8 +50,9 @@ struct Tenant {
     /// Expected GPU time of the requests at work.
     expected: Duration,
     window_ends: Timestamp,
-    /// Memory of the instances of the tenant's functions.
+    /// Memory and processes of the instances of the tenant's functions.
     memory: Bytes,
+    processes: u32,
 }
 
 impl Tenant {
@@ -112,7 +116,7 @@ impl Tenants {
         expects: impl FnOnce(RequestId) -> Duration,
     ) -> Option<RequestId> {
         let of = self.tenants.get_mut(&tenant)?;
-        if (of.line.is_empty() && of.late.is_empty()) || of.at_work >= of.limits.max_processes {
+        if (of.line.is_empty() && of.late.is_empty()) || of.at_work >= of.limits.max_requests {
             return None;
         }
         let share = u128::from(of.limits.gpu_time.get());
@@ -175,22 +179,27 @@ impl Tenants {
         }
     }
 
-    /// Books memory for an instance of the tenant, unless the sum exceeds the tenant's part of `all`.
-    pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, all: Bytes) -> bool {
+    /// Books memory and processes for an instance of the tenant, unless a sum exceeds the tenant's part of `all` or its limit.
+    pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, processes: u32, all: Bytes) -> bool {
         let of = self.tenants.entry(tenant).or_default();
         let may = u128::from(all.get()) * u128::from(of.limits.memory.get()) / 10_000;
         let after = of.memory.get().saturating_add(memory.get());
         if of.limits.memory.get() < 10_000 && u128::from(after) > may {
             return false;
         }
-        of.memory = Bytes(after);
+        let run = of.processes.saturating_add(processes);
+        if run > of.limits.max_processes {
+            return false;
+        }
+        (of.memory, of.processes) = (Bytes(after), run);
         true
     }
 
-    /// Gives booked memory back.
-    pub(super) fn unbook(&mut self, tenant: TenantId, memory: Bytes) {
+    /// Gives booked memory and processes back.
+    pub(super) fn unbook(&mut self, tenant: TenantId, memory: Bytes, processes: u32) {
         if let Some(of) = self.tenants.get_mut(&tenant) {
             of.memory = of.memory.saturating_sub(memory);
+            of.processes = of.processes.saturating_sub(processes);
         }
     }
 }

@@ -142,15 +142,33 @@ pub struct InstanceCounts {
     pub draining: u32,
 }
 
+gshare_core::claims! {
+    /// What the suite for [`HorizontalScaler`] checks.
+    horizontal_claims {
+        VALID = "a valid event is accepted";
+        MOST = "starting and ready instances are never more than the maximum";
+        LEAST = "a decision leaves no fewer than the minimum";
+        RESTORED =
+            "what is missing of the minimum is started when the host asks for it, also at points that were refused";
+        STOPS = "only an instance that was never ready is stopped without a drain";
+        DRAINS = "what is drained was ready";
+        APART = "functions do not affect each other";
+        UNMET = "load that no instance can serve is reported";
+        KNOWN = "the instances that the scaler counts are those that there are";
+        INSTANCES = "orders name instances that there are";
+        FUNCTIONS = "orders name functions that there are";
+        NAMES = "names of instances are never used twice";
+        POINT = "an instance starts at a point of the profile that keeps the SLO";
+        REFUSED = "an error changes nothing";
+        SAME = "the same events give the same actions";
+    }
+}
+
 /// A policy that starts and stops instances.
 ///
 /// # Contract
-/// - by the scaler's decision, starting and ready instances of a function are never fewer than its minimum (once it could start them), and
-///   never more than its maximum;
-/// - a ready instance is drained, and only a starting instance is stopped;
-/// - unserved load is reported, never silently dropped;
-/// - functions do not affect each other;
-/// - the same events give the same actions.
+/// Checked by the conformance suite of `gshare-sim`:
+#[doc = horizontal_claims!()]
 pub trait HorizontalScaler:
     Engine<Event = HorizontalEvent, Action = HorizontalAction, Error = HorizontalError> + Send
 {

@@ -219,14 +219,25 @@ impl ClientScale {
     }
 }
 
+gshare_core::claims! {
+    /// What the suite for [`VerticalScaler`] checks.
+    vertical_claims {
+        MOST = "the tokens issued on a GPU add up to at most its `MaxTokens`, after each action";
+        FLOOR = "from the period after it joined on, a client is issued at least its floor, which is at least one token";
+        APART = "events of one GPU change nothing on another";
+        LEAVES = "a client that leaves frees its tokens in the same call";
+        CLIENTS = "tokens are issued to clients that there are";
+        DEADLINE = "a deadline that was told has passed";
+        REFUSED = "an error changes nothing";
+        SAME = "the same events give the same actions";
+    }
+}
+
 /// A policy that moves tokens between the clients of a GPU.
 ///
 /// # Contract
-/// - after each action, in their order, the tokens issued on a GPU add up to at most its `MaxTokens`;
-/// - from the period after it joined on, a client is issued at least its floor of at least one token;
-/// - events of one GPU change nothing on another;
-/// - a client that leaves frees its tokens in the same call;
-/// - the same events give the same actions.
+/// Checked by the conformance suite of `gshare-sim`:
+#[doc = vertical_claims!()]
 pub trait VerticalScaler:
     Engine<Event = VerticalEvent, Action = VerticalAction, Error = VerticalError> + Send
 {

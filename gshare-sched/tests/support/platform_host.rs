@@ -343,7 +343,7 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
             }
             21 => {
                 let mut limits = TenantLimits::default();
-                (limits.max_processes, limits.max_waiting) = (1 + which % 9, which);
+                (limits.max_requests, limits.max_waiting) = (1 + which % 9, which);
                 host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits }).unwrap();
             }
             22.. if host.platform.function(name).is_none() => {

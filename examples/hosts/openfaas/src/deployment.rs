@@ -22,11 +22,13 @@ use std::path::{Path, PathBuf};
 const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];
 /// A rate beyond any load. At an unknown speed the scaler never starts a second instance.
 const ANY_RATE: f64 = 1e9;
+/// The most requests of a batch: the paper's batches end at 32, and their answers wait for each other.
+const MOST_BATCH: u32 = 256;
 /// Upper bound of the instances of a function.
 const MOST: u32 = 4096;
 
 /// The annotations of this host, with their meaning for error messages.
-const KEYS: [(&str, &str); 15] = [
+const KEYS: [(&str, &str); 16] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
     (
@@ -42,6 +44,7 @@ const KEYS: [(&str, &str); 15] = [
     ("gshare/regime", "fractional, sliced or whole"),
     ("gshare/requests_per_second", "requests per second of an instance with the given share"),
     ("gshare/concurrency", "requests that an instance serves at once: 1 to 64"),
+    ("gshare/batch", "most requests that an instance takes as one batch: 1 to 256"),
     ("gshare/load", "time from the start of an instance to its first answer, such as 4s"),
     ("gshare/probe_path", "path that is called while the function is measured"),
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
@@ -101,6 +104,8 @@ pub struct Plan {
     pub wants: Wants,
     /// Requests that an instance serves at once.
     pub concurrency: u32,
+    /// Most requests of a batch, where the function takes batches.
+    pub batch: Option<u32>,
     /// Devices that an instance's process uses.
     pub devices: u32,
     /// Fewest and most instances.
@@ -176,6 +181,8 @@ impl Plan {
         {
             return Err(bad("gshare/devices", &devices.to_string(), "need an inference function with a GPU"));
         }
+        let regime = annotations.regime()?;
+        let batch = annotations.batch(&wants, regime)?;
         let scales = !matches!(wants, Wants::Share { rate: None, .. } | Wants::NoGpu { rate: None });
         let slo = annotations.time("gshare/slo")?;
         let class = annotations.class()?.or(match &wants {
@@ -187,6 +194,7 @@ impl Plan {
             image,
             command,
             concurrency,
+            batch,
             devices,
             bounds: if scales { bounds } else { (bounds.0, bounds.0.max(1)) },
             slo,
@@ -199,7 +207,7 @@ impl Plan {
                 .map(|share| share.quota())
                 .filter(|quota| !quota.request().is_zero())
                 .map(QuotaRange::limit),
-            regime: annotations.regime()?,
+            regime,
             load: annotations.time("gshare/load")?.unwrap_or(Duration::from_secs(1)),
             probe: annotations.probe()?,
             limits: limits(deployment)?,
@@ -252,8 +260,14 @@ impl Plan {
         let point = |sm, quota, rate: Option<f64>| {
             // The platform ignores the latency of a fixed share.
             let any = Duration::from_nanos(1);
-            let point =
-                ProfilePoint::measured(sm, quota, self.concurrency, rate.unwrap_or(ANY_RATE), any, any);
+            let point = ProfilePoint::measured(
+                sm,
+                quota,
+                self.batch.unwrap_or(self.concurrency),
+                rate.unwrap_or(ANY_RATE),
+                any,
+                any,
+            );
             let table = point.and_then(|point| ProfileTable::sparse(vec![point]));
             table.map_err(|error| ApiError::bad(format!("annotations: {error}")))
         };
@@ -278,6 +292,7 @@ impl Plan {
             .with_tenant(self.tenant)
             .with_instances(bounds.0, bounds.1)
             .with_devices(self.devices)
+            .with_batches(self.batch.is_some())
             .with_loads(self.load, self.load);
         (spec.slo, spec.regime, spec.time_limit) = (self.slo, self.regime, self.limit);
         Ok(spec)
@@ -501,6 +516,22 @@ impl Annotations<'_> {
         }
     }
 
+    fn batch(&self, wants: &Wants, regime: Option<Regime>) -> Result<Option<u32>, ApiError> {
+        let key = "gshare/batch";
+        let Some(text) = self.get(key) else { return Ok(None) };
+        let most = self.count(key, 1, 1..=MOST_BATCH)?;
+        let why = if self.get("gshare/concurrency").is_some() {
+            "gshare/concurrency is given too, and a batch is the one thing that an instance works on: need one of both"
+        } else if matches!(wants, Wants::Pipeline { .. } | Wants::Training { .. }) {
+            "need an inference function"
+        } else if matches!(regime, Some(Regime::Sliced | Regime::Whole)) {
+            "need gshare/regime fractional: elsewhere a device serves one request at a time"
+        } else {
+            return Ok(Some(most));
+        };
+        Err(bad(key, text, why))
+    }
+
     fn probe(&self) -> Result<Probe, ApiError> {
         let path = self.get("gshare/probe_path").unwrap_or("/");
         if !path.starts_with('/') || path.contains(char::is_whitespace) {
@@ -582,6 +613,12 @@ mod tests {
             (r#""annotations":{"gshare/requests_per_second":"many"}"#, "gshare/requests_per_second"),
             (r#""annotations":{"gshare/requests_per_second":"NaN"}"#, "gshare/requests_per_second"),
             (r#""annotations":{"gshare/concurrency":"0"}"#, "need 1 to 64"),
+            (r#""annotations":{"gshare/batch":"257"}"#, "gshare/batch: `257`: need 1 to 256"),
+            (r#""annotations":{"gshare/batch":"8","gshare/concurrency":"2"}"#, "need one of both"),
+            (
+                r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#,
+                "need gshare/regime fractional",
+            ),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
             (r#""annotations":{"gshare/devices":"65"}"#, "gshare/devices: `65`: need 1 to 64"),
             (

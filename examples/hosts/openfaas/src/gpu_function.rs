@@ -18,6 +18,8 @@
 //! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
 //!   stage. With `$FILE_KIB` the answer is padded to that size and goes to the next stage through shared memory.
 //! - `$STEPS` makes the function a training job of that many steps.
+//! - In a batch each further request adds `$BATCH_PERCENT` (10) of a request's time to a kernel, and each request takes `$BATCH_MIB` (0)
+//!   of memory.
 #![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
 use crate::between::FILE;
@@ -30,13 +32,14 @@ use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_profile::batch::LENGTHS;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Receives the time of a request on the devices, and the number of devices.
-type Job = oneshot::Sender<Result<(Duration, usize), String>>;
+/// The number of requests of a batch, and the receiver of their time on the devices and of the number of devices.
+type Job = (u32, oneshot::Sender<Result<(Duration, usize), String>>);
 
 /// Serves until the process ends, or trains.
 ///
@@ -52,6 +55,8 @@ pub fn main() -> Result<()> {
         micros: number("KERNEL_US", 2_000)?,
         sms: number("KERNEL_SMS", 0)?,
         weights: usize::try_from(number("WEIGHTS_MIB", 64)?)? << 20,
+        batch_percent: number("BATCH_PERCENT", 10)?,
+        batch_bytes: usize::try_from(number("BATCH_MIB", 0)?)? << 20,
     };
     if let steps @ 1.. = number("STEPS", 0)? {
         return train(work, steps);
@@ -93,13 +98,15 @@ pub fn main() -> Result<()> {
 }
 
 /// Cost of a request: kernels, the time of each in us, the SMs at which a kernel takes that time (0 for any device), and bytes
-/// of weights.
+/// of weights. Cost of each further request of a batch in per cent of that time, and bytes of each request.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     kernels: u32,
     micros: u32,
     sms: u32,
     weights: usize,
+    batch_percent: u32,
+    batch_bytes: usize,
 }
 
 /// PTX of a kernel that spins on the device's clock for `micros` us. The simulated driver reads the time from the kernel's
@@ -117,7 +124,10 @@ fn spin_ptx(name: &str, micros: u32) -> String {
 struct Gpu {
     work: Work,
     stream: std::sync::Arc<cudarc::driver::CudaStream>,
-    kernel: cudarc::driver::CudaFunction,
+    /// By the number of requests.
+    kernels: BTreeMap<u32, cudarc::driver::CudaFunction>,
+    /// Time of a kernel of one request.
+    micros: u32,
     _weights: cudarc::driver::CudaSlice<u8>,
     /// The store's copy of the weights, shared with other processes while this handle lives.
     _model: Option<gshare_modelstore::client::Model>,
@@ -138,9 +148,6 @@ impl Gpu {
             0 => work.micros,
             of => work.micros * of / u32::try_from(context.attribute(sms)?)?.max(1),
         };
-        let name = format!("spin_{micros}us");
-        let module = context.load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
-        let kernel = module.load_function(&name)?;
         let (weights, model) = match (std::env::var("GSHARE_MODEL"), std::env::var("GSHARE_STORE")) {
             (Ok(name), Ok(store)) => {
                 let store = gshare_modelstore::client::Client::connect(store)?;
@@ -151,19 +158,36 @@ impl Gpu {
             }
             _ => (stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?, None),
         };
-        Ok(Self { work, stream, kernel, _weights: weights, _model: model })
+        Ok(Self { work, stream, kernels: BTreeMap::new(), micros, _weights: weights, _model: model })
     }
 
-    /// Runs a request on all devices at once.
-    fn run(all: &[Self]) -> Result<Duration, String> {
+    /// Loads the kernel of a batch of this size.
+    fn prepare(&mut self, size: u32) -> Result<(), cudarc::driver::DriverError> {
+        if !self.kernels.contains_key(&size) {
+            let micros = self.micros + self.micros * self.work.batch_percent * (size - 1) / 100;
+            let name = format!("spin_{micros}us");
+            let module = self.stream.context().load_module(Ptx::from_src(spin_ptx(&name, micros)))?;
+            self.kernels.insert(size, module.load_function(&name)?);
+        }
+        Ok(())
+    }
+
+    /// Runs a batch of this size on all devices at once.
+    fn run(all: &mut [Self], size: u32) -> Result<Duration, String> {
         let config = LaunchConfig { grid_dim: (16, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let begun = Instant::now();
-        let run = || {
-            for gpu in all {
+        let mut run = || {
+            let mut held = Vec::new();
+            for gpu in &mut *all {
                 gpu.stream.context().bind_to_thread()?;
+                gpu.prepare(size)?;
+                let bytes = gpu.work.batch_bytes * size as usize;
+                if bytes > 0 {
+                    held.push(gpu.stream.alloc_zeros::<u8>(bytes)?);
+                }
                 for _ in 0..gpu.work.kernels {
                     // SAFETY: the kernel takes no arguments and touches no memory.
-                    unsafe { gpu.stream.launch_builder(&gpu.kernel).launch(config) }?;
+                    unsafe { gpu.stream.launch_builder(&gpu.kernels[&size]).launch(config) }?;
                 }
             }
             all.iter().try_for_each(|gpu| gpu.stream.synchronize())
@@ -174,20 +198,21 @@ impl Gpu {
 
 /// The GPU's thread, which runs one request after the other.
 fn gpu(work: Work, todo: &Receiver<Job>, ready: &Sender<()>) -> Result<()> {
-    let gpus = Gpu::all(work)?;
+    let mut gpus = Gpu::all(work)?;
     ready.send(())?;
-    for job in todo {
+    for (size, job) in todo {
+        let ran = Gpu::run(&mut gpus, size);
         // The caller may have left.
-        let _ = job.send(Gpu::run(&gpus).map(|took| (took, gpus.len())));
+        let _ = job.send(ran.map(|took| (took, gpus.len())));
     }
     Ok(())
 }
 
 /// Runs a training job.
 fn train(work: Work, steps: u32) -> Result<()> {
-    let gpus = Gpu::all(work)?;
+    let mut gpus = Gpu::all(work)?;
     for step in 0..steps {
-        Gpu::run(&gpus).map_err(anyhow::Error::msg)?;
+        Gpu::run(&mut gpus, 1).map_err(anyhow::Error::msg)?;
         if step % 100 == 0 {
             println!("step {step} of {steps}");
         }
@@ -225,7 +250,9 @@ fn before(headers: &HeaderMap, body: &Bytes) -> Option<serde_json::Value> {
 
 async fn infer(State(jobs): State<Sender<Job>>, headers: HeaderMap, body: Bytes) -> Response {
     let (job, done) = oneshot::channel();
-    if jobs.send(job).is_err() {
+    let lengths = headers.get(LENGTHS).and_then(|value| value.to_str().ok());
+    let size = lengths.map_or(1, |lengths| lengths.split(',').count());
+    if jobs.send((u32::try_from(size).unwrap_or(1), job)).is_err() {
         return (StatusCode::NOT_IMPLEMENTED, "KERNELS is 0\n").into_response();
     }
     match done.await {
@@ -233,6 +260,12 @@ async fn infer(State(jobs): State<Sender<Job>>, headers: HeaderMap, body: Bytes)
             let mut seen = serde_json::json!({"gpu_ms": took.as_secs_f64() * 1e3, "pid": std::process::id()});
             if devices > 1 {
                 seen["devices"] = devices.into();
+            }
+            if lengths.is_some() {
+                seen["batch"] = size.into();
+                let answer = format!("{seen}\n");
+                let lengths = gshare_profile::batch::lengths(vec![answer.len(); size]);
+                return ([(LENGTHS, lengths)], answer.repeat(size)).into_response();
             }
             if let Ok(stage) = std::env::var("GSHARE_STAGE") {
                 seen["stage"] = stage.into();

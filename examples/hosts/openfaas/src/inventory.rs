@@ -153,11 +153,12 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// One placeholder device, for functions that use no GPU.
+    /// The node itself as the one device, with its host memory: for functions that use no GPU.
     pub fn none() -> Self {
         let mut devices = Self::default();
-        // Large enough to bound nothing, and small enough for the arithmetic of every packer.
-        let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(1 << 16));
+        let about = rustix::system::sysinfo();
+        let memory = (about.totalram as u64).saturating_mul(about.mem_unit.into());
+        let spec = DeviceSpec::new(NodeId::new(0), Bytes(memory));
         let (name, uuid) = ("no GPU".to_owned(), String::new());
         let device = Device { name, spec, uuid, slices: Vec::new(), environment: Vec::new() };
         devices.all.insert(GpuId::new(0), device);

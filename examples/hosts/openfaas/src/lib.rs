@@ -37,6 +37,7 @@
 //! | `gshare/requests_per_second` | rate of an instance with this share, by which load starts and stops instances |
 //! | `gshare/devices` | devices for one process per instance: its share holds on each, and each holds an equal part of its memory |
 //! | `gshare/concurrency` | requests that an instance serves at once |
+//! | `gshare/batch` | most requests that an instance takes as one batch, see [`mod@batches`] |
 //! | `com.openfaas.scale.min`, `.max` | fewest and most replicas, by default 1 and 20 |
 //!
 //! # Flow
@@ -70,7 +71,9 @@
 //! and ends with it.
 
 pub mod api;
+pub mod batches;
 pub mod between;
+mod builder;
 pub mod client_body;
 pub mod demo;
 pub mod deployment;
@@ -92,6 +95,8 @@ pub mod routes;
 pub mod state;
 pub mod traces;
 pub mod trials;
+
+pub use builder::Builder;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
@@ -212,11 +217,8 @@ fn memory(text: &str) -> Result<Bytes, String> {
     text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
 }
 
-/// Serves until the process ends, and prints its address.
-///
-/// # Errors
-/// If the host cannot start.
-pub fn serve(options: &Options) -> anyhow::Result<()> {
+fn serve_with(mut host: Builder) -> anyhow::Result<()> {
+    let options = &mut host.options;
     if options.inventory {
         return inventory::print_inventory();
     }
@@ -231,24 +233,24 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.demo.is_none() {
-        return serve_on(runtime, options);
+        return serve_on(runtime, host);
     }
     // A demonstration keeps no records.
     let dir = tempfile::tempdir()?;
-    let mut options = Options { state: Some(dir.path().to_owned()), ..options.clone() };
+    options.state = Some(dir.path().to_owned());
     if options.sim.is_empty() && !options.no_gpu && !Inventory::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
-    serve_on(runtime, &options)
+    serve_on(runtime, host)
 }
 
 /// Serves until the host fails or gets a signal. Its processes, its daemon and the folders of simulated drivers end with it.
-fn serve_on(runtime: tokio::runtime::Runtime, options: &Options) -> anyhow::Result<()> {
-    let started = start_mps(options).context("--mps")?;
+fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<()> {
+    let started = start_mps(&host.options).context("--mps")?;
     let served = runtime.block_on(async {
         tokio::select! {
-            served = run(options) => served,
+            served = run(host) => served,
             told = told_to_end() => told.context("signals"),
         }
     });
@@ -313,6 +315,7 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
+    max_requests: Option<u32>,
     max_processes: Option<u32>,
     gpu_time_bp: Option<gshare_core::BasisPoints>,
     memory_bp: Option<gshare_core::BasisPoints>,
@@ -322,6 +325,7 @@ struct Tenant {
 impl Tenant {
     fn limits(&self) -> TenantLimits {
         let mut limits = TenantLimits::default();
+        limits.max_requests = self.max_requests.unwrap_or(limits.max_requests);
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
         limits.gpu_time = self.gpu_time_bp.unwrap_or(limits.gpu_time);
         limits.memory = self.memory_bp.unwrap_or(limits.memory);
@@ -359,7 +363,9 @@ fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
     Ok(settings)
 }
 
-async fn run(options: &Options) -> anyhow::Result<()> {
+async fn run(host: Builder) -> anyhow::Result<()> {
+    let Builder { options, policies, tokens, vertical, models } = host;
+    let options = &options;
     let credentials = options.credentials.as_deref().map(credentials).transpose()?;
     ensure!(
         credentials.is_some() || options.listen.ip().is_loopback(),
@@ -399,6 +405,12 @@ async fn run(options: &Options) -> anyhow::Result<()> {
                 if let Some(health) = devices.health() {
                     builder = builder.health(health);
                 }
+                if let Some(tokens) = tokens {
+                    builder = builder.engine(tokens);
+                }
+                if let Some(vertical) = vertical {
+                    builder = builder.scaler(vertical);
+                }
                 daemon = Some(builder.build()?.spawn()?);
                 socket
             }
@@ -415,7 +427,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
             "openfaas: SM partitions are not kept without MPS (--mps starts it), so functions share a GPU by time alone"
         );
     }
-    let platform = settings.build().context("--settings")?;
+    let platform = settings.build_with(policies).context("--settings")?;
     let said = match (options.no_gpu, devices.simulated) {
         (true, _) => "no GPU".to_owned(),
         (false, simulated) => {
@@ -428,7 +440,7 @@ async fn run(options: &Options) -> anyhow::Result<()> {
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
     let models = match &options.model_store {
         Some(socket) => Models::at(socket.clone())?,
-        None => Models::start(state.join("store.sock"), options.model_memory)?,
+        None => Models::start(state.join("store.sock"), options.model_memory, models)?,
     };
     let collector = options.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
@@ -471,7 +483,9 @@ async fn run(options: &Options) -> anyhow::Result<()> {
         mps,
         between,
     };
-    let node = Node::start(store, runner, platform, options.guess)?;
+    // Without a GPU there is no GPU memory to guess.
+    let guess = if options.no_gpu { Bytes(1) } else { options.guess };
+    let node = Node::start(store, runner, platform, guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
         found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;

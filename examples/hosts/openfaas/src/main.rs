@@ -2,11 +2,10 @@
 //!
 //! `cargo build -p gshare-openfaas -p gshare-hook -p gshare-fake-cuda && target/debug/gshare-openfaas --sim`
 
-use clap::Parser as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match gshare_openfaas::serve(&gshare_openfaas::Options::parse()) {
+    match gshare_openfaas::Builder::from_args().serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The causes in one line: a backtrace is of no use to an operator.

@@ -7,11 +7,12 @@
 use super::api::ApiError;
 use super::host::Version;
 use gshare_core::Bytes;
+use gshare_modelstore::backend::HostBackend;
 use gshare_modelstore::client::{Client, ClientError, GetOptions};
 use gshare_modelstore::frame::Code;
 use gshare_modelstore::server::{Running, Server, ServerConfig};
 use gshare_modelstore::status::Status;
-use gshare_modelstore::store::{Access, MemoryTier};
+use gshare_modelstore::store::{Access, MemoryTier, ModelStore};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,14 +51,18 @@ impl Errand {
 }
 
 impl Models {
-    /// Starts a store with at most `memory` bytes of models in host memory.
+    /// Starts a store with at most `memory` bytes of models in host memory, or with a policy of the host's own.
     ///
     /// # Errors
     /// If the store cannot start.
-    pub fn start(socket: PathBuf, memory: Bytes) -> anyhow::Result<Self> {
+    pub fn start(socket: PathBuf, memory: Bytes, own: Option<Box<dyn ModelStore>>) -> anyhow::Result<Self> {
         let mut config = ServerConfig::at(socket.clone());
         config.store.host = memory;
-        let running = Server::new(config)?.spawn()?;
+        let server = match own {
+            Some(own) => Server::with_engine(config, own, Box::new(HostBackend), None)?,
+            None => Server::new(config)?,
+        };
+        let running = server.spawn()?;
         Ok(Self { running: Some(running), ..Self::at(socket)? })
     }
 

@@ -3,13 +3,13 @@
 use super::api::ApiError;
 use super::between::{Between, OnItsWay};
 use super::deployment::Wants;
-use super::host::{Host, Launch, Order, Turn, View, client};
+use super::host::{Go, Host, Launch, Order, Turn, View, client};
 use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
-use super::traces::{self, Exporter, Times, Traced};
+use super::traces::{self, Exporter, Load, Times, Traced};
 use super::trials;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
@@ -150,7 +150,7 @@ impl Node {
     /// # Errors
     /// If a thread cannot be started.
     pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
-        let (orders, todo) = std::sync::mpsc::channel();
+        let (orders, todo) = crossbeam_channel::unbounded();
         let host = Mutex::new(Host::new(platform, guess, orders));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
@@ -218,6 +218,16 @@ impl Node {
             }
         }
         None
+    }
+
+    /// A free connection to a process, or a new one; none if the process refuses it.
+    pub async fn line(&self, instance: InstanceId, stage: usize, port: u16) -> Option<Line> {
+        if let Some(sender) = self.idle(instance, stage) {
+            return Some(Line::Used(sender, port));
+        }
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()?;
+        let _ = stream.set_nodelay(true);
+        Some(Line::New(stream))
     }
 
     /// Keeps a connection for reuse.
@@ -360,43 +370,57 @@ impl Node {
 }
 
 impl Ticket {
+    /// The request's name.
+    pub const fn request(&self) -> RequestId {
+        self.request
+    }
+
+    /// Waits for an instance.
+    ///
+    /// # Errors
+    /// If the request is rejected.
+    pub async fn turn(&mut self) -> Result<Go, ApiError> {
+        loop {
+            let turn = match &mut self.turns {
+                Some(turns) => turns.recv().await,
+                None => None,
+            };
+            return match turn {
+                Some(Turn::Again(request)) => {
+                    self.request = request;
+                    continue;
+                }
+                Some(Turn::Go(go)) => Ok(go),
+                Some(Turn::No(reason)) => Err(super::host::refusal(reason)),
+                Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
+                    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
+                }
+                None => Err(ApiError::new(StatusCode::BAD_GATEWAY, "the instance is gone")),
+            };
+        }
+    }
+
+    /// An instance has taken the request.
+    pub fn reached_by(&mut self, instance: InstanceId, load: Option<Load>) {
+        self.instance = Some(instance);
+        (self.times.load, self.times.reached) = (load, Some(self.node.now()));
+        if let Some(traced) = &mut self.traced {
+            traced.reached(instance, 1);
+        }
+    }
+
     /// Waits for an instance, and connects to its processes in the order of stages.
     ///
     /// # Errors
     /// The reason, if no instance will serve the request.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
-            let turn = match &mut self.turns {
-                Some(turns) => turns.recv().await,
-                None => None,
-            };
-            let (instance, ports, load) = match turn {
-                Some(Turn::Go { instance, ports, load }) => (instance, ports, load),
-                Some(Turn::Again(request)) => {
-                    self.request = request;
-                    continue;
-                }
-                Some(Turn::No(reason)) => return Err(super::host::refusal(reason)),
-                Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
-                    return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));
-                }
-                None => {
-                    let status = StatusCode::BAD_GATEWAY;
-                    return Err(ApiError::new(status, "the instance is gone"));
-                }
-            };
+            let Go { instance, ports, load, .. } = self.turn().await?;
             let mut streams = Vec::with_capacity(ports.len());
             for (stage, port) in ports.iter().enumerate() {
-                if let Some(sender) = self.node.idle(instance, stage) {
-                    streams.push(Line::Used(sender, *port));
-                    continue;
-                }
-                match TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).await {
-                    Ok(stream) => {
-                        let _ = stream.set_nodelay(true);
-                        streams.push(Line::New(stream));
-                    }
-                    Err(_) => break,
+                match self.node.line(instance, stage, *port).await {
+                    Some(line) => streams.push(line),
+                    None => break,
                 }
             }
             if streams.len() < ports.len() {

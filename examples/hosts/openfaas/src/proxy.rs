@@ -13,10 +13,14 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 /// Longest body, in bytes, between two stages of a pipeline.
 const MAX_BETWEEN: usize = 256 << 20;
+
+/// The longest time of a call for several requests, each of which waits no longer than its client's.
+pub(super) const LONGEST: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// Hop-by-hop headers, which are not forwarded.
 const HOP: [HeaderName; 9] = [
@@ -61,20 +65,21 @@ pub async fn forward(
     request: Request,
     patience: std::time::Duration,
 ) -> Result<Response, ApiError> {
+    let upgrade = request.headers().contains_key(header::UPGRADE);
+    if !upgrade && node.host().takes_batches(name) {
+        return super::batches::forward(node, name, path, request, patience).await;
+    }
     let (head, body) = request.into_parts();
     let body = ClientBody::begun(body).await?;
     let fault = body.fault();
     let mut request = Request::from_parts(head, Body::new(body));
-    let mut ticket = node.arrive(name, request.headers_mut()).map_err(|error| {
-        let message = format!("no endpoints available for: {name}: {}", error.message);
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-    })?;
+    let mut ticket = arrive(node, name, request.headers_mut())?;
     let streams = ticket.connect().await?;
     let mut losses = ticket.losses();
-    let upgrade = request.headers().contains_key(header::UPGRADE);
     let theirs = upgrade.then(|| hyper::upgrade::on(&mut request));
     prepare(&mut request, path, upgrade)?;
     let last = streams.len().saturating_sub(1);
+    let broken = AtomicBool::new(false);
     // Dropped, and so removed, once the next stage has read the file and answered.
     let mut file = None;
     for (stage, stream) in streams.into_iter().enumerate() {
@@ -89,7 +94,15 @@ pub async fn forward(
                 ticket.broken();
                 return Err(ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: {why}")));
             }
-            answer = ask(&mut ticket, name, stream, request, upgrade, patience, &fault) => answer?,
+            answer = ask(&broken, name, stream, request, upgrade, patience, &fault) => match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if broken.load(Ordering::Relaxed) {
+                        ticket.broken();
+                    }
+                    return Err(error);
+                }
+            },
         };
         drop(file.take());
         let Some((method, uri, place)) = again.filter(|_| answer.status().is_success()) else {
@@ -128,6 +141,14 @@ pub async fn forward(
     Err(ApiError::internal(name, "an instance without a process"))
 }
 
+/// Gets into line, or says why there is none.
+pub(super) fn arrive(node: &Arc<Node>, name: &str, headers: &mut HeaderMap) -> Result<Ticket, ApiError> {
+    node.arrive(name, headers).map_err(|error| {
+        let message = format!("no endpoints available for: {name}: {}", error.message);
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    })
+}
+
 /// Turns the answer of a stage into the request to the next stage.
 async fn hand_on(
     ticket: &mut Ticket,
@@ -161,8 +182,9 @@ async fn hand_on(
 }
 
 /// Sends a request to one process. Returns the answer, and the connection for reuse once its body has been read.
-async fn ask(
-    ticket: &mut Ticket,
+/// Sets `broken` if the process breaks the request off.
+pub(super) async fn ask(
+    broken: &AtomicBool,
     name: &str,
     line: Line,
     mut request: Request,
@@ -186,13 +208,13 @@ async fn ask(
                     // again.
                     Err(mut error) => match error.take_message() {
                         Some(unsent) => request = unsent,
-                        None => return Err(broke_off(ticket, name, error.error(), fault)),
+                        None => return Err(broke_off(broken, name, error.error(), fault)),
                     },
                 }
             }
             let stream = tokio::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).await;
             stream.map_err(|error| {
-                ticket.broken();
+                broken.store(true, Ordering::Relaxed);
                 ApiError::new(
                     StatusCode::BAD_GATEWAY,
                     format!("{name}: the replica takes no connection: {error}"),
@@ -202,13 +224,13 @@ async fn ask(
     };
     let _ = stream.set_nodelay(true);
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| broke_off(ticket, name, &error, fault))?;
+    let (mut sender, connection) = handshake.map_err(|error| broke_off(broken, name, &error, fault))?;
     tokio::spawn(async move {
         // `send_request` reports the same errors.
         let _ = if upgrade { connection.with_upgrades().await } else { connection.await };
     });
     let answer = tokio::time::timeout(patience, sender.send_request(request)).await.map_err(late)?;
-    answer.map(|answer| (answer, sender)).map_err(|error| broke_off(ticket, name, &error, fault))
+    answer.map(|answer| (answer, sender)).map_err(|error| broke_off(broken, name, &error, fault))
 }
 
 async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
@@ -219,16 +241,16 @@ async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
     drop(ticket);
 }
 
-fn broke_off(ticket: &mut Ticket, name: &str, error: &hyper::Error, fault: &Fault) -> ApiError {
+fn broke_off(broken: &AtomicBool, name: &str, error: &hyper::Error, fault: &Fault) -> ApiError {
     if let Some(theirs) = fault.found() {
         return theirs;
     }
-    ticket.broken();
+    broken.store(true, Ordering::Relaxed);
     ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: the replica broke the request off: {error}"))
 }
 
 /// Removes the hop-by-hop headers, also those that `Connection` names. An upgrade keeps `Upgrade` and `Connection`.
-fn drop_hops(headers: &mut HeaderMap, upgrade: bool) {
+pub(super) fn drop_hops(headers: &mut HeaderMap, upgrade: bool) {
     let named = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let named: Vec<HeaderName> =
         named.flat_map(|names| names.split(',')).filter_map(|name| name.trim().parse().ok()).collect();
@@ -242,7 +264,7 @@ fn drop_hops(headers: &mut HeaderMap, upgrade: bool) {
     }
 }
 
-fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiError> {
+pub(super) fn prepare(request: &mut Request, path: &str, upgrade: bool) -> Result<(), ApiError> {
     let path = if path.is_empty() { "/" } else { path };
     let full = request.uri().query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     *request.uri_mut() = full.parse::<Uri>().map_err(|error| ApiError::bad(format!("path: {error}")))?;

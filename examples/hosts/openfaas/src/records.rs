@@ -48,6 +48,7 @@ impl Program {
     fn of(deployment: &FunctionDeployment) -> Self {
         let matter = [
             "gshare/model",
+            "gshare/batch",
             "gshare/concurrency",
             "gshare/devices",
             "gshare/probe_path",

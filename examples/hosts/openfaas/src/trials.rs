@@ -8,10 +8,12 @@
 //! 3. Repeat this at the whole share, at a half and a quarter of its SMs, and at half of its time with the SMs that served the
 //!    most requests per area (FaST-GShare, section 3.2, measures a grid of both). If the driver cannot confine processes to a
 //!    part of the SMs, use a half and a quarter of the time instead.
-//! 4. On a slice or a whole device there is one setting, with one request at a time.
-//! 5. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
+//! 4. For a function with batches, [`EfficacySearch`] chooses the settings: it looks for the most requests per SM, up to the
+//!    largest batch.
+//! 5. On a slice or a whole device there is one setting, with one request at a time.
+//! 6. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
 //!    percentiles, which would include the turns of others.
-//! 6. Points that are too slow for the SLO stay in the table: the scaler does not use them.
+//! 7. Points that are too slow for the SLO stay in the table: the scaler does not use them.
 
 use super::deployment::Wants;
 use super::host::{DISTURBED, Launch, client};
@@ -22,6 +24,7 @@ use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
+use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner as _, Step, Trial};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{Part, Regime};
 use serde::{Deserialize, Serialize};
@@ -63,6 +66,19 @@ pub struct Measured {
     /// Largest share of GPU time that other processes used while a point was measured.
     #[serde(rename = "others_bp")]
     pub others: BasisPoints,
+    /// The smallest batch that failed, of a function that takes batches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_batch: Option<FailedBatch>,
+}
+
+/// A batch that was not answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedBatch {
+    /// Requests in it.
+    pub batch: u32,
+    /// Why, as the trial said.
+    pub why: String,
 }
 
 impl Measured {
@@ -75,6 +91,7 @@ impl Measured {
             regime: self.regime,
             least: self.least.min(other.least),
             others: self.others.max(other.others),
+            failed_batch: None,
         })
     }
 }
@@ -83,7 +100,7 @@ impl Measured {
 type Tell = Box<dyn FnMut(&[u16]) + Send>;
 
 /// The program of a trial.
-struct Trial {
+struct Tried {
     process: HookedProcess,
     /// The expected port, and the callback for a program that listens elsewhere.
     port: u16,
@@ -91,7 +108,7 @@ struct Trial {
     looks: Looks,
 }
 
-impl Drop for Trial {
+impl Drop for Tried {
     fn drop(&mut self) {
         self.process.kill();
         if let Some(folder) = self.process.folder() {
@@ -100,7 +117,7 @@ impl Drop for Trial {
     }
 }
 
-impl Program for Trial {
+impl Program for Tried {
     fn ended(&mut self) -> Option<String> {
         let ended = self.process.has_ended();
         ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
@@ -128,6 +145,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let call = Call {
         path: plan.probe.path.clone(),
         body: plan.probe.body.clone(),
+        batched: plan.batch.is_some(),
         connections: concurrency,
         patience: Duration::from_secs(30),
     };
@@ -150,10 +168,17 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     tell("is started for the first time".to_owned());
     let uses = first_call(node, launch, &mut function, setting(all, time))?;
     let Some(mut memory) = uses else {
-        let point = slowest(concurrency)?;
+        let point = slowest(plan.batch.unwrap_or(concurrency))?;
         tell("uses no GPU".to_owned());
         let (least, others) = (Duration::from_nanos(1), BasisPoints::ZERO);
-        return Ok(Measured { table: point, memory: Bytes(1), regime: turn.regime, least, others });
+        return Ok(Measured {
+            table: point,
+            memory: Bytes(1),
+            regime: turn.regime,
+            least,
+            others,
+            failed_batch: None,
+        });
     };
     let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
     let part = |parts: u16| {
@@ -166,11 +191,22 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let parts: &[u16] = if turn.regime == Regime::Fractional { &[1, 2, 4] } else { &[1] };
     let mut settings: Vec<Setting> = parts.iter().copied().filter_map(part).collect();
     let (mut last, mut least, mut others) = (None, Duration::MAX, BasisPoints::ZERO);
-    while let Some(next) = (!settings.is_empty()).then(|| settings.remove(0)) {
+    let mut failed_batch: Option<FailedBatch> = None;
+    let mut search = match plan.batch.filter(|_| turn.regime == Regime::Fractional) {
+        Some(most) => Some((batches(most, plan.slo, &settings)?, Journal::default())),
+        None => None,
+    };
+    loop {
+        let next = match &search {
+            Some((planner, journal)) => next_batch(planner, journal, time),
+            None => (!settings.is_empty()).then(|| settings.remove(0)),
+        };
+        let Some(next) = next else { break };
         if stop.load(Ordering::Acquire) {
             return Err("the trials were stopped".to_owned());
         }
-        tell(format!("is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
+        let of = if plan.batch.is_some() { format!("a batch of {} ", next.batch) } else { String::new() };
+        tell(format!("{of}is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
         let beside = || others_of(node, launch);
         match point(&mut function, next, concurrency, &beside) {
             Ok(Seen { mut point, fastest, beside }) => {
@@ -183,13 +219,29 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
                     String::new()
                 };
                 tell(format!("serves {}, p95 {}{disturbed}", point.throughput, point.p95));
+                if let Some((_, journal)) = &mut search {
+                    // The search is over SMs and batches, in all of this time.
+                    let mut point = point;
+                    point.quota = Quota::WHOLE;
+                    note(journal, Trial::done(Measurement { point, load: None }))?;
+                }
                 point.sm = turn.of_gpu(point.sm);
                 points.push(point);
             }
-            Err(error) => last = Some(error),
+            Err(why) => {
+                if let Some((_, journal)) = &mut search {
+                    let least = failed_batch.as_ref().is_none_or(|failed| next.batch < failed.batch);
+                    if next.batch > 1 && least {
+                        failed_batch = Some(FailedBatch { batch: next.batch, why: why.clone() });
+                    }
+                    note(journal, Trial::failed(Setting { quota: Quota::WHOLE, ..next }, why.clone()))?;
+                }
+                last = Some(why);
+            }
         }
         memory = memory.max(memory_of(node, launch).unwrap_or(Bytes::ZERO));
-        if settings.is_empty()
+        if search.is_none()
+            && settings.is_empty()
             && turn.regime == Regime::Fractional
             && let Some(best) =
                 points.iter().filter(|point| point.quota == time).max_by_key(|point| density(point))
@@ -204,7 +256,36 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let table = ProfileTable::sparse(points).map_err(|error| last.unwrap_or_else(|| error.to_string()))?;
     // Work spaces grow with time, so add a quarter.
     let memory = Bytes(memory.get() + memory.get() / 4).saturating_add(Bytes::from_mib(64));
-    Ok(Measured { table, memory, regime: turn.regime, least, others })
+    Ok(Measured { table, memory, regime: turn.regime, least, others, failed_batch })
+}
+
+/// Most trials of the search for batches.
+const BATCH_TRIALS: usize = 6;
+
+/// The search for the batch and the SMs of a function that takes up to `most` requests at once: the most requests for its SMs, with a
+/// p95 of half of the SLO (Dilu, section 3.2).
+fn batches(most: u32, slo: Option<Duration>, settings: &[Setting]) -> Result<EfficacySearch, String> {
+    let half = slo.map_or(ANSWER, |slo| Duration::from_nanos(slo.as_nanos() / 2));
+    let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
+    sizes.push(most);
+    let mut shares: Vec<SmShare> = settings.iter().map(|setting| setting.sm).collect();
+    shares.sort_unstable();
+    shares.dedup();
+    let search = EfficacySearch::new(half).and_then(|search| search.with_batches(sizes));
+    let search = search.and_then(|search| search.with_shares(shares)?.with_max_trials(BATCH_TRIALS));
+    search.map_err(|error| error.to_string())
+}
+
+/// The next setting of the search, in this time of a device; none where it has its answer, or there is none.
+fn next_batch(planner: &EfficacySearch, journal: &Journal, time: Quota) -> Option<Setting> {
+    match planner.next(journal) {
+        Ok(Step::Measure(setting)) => Some(Setting { quota: time, ..setting }),
+        Ok(Step::Done(_)) | Err(_) => None,
+    }
+}
+
+fn note(journal: &mut Journal, trial: Trial) -> Result<(), String> {
+    journal.add(trial).map_err(|error| error.to_string())
 }
 
 /// The device under trial.
@@ -233,7 +314,7 @@ impl Turn {
 }
 
 /// Starts the program with a share. Its output goes to the function's log.
-fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Trial> {
+fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Tried> {
     let service = launch.version.deployment.service.clone();
     let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;
@@ -255,7 +336,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
             node.host().progress(instance, &text);
         }
     };
-    Ok(Trial { process, port, wrong: Box::new(wrong), looks: Looks::default() })
+    Ok(Tried { process, port, wrong: Box::new(wrong), looks: Looks::default() })
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
@@ -267,7 +348,7 @@ struct Seen {
 
 /// Measures a point: throughput under full load, and latency at the load that an instance will get.
 fn point(
-    function: &mut Http<Trial>,
+    function: &mut Http<Tried>,
     setting: Setting,
     concurrency: u32,
     beside: &dyn Fn() -> Option<Duration>,
@@ -289,7 +370,10 @@ fn point(
             true => (fastest, fastest),
             false => (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95))),
         };
-        let point = ProfilePoint::measured(setting.sm, setting.quota, concurrency, rate, p50, p95)
+        // A call of a function that takes batches is one.
+        let batch = setting.batch.max(concurrency);
+        let rate = rate * f64::from(setting.batch);
+        let point = ProfilePoint::measured(setting.sm, setting.quota, batch, rate, p50, p95)
             .map_err(|error| ExecError::Refused(error.to_string()))?;
         Ok(Seen { point, fastest, beside })
     };
@@ -307,7 +391,7 @@ fn part_of(time: Duration, whole: Duration) -> BasisPoints {
 /// Sends calls: as many at once as the function takes, or at a given rate. Returns the rate of answers and the latency of each
 /// call, sorted. Stops early after [`LONGEST`].
 fn calls(
-    function: &mut Http<Trial>,
+    function: &mut Http<Tried>,
     concurrency: u32,
     rate: Option<f64>,
     most: u64,
@@ -362,7 +446,7 @@ fn narrowed(whole: GpuShare, setting: Setting) -> Result<GpuShare, String> {
 fn first_call(
     node: &Weak<Node>,
     launch: &Launch,
-    function: &mut Http<Trial>,
+    function: &mut Http<Tried>,
     setting: Setting,
 ) -> Result<Option<Bytes>, String> {
     function.start(setting, READY).map_err(|error| match error {

@@ -35,7 +35,7 @@ impl Story {
                 "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]}),
             ),
             ("points.json", points()),
-            ("tenants.json", json!({"blue": {"max_processes": 1, "max_waiting": 2}})),
+            ("tenants.json", json!({"blue": {"max_requests": 1, "max_waiting": 2}})),
         ] {
             std::fs::write(dir.path().join(name), value.to_string()).unwrap();
         }

@@ -2,10 +2,12 @@
 
 mod common;
 
+mod batches;
 mod browser;
 mod chaos;
 mod confined;
 mod images;
 mod openfaas;
+mod settings;
 mod spans;
 mod story;

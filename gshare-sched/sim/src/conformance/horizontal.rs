@@ -13,17 +13,12 @@ use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::Wrapped;
+use gshare_sched::scale::horizontal_claims as claims;
 use gshare_sched::scale::{
     FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler, InstanceCounts,
 };
 use std::collections::BTreeMap;
 
-const VALID: &str = "a valid event is accepted";
-const MOST: &str = "starting and ready instances are never more than the maximum";
-const LEAST: &str = "a decision leaves no fewer than the minimum";
-const RESTORED: &str =
-    "what is missing of the minimum is started when the host asks for it, also at points that were refused";
-const DRAINS: &str = "an instance that was ready is drained, not stopped";
 /// The time in which a host ends an instance that does not start, or does not drain.
 const HOST_WAITS: Duration = Duration::from_secs(60);
 
@@ -94,8 +89,7 @@ pub fn horizontal_scaler(
         log.is_repeated_by(&again).map_err(tell)?;
         let (alone, _) = run(1)?;
         let same = alone.functions[0].orders == first.functions[0].orders;
-        claim(same, "functions do not affect each other", || "function 0 got other orders alone".into())
-            .map_err(tell)?;
+        claim(same, claims::APART, || "function 0 got other orders alone".into()).map_err(tell)?;
     }
     overload(make)
 }
@@ -109,10 +103,8 @@ fn overload(make: &dyn Fn() -> Box<dyn HorizontalScaler>) -> Result<(), Story> {
     (spec.min_instances, spec.max_instances, functions[0].rate) = (1, 1, 100_000);
     let mut fleet = Fleet::new(make(), &log, functions).map_err(tell)?;
     fleet.run(400, Hosts::Prompt).map_err(tell)?;
-    claim(fleet.functions[0].unmet, "load that it cannot serve is reported", || {
-        "100,000 requests/s on one instance were not".into()
-    })
-    .map_err(tell)
+    claim(fleet.functions[0].unmet, claims::UNMET, || "100,000 requests/s on one instance were not".into())
+        .map_err(tell)
 }
 
 fn random_functions(seed: u64) -> Vec<Function> {
@@ -170,7 +162,7 @@ impl Fleet {
                         if hosts == Hosts::Random && function.rng.percent(10) {
                             let function = name(index);
                             self.tell(hosts, HorizontalEvent::MinimumLacking { function })?;
-                            self.keeps_least(index, RESTORED)?;
+                            self.keeps_least(index, claims::RESTORED)?;
                         }
                         self.tell(hosts, HorizontalEvent::LoadReported { function: name(index), rate })?;
                     }
@@ -209,7 +201,7 @@ impl Fleet {
 
     fn tell(&mut self, hosts: Hosts, event: HorizontalEvent) -> Result<(), Broken> {
         let (now, mut actions) = (self.queue.now(), Vec::new());
-        self.scaler.handle(now, event, &mut actions).map_err(|error| (VALID, error.to_string()))?;
+        self.scaler.handle(now, event, &mut actions).map_err(|error| (claims::VALID, error.to_string()))?;
         for action in actions {
             self.obey(now, hosts, action)?;
         }
@@ -217,10 +209,10 @@ impl Fleet {
             let Some(told) = self.scaler.instances(name(index)) else { continue };
             let most = function.spec.max_instances;
             let counts = self.counts(index);
-            claim(told == counts, "the instances it knows are those there are", || {
+            claim(told == counts, claims::KNOWN, || {
                 format!("{}: {told:?}, there are {counts:?}", name(index))
             })?;
-            claim(counts.starting + counts.ready <= most, MOST, || format!("{counts:?} of {most}"))?;
+            claim(counts.starting + counts.ready <= most, claims::MOST, || format!("{counts:?} of {most}"))?;
         }
         Ok(())
     }
@@ -239,24 +231,19 @@ impl Fleet {
 
     fn obey(&mut self, now: Timestamp, hosts: Hosts, action: HorizontalAction) -> Result<(), Broken> {
         let of = |this: &Self, instance: InstanceId| {
-            let unknown = || ("orders name instances that there are", format!("{instance}"));
+            let unknown = || (claims::INSTANCES, format!("{instance}"));
             this.instances.get(&instance).copied().ok_or_else(unknown)
         };
         match action {
             HorizontalAction::Start { function, instance, point } => {
                 let known = self.functions.get_mut(function.index());
-                let state =
-                    known.ok_or_else(|| ("orders name functions that there are", format!("{function}")))?;
-                claim(instance.number() >= self.given, "names of instances are never used twice", || {
-                    format!("{instance}")
-                })?;
+                let state = known.ok_or_else(|| (claims::FUNCTIONS, format!("{function}")))?;
+                claim(instance.number() >= self.given, claims::NAMES, || format!("{instance}"))?;
                 self.given = instance.number() + 1;
                 let spec = &state.spec;
                 let fast = spec.profile.points().contains(&point)
                     && spec.max_p95.is_none_or(|most| point.p95 <= most);
-                claim(fast, "an instance starts at a point of the profile that keeps the SLO", || {
-                    format!("{point:?}")
-                })?;
+                claim(fast, claims::POINT, || format!("{point:?}"))?;
                 state.orders.push((now, "start", Some(point)));
                 let soon = now + state.rng.duration(Duration::from_millis(500), Duration::from_secs(20));
                 match hosts {
@@ -278,23 +265,21 @@ impl Fleet {
             }
             HorizontalAction::Drain { instance } => {
                 let (index, state) = of(self, instance)?;
-                claim(state == State::Ready, "what is drained was ready", || {
-                    format!("{instance}: {state:?}")
-                })?;
+                claim(state == State::Ready, claims::DRAINS, || format!("{instance}: {state:?}"))?;
                 self.instances.insert(instance, (index, State::Draining));
                 let function = &mut self.functions[index];
                 function.orders.push((now, "drain", None));
                 let soon = function.rng.duration(Duration::from_millis(1), Duration::from_secs(5));
                 let takes = if function.rng.percent(5) { HOST_WAITS } else { soon };
                 self.queue.schedule(now + takes, Happening::Gone(instance));
-                self.keeps_least(index, LEAST)
+                self.keeps_least(index, claims::LEAST)
             }
             HorizontalAction::Stop { instance } => {
                 let (index, state) = of(self, instance)?;
-                claim(state == State::Starting, DRAINS, || format!("{instance} was {state:?}"))?;
+                claim(state == State::Starting, claims::STOPS, || format!("{instance} was {state:?}"))?;
                 self.instances.remove(&instance);
                 self.functions[index].orders.push((now, "stop", None));
-                self.keeps_least(index, LEAST)
+                self.keeps_least(index, claims::LEAST)
             }
             HorizontalAction::Unmet { function, .. } => {
                 if let Some(state) = self.functions.get_mut(function.index()) {

@@ -25,6 +25,7 @@
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
+mod in_world;
 mod order;
 mod packer_trial;
 mod pipelines;

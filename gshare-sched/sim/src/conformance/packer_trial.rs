@@ -9,6 +9,7 @@ use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
+use gshare_sched::pack::{packer_claims as claims, packer_ext_claims as ext};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule by which a packer keeps within a GPU's size.
@@ -23,9 +24,6 @@ pub enum Shares {
 /// The number of calls in a run.
 const CALLS: u64 = 150;
 const GPUS: u64 = 6;
-
-const SAME: &str = "equal calls give equal answers";
-const ERR: &str = "an error changes nothing";
 
 /// The expected state of the packer.
 #[derive(Default)]
@@ -75,10 +73,12 @@ fn random_calls(
         let before = listing(&*one);
         let answer = carry_out(&mut *one, &call);
         log.note(&format!("call {number}"), &format!("{call:?} -> {answer:?}"));
-        claim(carry_out(&mut *two, &call) == answer, SAME, || "another instance answered otherwise".into())?;
+        claim(carry_out(&mut *two, &call) == answer, claims::SAME, || {
+            "another instance answered otherwise".into()
+        })?;
         let after = listing(&*one);
         if answer.is_err() {
-            claim(before == after, ERR, || format!("{before:?} became {after:?}"))?;
+            claim(before == after, claims::REFUSED, || format!("{before:?} became {after:?}"))?;
         }
         book.enter(&call, &answer, &after, shares)?;
         book.compare(&*one, &after, shares)?;
@@ -181,42 +181,38 @@ impl Book {
         let demands = match call {
             Call::Add(gpu, spec) => {
                 let known = self.gpus.insert(*gpu, *spec).is_some();
-                claim(!known, "a GPU is added once", || format!("{gpu} was there"))?;
+                claim(!known, claims::ADDED, || format!("{gpu} was there"))?;
                 &[][..]
             }
             Call::Remove(gpu) => {
                 let used = self.on(*gpu).count();
-                claim(used == 0, "a GPU in use is not removed", || format!("{gpu} holds {used}"))?;
+                claim(used == 0, claims::IN_USE, || format!("{gpu} holds {used}"))?;
                 let known = self.gpus.remove(gpu).is_some();
-                claim(known, "a GPU that is not there is not removed", || format!("{gpu}"))?;
+                claim(known, claims::ABSENT, || format!("{gpu}"))?;
                 &[]
             }
             Call::Place(demand, _) => core::slice::from_ref(demand),
             Call::All(demands) | Call::Gang(demands) => demands,
             Call::Release(id) => {
                 let gone = self.held.remove(id);
-                claim(gone.is_some(), "a stale id is an error", || format!("{id} was released"))?;
-                claim(gone == *released, "a release returns the placement", || format!("{released:?}"))?;
+                claim(gone.is_some(), claims::STALE, || format!("{id} was released"))?;
+                claim(gone == *released, claims::RETURNED, || format!("{released:?}"))?;
                 &[]
             }
         };
         let answers: Vec<Demand> = placed.iter().map(|placed| placed.placement.demand).collect();
-        claim(answers == demands, "answers are those to the demands, in their order", || {
-            format!("{answers:?} to {demands:?}")
-        })?;
+        claim(answers == demands, claims::ORDER, || format!("{answers:?} to {demands:?}"))?;
         let mut taken = BTreeSet::new();
         for Placed { placement, .. } in placed {
             let (id, gpu, demand) = (placement.id, placement.gpu, placement.demand);
-            claim(demand.validate().is_ok(), "an invalid demand is refused", || format!("{demand:?}"))?;
-            claim(self.given.insert(id), "an id is given once", || format!("{id} was given before"))?;
-            claim(self.gpus.contains_key(&gpu), "a placement is on a GPU of the pool", || format!("{gpu}"))?;
+            claim(demand.validate().is_ok(), claims::INVALID, || format!("{demand:?}"))?;
+            claim(self.given.insert(id), claims::ONCE, || format!("{id} was given before"))?;
+            claim(self.gpus.contains_key(&gpu), claims::POOL, || format!("{gpu}"))?;
             if let Call::Place(_, mask) = call {
-                claim(accepts(*mask)(gpu), "a demand goes to a GPU that the filter accepts", || {
-                    format!("{gpu} was not accepted")
-                })?;
+                claim(accepts(*mask)(gpu), claims::ALLOWED, || format!("{gpu} was not accepted"))?;
             }
             let twice = !taken.insert(gpu) && matches!(call, Call::Gang(_));
-            claim(!twice, "members of a gang are on GPUs of their own", || format!("{gpu} was given twice"))?;
+            claim(!twice, claims::GANG, || format!("{gpu} was given twice"))?;
             self.held.insert(id, *placement);
         }
         // On a rearranged GPU other placements get new rectangles, and nothing else may change.
@@ -247,57 +243,41 @@ impl Book {
             Call::Remove(gpu) => self.gpus.contains_key(gpu) && self.on(*gpu).next().is_none(),
             Call::All(_) | Call::Gang(_) => false,
         };
-        claim(!refused, "what an empty GPU holds, a live id and a valid GPU are not refused", || {
-            "it was refused".into()
-        })
+        claim(!refused, claims::TAKEN, || "it was refused".into())
     }
 
     /// Checks that the packer's list equals the book, and keeps within its bounds.
     fn compare(&self, packer: &dyn Packer, after: &[Placement], shares: Shares) -> Result<(), Broken> {
-        claim(after.is_sorted_by_key(|placement| placement.gpu), "placements are listed by GPU", || {
-            format!("{after:?}")
-        })?;
+        claim(after.is_sorted_by_key(|placement| placement.gpu), claims::BY_GPU, || format!("{after:?}"))?;
         let same =
             after.len() == self.held.len() && after.iter().all(|now| self.held.get(&now.id) == Some(now));
-        claim(same, "placements stay as they were answered until they are released", || {
-            format!("{:?} are held, {after:?} are listed", self.held.values())
-        })?;
+        claim(same, claims::HELD, || format!("{:?} are held, {after:?} are listed", self.held.values()))?;
         let mut statuses: Vec<GpuStatus> = Vec::new();
         packer.gpus(&mut |status| statuses.push(*status));
         let specs = statuses.iter().map(|status| (status.gpu, status.spec));
-        claim(specs.eq(self.gpus.iter().map(|(gpu, spec)| (*gpu, *spec))), "GPUs are listed by id", || {
+        claim(specs.eq(self.gpus.iter().map(|(gpu, spec)| (*gpu, *spec))), claims::BY_ID, || {
             format!("{statuses:?}")
         })?;
         for status in statuses {
             let on: Vec<Placement> = self.on(status.gpu).copied().collect();
             let memory: u64 = on.iter().map(|placement| placement.demand.memory.get()).sum();
-            claim(memory <= status.spec.memory.get(), "memory is never passed", || {
+            claim(memory <= status.spec.memory.get(), claims::MEMORY, || {
                 format!("{} has {}, {memory} bytes are placed", status.gpu, status.spec.memory)
             })?;
             let told = (usize::try_from(status.placements).ok(), status.memory_used.get());
-            claim(
-                told == (Some(on.len()), memory),
-                "the status of a GPU is the sum of its placements",
-                || format!("{status:?}"),
-            )?;
+            claim(told == (Some(on.len()), memory), claims::STATUS, || format!("{status:?}"))?;
             let found = packer.gpu(status.gpu) == Some(status);
-            claim(found, "a GPU is found as it is listed", || format!("{}", status.gpu))?;
+            claim(found, claims::FOUND_GPU, || format!("{}", status.gpu))?;
             let mut there = Vec::new();
             packer.placements_on(status.gpu, &mut |placement| there.push(placement.id));
             let listed = after.iter().filter(|now| now.gpu == status.gpu).map(|now| now.id);
-            claim(listed.eq(there.iter().copied()), "a GPU's placements are those of the list", || {
-                format!("{there:?}")
-            })?;
+            claim(listed.eq(there.iter().copied()), claims::LISTED, || format!("{there:?}"))?;
             for (index, a) in on.iter().enumerate() {
                 let together = |b: &&Placement| a.demand.apart.is_some() && a.demand.apart == b.demand.apart;
-                claim(
-                    !on[..index].iter().any(|b| together(&b)),
-                    "members of a group never share a GPU",
-                    || format!("group {:?} on {}", a.demand.apart, status.gpu),
-                )?;
-                claim(packer.placement(a.id) == Some(*a), "a placement is found by its id", || {
-                    format!("{}", a.id)
+                claim(!on[..index].iter().any(|b| together(&b)), claims::APART, || {
+                    format!("group {:?} on {}", a.demand.apart, status.gpu)
                 })?;
+                claim(packer.placement(a.id) == Some(*a), claims::FOUND, || format!("{}", a.id))?;
             }
             within(shares, &status.spec, &on)?;
         }
@@ -308,7 +288,7 @@ impl Book {
 fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken> {
     if shares == Shares::Sums {
         let sum: u32 = on.iter().map(|placement| u32::from(placement.demand.sm.get())).sum();
-        return claim(sum <= spec.sm.get().into(), "guaranteed SM shares add up to at most the GPU", || {
+        return claim(sum <= spec.sm.get().into(), claims::SUMS, || {
             format!("{sum} basis points on {} of them", spec.sm.get())
         });
     }
@@ -323,13 +303,11 @@ fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken
         let whole = size == (placement.demand.quota, placement.demand.sm)
             && right <= spec.quota.get().into()
             && top <= spec.sm.get().into();
-        claim(whole, "a rectangle has the demand's size and lies inside its GPU", || {
-            format!("{placement:?}")
-        })?;
+        claim(whole, claims::SIZE, || format!("{placement:?}"))?;
         for other in &on[..index] {
             let (ox, oy, oright, otop) = edges(other);
             let meets = x < oright && ox < right && y < otop && oy < top;
-            claim(!meets, "no two rectangles of a GPU overlap", || format!("{placement:?} and {other:?}"))?;
+            claim(!meets, claims::OVERLAP, || format!("{placement:?} and {other:?}"))?;
         }
     }
     Ok(())
@@ -354,7 +332,7 @@ pub fn packer_ext(
 
 fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<(), Broken> {
     let (mut rng, mut pool) = (Rng::new(seed), make());
-    let wrong = |error: PackError| ("a valid call is carried out", error.to_string());
+    let wrong = |error: PackError| (ext::VALID, error.to_string());
     for gpu in (0..4).map(GpuId::new) {
         pool.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
     }
@@ -368,14 +346,14 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
                 pool.set_cordoned(gpu, on).map_err(wrong)?;
                 log.note(&at, &format!("cordon {gpu}: {on}"));
                 let told = pool.gpu(gpu).map(|status| status.cordoned);
-                claim(told == Some(on), "a cordon shows in the status", || format!("{told:?}"))?;
+                claim(told == Some(on), ext::CORDON, || format!("{told:?}"))?;
                 continue;
             }
             1 => pool.plan_drain(gpu).map_err(wrong)?,
             2 => {
                 let most = usize::try_from(rng.below(8)).unwrap_or(0);
                 let plan = pool.plan_repack(most);
-                claim(plan.moves() <= most, "a plan keeps to the moves allowed", || format!("{plan:?}"))?;
+                claim(plan.moves() <= most, ext::MOVES, || format!("{plan:?}"))?;
                 plan
             }
             3..6 => {
@@ -383,7 +361,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
                     log.note(&at, &format!("release {}", placement.id));
                     pool.release(placement.id).map_err(wrong)?;
                     let grown = pool.version() > version;
-                    claim(grown, "the version grows with every change", || "it did not".into())?;
+                    claim(grown, ext::VERSION, || "it did not".into())?;
                 }
                 continue;
             }
@@ -393,18 +371,16 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
                 let placed = pool.place(&demand);
                 log.note(&at, &format!("place {demand:?}: {placed:?}"));
                 let same = probed == placed.clone().map(|placed| placed.placement.gpu);
-                claim(same, "a probe names the GPU that place chooses", || format!("{probed:?}"))?;
+                claim(same, ext::PROBE, || format!("{probed:?}"))?;
                 if let Ok(placed) = placed {
                     let cordoned = pool.gpu(placed.placement.gpu).is_some_and(|status| status.cordoned);
-                    claim(!cordoned, "a cordoned GPU takes no new placements", || format!("{placed:?}"))?;
+                    claim(!cordoned, ext::CLOSED, || format!("{placed:?}"))?;
                 }
                 continue;
             }
         };
         log.note(&at, &format!("{plan:?}"));
-        claim(listing(&*pool) == before, "a plan changes nothing until it is applied", || {
-            format!("{before:?} before")
-        })?;
+        claim(listing(&*pool) == before, ext::PLAN, || format!("{before:?} before"))?;
         pool.apply(&plan).map_err(wrong)?;
         let changed = |old: &Placement| {
             let change = plan.changes.iter().find(|change| change.id == old.id);
@@ -415,13 +391,11 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
         };
         let expected = by_id(before.iter().map(changed).collect());
         let now = by_id(listing(&*pool));
-        claim(now == expected, "a plan that is applied moves what it says and nothing else", || {
-            format!("{now:?} in place of {expected:?}")
-        })?;
+        claim(now == expected, ext::APPLIED, || format!("{now:?} in place of {expected:?}"))?;
         let full = plan.emptied.iter().find(|gpu| now.values().any(|placement| placement.gpu == **gpu));
-        claim(full.is_none(), "a plan empties the GPUs that it says", || format!("{full:?}"))?;
+        claim(full.is_none(), ext::EMPTIED, || format!("{full:?}"))?;
         let again = pool.apply(&plan);
-        claim(again.is_err(), "a plan is good once", || format!("{plan:?}"))?;
+        claim(again.is_err(), ext::PLAN_ONCE, || format!("{plan:?}"))?;
     }
     let mut restored = make();
     for gpu in (0..4).map(GpuId::new) {
@@ -431,7 +405,7 @@ fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<
         let there =
             restored.place_at(placement.gpu, placement.rectangle, &placement.demand).map_err(wrong)?;
         let same = (there.gpu, there.rectangle) == (placement.gpu, placement.rectangle);
-        claim(same, "what runs is restored where it is", || format!("{there:?} for {placement:?}"))?;
+        claim(same, ext::RESTORED, || format!("{there:?} for {placement:?}"))?;
     }
     Ok(())
 }

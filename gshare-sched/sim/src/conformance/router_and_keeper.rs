@@ -2,23 +2,19 @@
 //! Both run under the platform's pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its
 //! faults and its book.
 
+use super::in_world::{repeated, text};
 use super::story::{Log, Story};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
-use crate::world::{self, Fault, Function, FunctionOutcome, Outcome, Plan};
-use core::fmt::Display;
+use crate::world::{Fault, Function, Outcome, Plan};
 use core::ops::Range;
 use gshare_core::dag::{Component, Dag, DagError};
 use gshare_core::{Bytes, Duration, NodeId};
 use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Rejection, SlicedConfig, SlicedPool, Work,
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, SlicedConfig, SlicedPool, Work,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-
-const OBEYED: &str = "every order can be carried out, no slice is oversold, and each request ends once";
-const SERVED: &str = "without faults no request waits for as long as it may";
 
 /// Runs the suite over the pairs of `router` and `keeper`. A keeper gets its node with the first, free GPU, and hears of the other
 /// GPUs later. Returns counts of all runs.
@@ -32,48 +28,19 @@ pub fn router_and_keeper(
 ) -> Result<Outcome, Story> {
     let (keeper, mut sum) = (Arc::new(keeper), Outcome::default());
     for seed in seeds {
-        let run = || {
-            let log = Log::default();
-            let platform = || {
-                let pool = SlicedPool::with_config(SlicedConfig::default()).map_err(text)?;
-                let router = Box::new(log.watch(router(), true));
-                let (keeper, log) = (Arc::clone(&keeper), log.clone());
-                let watched = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, _> {
-                    Ok(Box::new(log.watch(keeper(node), true)))
-                };
-                let pool = pool.with_router(router).with_keepers(Arc::new(watched));
-                Platform::new(PlatformConfig::default(), vec![pool.into()]).map_err(text)
+        let platform = |log: &Log| {
+            let pool = SlicedPool::with_config(SlicedConfig::default()).map_err(text)?;
+            let router = Box::new(log.watch(router(), true));
+            let (keeper, log) = (Arc::clone(&keeper), log.clone());
+            let watched = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, _> {
+                Ok(Box::new(log.watch(keeper(node), true)))
             };
-            // The pool panics if it, the router and the keeper disagree about an instance.
-            let ran = catch_unwind(AssertUnwindSafe(|| {
-                let plan = plan(seed).map_err(text)?;
-                let outcome = world::run(&plan, seed, platform).map_err(|failure| failure.claim)?;
-                Ok((outcome, plan.faults.every.is_empty()))
-            }));
-            let wrong = |wrong| log.story(seed, (OBEYED, wrong));
-            let (outcome, faultless) = ran.map_err(|panic| wrong(said(&*panic)))?.map_err(wrong)?;
-            log.is_unbroken().map_err(|broken| log.story(seed, broken))?;
-            let starves = |of: &&FunctionOutcome| of.rejected.contains_key(&Rejection::WaitedTooLong);
-            if let Some(of) = outcome.functions.iter().find(starves).filter(|_| faultless) {
-                return Err(log.story(seed, (SERVED, format!("{}: {:?}", of.name, of.rejected))));
-            }
-            Ok((log, outcome))
+            let pool = pool.with_router(router).with_keepers(Arc::new(watched));
+            Platform::new(PlatformConfig::default(), vec![pool.into()]).map_err(text)
         };
-        let ((log, outcome), (again, _)) = (run()?, run()?);
-        log.is_repeated_by(&again).map_err(|broken| log.story(seed, broken))?;
-        sum.add(&outcome);
+        sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }
     Ok(sum)
-}
-
-fn text(error: impl Display) -> String {
-    error.to_string()
-}
-
-/// The message of a panic.
-fn said(panic: &(dyn core::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
 /// Two nodes of two GPUs, up to five functions with calls for a minute, and in some seeds faults.

@@ -1,11 +1,9 @@
 //! The answer of a suite: the first broken claim, and the story so far.
 
+use crate::log::Log as RunLog;
 use core::fmt::{self, Debug};
-use core::hash::{Hash, Hasher};
 use gshare_core::Engine;
 use gshare_sched::Wrapped;
-use std::collections::VecDeque;
-use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of events in a story.
@@ -46,12 +44,16 @@ pub(super) fn claim(holds: bool, claim: &'static str, wrong: impl FnOnce() -> St
     if holds { Ok(()) } else { Err((claim, wrong())) }
 }
 
-#[derive(Default)]
 struct Lines {
-    last: VecDeque<String>,
+    log: RunLog,
     at: String,
-    hash: DefaultHasher,
     broken: Option<Broken>,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self { log: RunLog::keeping(KEPT), at: String::new(), broken: None }
+    }
 }
 
 /// A record of a run, shared between the suite and its watched engines.
@@ -63,15 +65,11 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note(&self, at: &impl ToString, line: &str) {
+    pub(super) fn note(&self, at: &impl fmt::Display, line: &str) {
         let mut lines = self.lines();
-        line.hash(&mut lines.hash);
+        lines.log.mix_bytes(line.as_bytes());
         lines.at = at.to_string();
-        let line = format!("{}: {line}", lines.at);
-        if lines.last.len() == KEPT {
-            lines.last.pop_front();
-        }
-        lines.last.push_back(line);
+        lines.log.line(at, || line.to_owned());
     }
 
     /// Watches an engine and notes its every call. With `accepts`, each refusal breaks a claim.
@@ -103,7 +101,7 @@ impl Log {
 
     /// Breaks a claim unless another run had the same events and answers.
     pub(super) fn is_repeated_by(&self, again: &Self) -> Result<(), Broken> {
-        let hash = |log: &Self| log.lines().hash.finish();
+        let hash = |log: &Self| log.lines().log.hash();
         claim(hash(self) == hash(again), "the same events give the same actions", || "they did not".into())
     }
 
@@ -121,6 +119,6 @@ impl Log {
         let lines = self.lines();
         // The first rule broken by an engine explains the later broken rules.
         let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
-        Story { claim, seed, at: lines.at.clone(), wrong, events: lines.last.iter().cloned().collect() }
+        Story { claim, seed, at: lines.at.clone(), wrong, events: lines.log.lines() }
     }
 }

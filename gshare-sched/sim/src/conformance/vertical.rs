@@ -10,6 +10,7 @@ use crate::rng::Rng;
 use core::ops::Range;
 use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp};
 use gshare_sched::Wrapped;
+use gshare_sched::scale::vertical_claims as claims;
 use gshare_sched::scale::{VerticalAction, VerticalEvent, VerticalScaler};
 use std::collections::BTreeMap;
 
@@ -17,10 +18,6 @@ const PERIODS: u64 = 300;
 /// The number of slots on a GPU.
 const SLOTS: u32 = 4;
 const GPUS: u32 = 2;
-
-const MOST: &str = "the tokens issued on a GPU add up to at most its MaxTokens, after each action";
-const FLOOR: &str =
-    "from the period after it joined on, a client is issued at least its floor, which is at least one token";
 
 #[derive(Debug, Clone, Copy)]
 struct Client {
@@ -46,10 +43,8 @@ pub fn vertical_scaler(make: &dyn Fn() -> Box<dyn VerticalScaler>, seeds: Range<
         log.is_repeated_by(&again).map_err(tell)?;
         let alone = run(make(), seed, 1, &Log::default()).map_err(tell)?;
         let on_first: Issued = first.into_iter().filter(|(_, client, _)| client.slot() < SLOTS).collect();
-        claim(on_first == alone, "what happens on one GPU changes nothing on another", || {
-            "gpu0 was issued other tokens alone".into()
-        })
-        .map_err(tell)?;
+        claim(on_first == alone, claims::APART, || "gpu0 was issued other tokens alone".into())
+            .map_err(tell)?;
     }
     Ok(())
 }
@@ -144,7 +139,7 @@ impl World {
             self.tell(at, VerticalEvent::DeadlineReached)?;
             self.period_ended()?;
             let next = self.scaler.next_deadline();
-            claim(next != Some(at), "a deadline that was told has passed", || format!("{at} is still due"))?;
+            claim(next != Some(at), claims::DEADLINE, || format!("{at} is still due"))?;
         }
         Ok(())
     }
@@ -159,7 +154,7 @@ impl World {
                 for client in before.keys() {
                     let told = self.scaler.client(*client).map(|told| told.issued_tokens);
                     let known = before.get(client).map(|client| client.issued);
-                    claim(told == known, "an error changes nothing", || format!("{client}: {told:?}"))?;
+                    claim(told == known, claims::REFUSED, || format!("{client}: {told:?}"))?;
                 }
             }
             VerticalEvent::ClientJoined { client, gpu, .. } => {
@@ -177,19 +172,19 @@ impl World {
         }
         for action in actions {
             let VerticalAction::Issue { client, tokens } = action else { continue };
-            let unknown = || ("tokens are issued to clients that there are", format!("{client}"));
+            let unknown = || (claims::CLIENTS, format!("{client}"));
             let known = self.clients.get_mut(&client).ok_or_else(unknown)?;
             known.issued = tokens;
             let gpu = known.gpu;
             self.issued.push((now, client, tokens));
             let most = self.scaler.gpu(gpu).map_or(0, |gpu| gpu.max_tokens);
             let sum = self.sum(gpu);
-            claim(sum <= most, MOST, || format!("{sum} of {most} on {gpu}"))?;
+            claim(sum <= most, claims::MOST, || format!("{sum} of {most} on {gpu}"))?;
         }
         for gpu in (0..GPUS).map(GpuId::new) {
             let told = self.scaler.gpu(gpu).map_or(0, |gpu| gpu.issued_tokens);
             let sum = self.sum(gpu);
-            claim(told == sum, "a client that leaves frees its tokens in the same call", || {
+            claim(told == sum, claims::LEAVES, || {
                 format!("{gpu} has {told} issued by its own account, {sum} by its orders")
             })?;
         }
@@ -206,8 +201,8 @@ impl World {
             client.periods += 1;
             let told = self.scaler.client(*name);
             let floor = told.map_or(1, |told| told.floor_tokens);
-            claim(told.is_some() && floor > 0, FLOOR, || format!("{name}: {told:?}"))?;
-            claim(client.periods < 2 || client.issued >= floor, FLOOR, || {
+            claim(told.is_some() && floor > 0, claims::FLOOR, || format!("{name}: {told:?}"))?;
+            claim(client.periods < 2 || client.issued >= floor, claims::FLOOR, || {
                 format!("{name} is issued {} and its floor is {floor}", client.issued)
             })?;
         }

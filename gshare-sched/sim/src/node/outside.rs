@@ -4,11 +4,10 @@ use super::node_book::NodeBook;
 use super::node_plan::Delays;
 use super::worker::Done;
 use crate::event_queue::EventQueue;
+use crate::log::Log;
 use crate::rng::Rng;
-use core::fmt::Write as _;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{ConnId, Duration, Timestamp};
-use std::collections::VecDeque;
 
 /// A scheduled event.
 #[derive(Debug)]
@@ -60,61 +59,14 @@ pub(super) struct Connection {
 /// The number of log lines kept for a report.
 const LINES: usize = 400;
 
-/// The log of all events: a hash, and the last lines if a reader wants them.
-#[derive(Debug, Default)]
-pub(super) struct Log {
-    hash: u64,
-    lines: Option<VecDeque<String>>,
-    buffer: Vec<u8>,
-}
-
-impl Log {
-    /// Mixes numbers into the hash.
-    pub(super) fn mix(&mut self, numbers: &[u64]) {
-        for number in numbers {
-            self.hash = (self.hash ^ number).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
-        }
-    }
-
-    fn mix_bytes(&mut self) {
-        let (mut hash, buffer) = (self.hash, core::mem::take(&mut self.buffer));
-        for bytes in buffer.chunks(8) {
-            let word = bytes.iter().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
-            hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
-        }
-        (self.hash, self.buffer) = (hash, buffer);
-    }
-
-    /// Adds a line, if the log keeps lines.
-    pub(super) fn line(&mut self, now: Timestamp, line: impl FnOnce() -> String) {
-        let Some(lines) = &mut self.lines else { return };
-        if lines.len() == LINES {
-            lines.pop_front();
-        }
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ =
-            write!(text, "{:>12.6} ms  {}", Duration::from_nanos(now.as_nanos()).as_secs_f64() * 1e3, line());
-        lines.push_back(text);
-    }
-
-    /// The hash of all events so far.
-    pub(super) fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    /// The last lines of the log.
-    pub(super) fn lines(&self) -> Vec<String> {
-        self.lines.iter().flatten().cloned().collect()
-    }
-}
-
 /// The connections by which processes and the daemon reach each other. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Outside {
     pub(super) queue: EventQueue<Event>,
     pub(super) book: NodeBook,
     pub(super) log: Log,
+    /// Work space for the bytes of a frame.
+    buffer: Vec<u8>,
     pub(super) delays: Delays,
     /// Frames are late until this time.
     pub(super) late_until: Timestamp,
@@ -133,7 +85,8 @@ impl Outside {
         Self {
             queue: EventQueue::new(),
             book,
-            log: Log { lines: logs.then(VecDeque::new), ..Log::default() },
+            log: Log::keeping(if logs { LINES } else { 0 }),
+            buffer: Vec::new(),
             delays,
             late_until: Timestamp::ZERO,
             doubled_until: Timestamp::ZERO,
@@ -216,10 +169,10 @@ impl Outside {
         entry.to_daemon = entry.to_daemon.max(arrives);
         let arrives = entry.to_daemon;
         let process = entry.process;
-        self.log.buffer.clear();
-        frame.encode(0, &mut self.log.buffer);
+        self.buffer.clear();
+        frame.encode(0, &mut self.buffer);
         self.log.mix(&[now.as_nanos(), u64::from(conn.slot())]);
-        self.log.mix_bytes();
+        self.log.mix_bytes(&self.buffer);
         self.log.line(now, || format!("process {process} says {frame:?}"));
         self.book.said(now, conn, process, &frame);
         let twice = self.doubles(now, matches!(frame, ToDaemon::Use { .. })).then(|| frame.clone());
@@ -236,10 +189,10 @@ impl Outside {
         entry.to_process = entry.to_process.max(arrives);
         let arrives = entry.to_process;
         let process = entry.process;
-        self.log.buffer.clear();
-        frame.encode(0, &mut self.log.buffer);
+        self.buffer.clear();
+        frame.encode(0, &mut self.buffer);
         self.log.mix(&[now.as_nanos(), u64::from(conn.slot())]);
-        self.log.mix_bytes();
+        self.log.mix_bytes(&self.buffer);
         self.log.line(now, || format!("daemon tells process {process}: {frame:?}"));
         self.book.told(now, conn, &frame);
         let twice = self.doubles(now, matches!(frame, ToClient::Allow { .. })).then(|| frame.clone());

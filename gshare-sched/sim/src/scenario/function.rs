@@ -68,6 +68,9 @@ pub struct FunctionText {
     /// The speed of the training with its whole share, as a part of its speed on a whole device; default all of it.
     #[serde(default = "all")]
     pub speed: Text<Quota>,
+    /// Whether an instance of an inference function takes several requests at once as one batch; default not.
+    #[serde(default)]
+    pub batches: bool,
     /// The most time for an instance of an inference function while others leave it; default all.
     pub time_limit: Option<Text<Quota>>,
     /// The time of a process's work after its device's work on a request, during which it takes no other request; default none.
@@ -184,6 +187,7 @@ impl FunctionText {
             ("share", self.share.is_some(), WorkText::Training),
             ("train", self.train.is_some(), WorkText::Training),
             ("speed", self.speed != all(), WorkText::Training),
+            ("batches", self.batches, WorkText::Inference),
             ("time_limit", self.time_limit.is_some(), WorkText::Inference),
             ("host", self.host.is_some(), WorkText::Inference),
             ("limits", self.limits.is_some(), WorkText::Inference),
@@ -215,6 +219,7 @@ impl FunctionText {
                 spec.with_loads(disk.positive(&self.field("loads"))?, host.positive(&self.field("loads"))?);
         }
         // A scenario compares policies, so an instance has no limit that it does not name.
+        spec.batches = self.batches;
         spec = spec.with_time_limit(self.time_limit.as_ref().map_or(Quota::WHOLE, |limit| limit.0));
         let mut function = Function::new(&self.name, spec);
         function.class = self.class.map(|class| class.0);

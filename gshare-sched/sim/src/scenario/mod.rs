@@ -292,6 +292,8 @@ pub struct TenantText {
     /// The number of the tenant.
     pub tenant: u32,
     /// The most requests of the tenant served at once.
+    pub max_requests: Option<u32>,
+    /// The most processes of the tenant's instances.
     pub max_processes: Option<u32>,
     /// The most waiting requests of the tenant.
     pub max_waiting: Option<u32>,
@@ -307,6 +309,7 @@ impl TenantText {
         let points = |share: &Option<Text<gshare_core::Quota>>| {
             share.as_ref().map_or(BasisPoints::WHOLE, |share| share.0.basis_points())
         };
+        limits.max_requests = self.max_requests.unwrap_or(limits.max_requests);
         limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
         limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
         (limits.gpu_time, limits.memory) = (points(&self.gpu_time), points(&self.memory));

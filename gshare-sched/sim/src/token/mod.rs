@@ -1,4 +1,4 @@
-//! Watching a token scheduler: a book of its tokens, checkers, and a picture of each violation.
+//! Watching a token scheduler: a book of its tokens, checkers, and the last calls before a violation.
 //!
 //! # Problem
 //! The contract of [`TokenScheduler`] speaks about instants ("never more than the whole"), windows ("no more than the limit") and
@@ -12,7 +12,7 @@
 //! - **holder**: a client from its grant until it gives the token back, is stopped or leaves. A client past `until` is still a
 //!   holder, since its kernels may still run.
 //!
-//! A driver holds an [`Audit`], which keeps the book, runs the checkers, draws the [`timeline`] and hashes the log. One number then
+//! A driver holds an [`Audit`], which keeps the book and the last calls, runs the checkers and hashes the log. One number then
 //! suffices to compare two runs of a seed.
 
 pub mod account;
@@ -21,15 +21,13 @@ pub mod drive;
 pub mod keen;
 pub mod ops;
 pub mod paced;
-pub mod timeline;
 
+use crate::log::Log;
 use account::{Account, Windows};
-use core::fmt::{self, Write as _};
 use gshare_core::{
     ClientId, Duration, GpuId, Share, SmShare, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
 };
 use std::collections::BTreeMap;
-use timeline::Timeline;
 
 /// The terms of a policy, as far as a check of its tokens needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +35,6 @@ use timeline::Timeline;
 pub struct Terms {
     /// The length of the window for the settlement of quotas.
     pub window: Duration,
-    /// The beginning of a GPU's windows.
-    pub origin: Origin,
     /// The longest time of a single grant.
     pub max_token: Duration,
     /// The time from the end of a token's budget to the end of the token.
@@ -50,39 +46,20 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of FaST's multi-token scheduler, with windows from a GPU's first client on.
+    /// The terms of FaST's multi-token scheduler.
     pub const fn multi_token(
         window: Duration,
         max_token: Duration,
         (slack, grace): (Duration, Duration),
         max_carry: Duration,
     ) -> Self {
-        Self { window, origin: Origin::FirstClient, max_token, slack, grace, max_carry }
+        Self { window, max_token, slack, grace, max_carry }
     }
 
-    /// The same terms with another beginning of the windows.
-    #[must_use]
-    pub const fn with_origin(self, origin: Origin) -> Self {
-        Self { origin, ..self }
-    }
-
-    const fn windows(&self, first_client: Timestamp) -> Windows {
-        let origin = match self.origin {
-            Origin::Epoch => Timestamp::ZERO,
-            Origin::FirstClient => first_client,
-        };
+    /// The windows of a GPU, which begin with its first client, and again after each time without clients.
+    const fn windows(&self, origin: Timestamp) -> Windows {
         Windows { origin, length: self.window, max_carry: self.max_carry }
     }
-}
-
-/// The beginning of a GPU's windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Origin {
-    /// At time 0, for every GPU.
-    Epoch,
-    /// At the arrival of a client on a GPU without clients; again after each time without clients.
-    FirstClient,
 }
 
 /// An entry of the book: the event of a call, or one of its actions.
@@ -387,9 +364,12 @@ impl Book {
     }
 }
 
-/// A violation, with the picture of its history.
+/// The number of calls that a violation tells of.
+const CALLS_KEPT: usize = 24;
+
+/// A violation, with the calls before it.
 #[derive(Clone, thiserror::Error)]
-#[error("{checker}: {message} (call {call} at {now})\n{picture}")]
+#[error("{checker}: {message} (call {call} at {now})\n{}", .calls.join("\n"))]
 pub struct Violation {
     /// The name of the checker.
     pub checker: &'static str,
@@ -399,8 +379,8 @@ pub struct Violation {
     pub now: Timestamp,
     /// The violation in words, naming clients and figures.
     pub message: String,
-    /// The last calls, and the holders of tokens in the time before.
-    pub picture: String,
+    /// The last calls with their actions, oldest first; at most 24.
+    pub calls: Vec<String>,
 }
 
 crate::debug_as_text::debug_as_text!(Violation);
@@ -410,16 +390,14 @@ crate::debug_as_text::debug_as_text!(Violation);
 pub struct Audit {
     book: Book,
     checks: Vec<check::Check>,
-    timeline: Timeline,
-    hash: LogHash,
+    log: Log,
     calls: u64,
 }
 
 impl Audit {
     /// An audit with these checkers, over a scheduler without clients.
     pub fn new(terms: Terms, checks: Vec<check::Check>) -> Self {
-        let (book, timeline, hash) = (Book::new(terms), Timeline::new(), LogHash::default());
-        Self { book, checks, timeline, hash, calls: 0 }
+        Self { book: Book::new(terms), checks, log: Log::keeping(CALLS_KEPT), calls: 0 }
     }
 
     /// The book of tokens.
@@ -428,8 +406,8 @@ impl Audit {
     }
 
     /// A hash of the log, equal exactly for runs with the same calls.
-    pub const fn log_hash(&self) -> u64 {
-        self.hash.0
+    pub fn log_hash(&self) -> u64 {
+        self.log.hash()
     }
 
     /// The number of tests of each checker's claim, by name.
@@ -450,8 +428,10 @@ impl Audit {
         actions: &[TokenAction],
         scheduler: &dyn TokenScheduler,
     ) -> Result<(), Violation> {
-        self.hash.add(format_args!("{now:?}{event:?}{actions:?}"));
-        self.timeline.call(now, event, actions);
+        let line = format!("{event:?} -> {actions:?}");
+        self.log.mix(&[now.as_nanos()]);
+        self.log.mix_bytes(line.as_bytes());
+        self.log.line(now, || line);
         let result = self.take(now, event, actions, scheduler);
         self.calls += 1;
         result
@@ -459,8 +439,7 @@ impl Audit {
 
     /// A violation found by the driver itself.
     pub fn violation(&self, checker: &'static str, now: Timestamp, message: String) -> Violation {
-        let picture = self.timeline.picture(now);
-        Violation { checker, call: self.calls, now, message, picture }
+        Violation { checker, call: self.calls, now, message, calls: self.log.lines() }
     }
 
     fn take(
@@ -499,32 +478,6 @@ impl Audit {
                     return Err(self.violation(name, now, message));
                 }
             }
-        }
-        Ok(())
-    }
-}
-
-/// FNV-1a over the written text: not for tables, only to compare logs.
-#[derive(Debug, Clone, Copy)]
-struct LogHash(u64);
-
-impl Default for LogHash {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl LogHash {
-    fn add(&mut self, entry: fmt::Arguments<'_>) {
-        // Writing into a number cannot fail.
-        let _ = self.write_fmt(entry);
-    }
-}
-
-impl fmt::Write for LogHash {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
         Ok(())
     }

@@ -481,11 +481,26 @@ impl Book {
         let tenant = entry.tenant;
         self.instances.insert(id, new);
         self.check_memory_of(tenant)?;
+        self.check_processes_of(tenant)?;
         if parked {
             // A parked start has no placement until the instance is ready.
             return Ok(());
         }
         self.place(id)
+    }
+
+    fn check_processes_of(&self, tenant: TenantId) -> Result<(), String> {
+        let may = self.tenants.most_processes(tenant);
+        let of = |one: &Instance| match self.functions.get(&one.function) {
+            Some(function) if function.tenant == tenant && function.devices > 1 => 1,
+            Some(function) if function.tenant == tenant => one.parts.len(),
+            _ => 0,
+        };
+        let has: usize = self.instances.values().map(of).sum();
+        match has > may as usize {
+            true => Err(format!("the instances of {tenant} have {has} processes, and may have {may}")),
+            false => Ok(()),
+        }
     }
 
     fn check_memory_of(&self, tenant: TenantId) -> Result<(), String> {

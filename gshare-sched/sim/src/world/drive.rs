@@ -9,11 +9,12 @@ use super::run_plan::{Change, Depth, Load, Plan};
 use super::simulated::{Body, Floor, Phase};
 use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
+use crate::log::Log;
 use crate::rng::Rng;
 use core::fmt;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// An engine that asks for this many calls in a row at the present time will never stop.
 const STALLED: u32 = 1_000;
@@ -73,7 +74,7 @@ where
     };
     let mut world = World::new(plan, nodes.as_ref(), seed, engine, true);
     let result = world.run();
-    (result, world.story.unwrap_or_default().into())
+    (result, world.log.lines())
 }
 
 fn nodes(plan: &Plan, seed: u64) -> Result<Option<Nodes>, String> {
@@ -125,8 +126,10 @@ struct World<'a, E> {
     /// Faults in wait for their occasion.
     armed: [bool; Fault::ALL.len()],
     actions: Vec<PlatformAction>,
+    /// Requests of each batch in the present answer, by its instance.
+    batches: BTreeMap<InstanceId, usize>,
     outcome: Outcome,
-    story: Option<VecDeque<String>>,
+    log: Log,
 }
 
 impl<'a, E> World<'a, E>
@@ -169,18 +172,16 @@ where
             chances: rng,
             armed: [false; Fault::ALL.len()],
             actions: Vec::new(),
+            batches: BTreeMap::new(),
             outcome: Outcome::default(),
-            story: tells.then(VecDeque::new),
+            log: Log::keeping(if tells { plan.story.max(1) } else { 0 }),
         }
     }
 
     fn run(&mut self) -> Result<Outcome, Failure> {
         match self.play() {
             Ok(()) => Ok(self.add_up()),
-            Err(claim) => {
-                let story = self.story.iter().flatten().cloned().collect();
-                Err(Failure { seed: self.seed, at: self.now, claim, story })
-            }
+            Err(claim) => Err(Failure { seed: self.seed, at: self.now, claim, story: self.log.lines() }),
         }
     }
 
@@ -663,6 +664,17 @@ where
         if let Err(error) = self.engine.handle(self.now, event, &mut actions) {
             return Err(format!("the platform refused what it was told: {error}"));
         }
+        self.batches.clear();
+        for action in &actions {
+            if let PlatformAction::Dispatch { request, instance } = action
+                && self
+                    .book
+                    .asked(*request)
+                    .is_some_and(|(of, _)| self.plan.functions[of.index()].spec.batches)
+            {
+                *self.batches.entry(*instance).or_default() += 1;
+            }
+        }
         for action in actions.drain(..) {
             self.note(|| format!("  orders {action:?}"));
             if let PlatformAction::Reject { request, .. } = action {
@@ -678,13 +690,7 @@ where
     }
 
     fn note(&mut self, line: impl FnOnce() -> String) {
-        let now = self.now.saturating_since(Timestamp::ZERO);
-        if let Some(story) = &mut self.story {
-            if story.len() >= self.plan.story.max(1) {
-                story.pop_front();
-            }
-            story.push_back(format!("{now} {}", line()));
-        }
+        self.log.line(self.now, line);
     }
 
     fn hash(&mut self, action: &PlatformAction) {
@@ -703,10 +709,7 @@ where
             | PlatformAction::Forget { function, .. } => function.number().into(),
         };
         let name = name_of(action).len() as u64;
-        for value in [self.now.as_nanos(), name, number] {
-            self.outcome.hash =
-                (self.outcome.hash ^ value).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-        }
+        self.log.mix(&[self.now.as_nanos(), name, number]);
     }
 
     fn obey(&mut self, action: &PlatformAction) {
@@ -748,7 +751,9 @@ where
                 let index = body.function;
                 let function = &self.plan.functions[index];
                 let (seed, jitter) = (self.seed, self.plan.jitter.min(100));
-                let took = self.floor.serve(self.now, *instance, body, function, *request, (seed, jitter));
+                let batch = self.batches.get(instance).copied();
+                let of = (*request, batch);
+                let took = self.floor.serve(self.now, *instance, body, function, of, (seed, jitter));
                 self.used[index] += took.used;
                 self.beyond[index] += took.beyond;
                 self.schedule_ends();
@@ -830,6 +835,7 @@ where
 
     fn add_up(&mut self) -> Outcome {
         let mut outcome = core::mem::take(&mut self.outcome);
+        outcome.hash = self.log.hash();
         outcome.functions = self.book.outcomes(self.now);
         for (index, (of, function)) in outcome.functions.iter_mut().zip(&self.plan.functions).enumerate() {
             of.name.clone_from(&function.name);

@@ -301,7 +301,7 @@ impl<'a> Floor<'a> {
         id: InstanceId,
         body: &mut Body,
         function: &Function,
-        request: RequestId,
+        (request, batch): (RequestId, Option<usize>),
         (seed, jitter): (u64, u64),
     ) -> Took {
         let mut noise = Rng::new(seed ^ request.number().wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -309,7 +309,7 @@ impl<'a> Floor<'a> {
         let vary = |time: Duration| Duration::from_nanos((time.as_nanos() * percent / 100).max(1));
         let Work::Pipeline { dag, goal } = &function.spec.work else {
             if !body.workers.is_empty() {
-                let count = u64::try_from(body.jobs.len() + 1).unwrap_or(u64::MAX);
+                let count = u64::try_from(batch.unwrap_or(body.jobs.len() + 1)).unwrap_or(u64::MAX);
                 let batch = body.gpu_times.iter().find(|(batch, _)| u64::from(*batch) >= count);
                 let batch = batch.or(body.gpu_times.last()).copied();
                 let work = batch.map_or(Duration::ZERO, |(batch, time)| {
@@ -319,8 +319,8 @@ impl<'a> Floor<'a> {
                 // Kernels count their own time.
                 return Took::default();
             }
-            // The batch is this request and the instance's present requests.
-            let count = body.jobs.len() + 1;
+            // Without a batch that the platform chose, it is this request and the instance's present requests.
+            let count = batch.unwrap_or(body.jobs.len() + 1);
             let full = body.times.last().is_none_or(|most| count >= most.batch as usize);
             let (times, area) = match full || body.at_request.is_empty() {
                 true => (&body.times, body.area),

@@ -26,6 +26,7 @@ impl Tenants {
     pub(super) fn limited(&mut self, tenant: TenantId, limits: &TenantLimits) {
         let most =
             &mut self.0.entry(tenant).or_insert(Tenant { most: *limits, requests: 0, waiting: 0 }).most;
+        most.max_requests = most.max_requests.max(limits.max_requests);
         most.max_processes = most.max_processes.max(limits.max_processes);
         most.memory = most.memory.max(limits.memory);
         most.max_waiting = most.max_waiting.max(limits.max_waiting);
@@ -63,7 +64,7 @@ impl Tenants {
         let Some(of) = self.0.get_mut(&tenant) else { return Ok(()) };
         of.requests += 1;
         of.waiting -= u32::from(first);
-        match (of.requests, of.most.max_processes) {
+        match (of.requests, of.most.max_requests) {
             (has, may) if has > may => {
                 Err(format!("{tenant} has {has} requests dispatched, and may have {may}"))
             }
@@ -76,6 +77,11 @@ impl Tenants {
         if let Some(of) = self.0.get_mut(&tenant) {
             of.requests = of.requests.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         }
+    }
+
+    /// The most processes of the tenant's instances.
+    pub(super) fn most_processes(&self, tenant: TenantId) -> u32 {
+        self.0.get(&tenant).map_or(u32::MAX, |of| of.most.max_processes)
     }
 
     /// The part of all memory allowed to the tenant's instances, unless it is all of it.

@@ -372,7 +372,7 @@ fn an_instance_may_run_at_its_request_until_it_is_full() {
         floor.lay(now, &mut body, &function, &[part]);
         [0, 1].map(|request| {
             let request = RequestId::new(request);
-            let took = floor.serve(now, instance, &mut body, &function, request, (1, 0));
+            let took = floor.serve(now, instance, &mut body, &function, (request, None), (1, 0));
             let micros = |area: u128| area / 1_000 / 1_000_000;
             (floor.ends.pop().unwrap().at.as_nanos() / 1_000, micros(took.used), micros(took.beyond))
         })

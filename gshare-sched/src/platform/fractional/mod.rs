@@ -12,7 +12,8 @@
 //! 2. *Minimum* (`least_instances`): missing instances start where there is room at any of the function's points, even while the
 //!    scaler waits. The first request of a function without instances raises its minimum to one, until
 //!    [`keep_alive`](FractionalConfig::keep_alive) has passed without a call.
-//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch. A request goes to the ready instance with the fewest
+//! 3. *Dispatch*: an instance takes as many requests at once as its point's batch; where the function takes them as one
+//!    ([`batches`](FunctionSpec::batches)), one batch at a time, which may gather (`batch.rs`). A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
@@ -30,7 +31,7 @@
 //! served, with a load whenever it was parked since its last request.
 //!
 //! # Invariants
-//! The contract of every pool, and: no request waits while a ready instance of its function has room.
+//! The contract of every pool, and: no request waits while a ready instance of its function has room, but for a batch that gathers.
 //!
 //! # Cost
 //! O(log n) for a request; O(n) over the instances of the pool when room is made.
@@ -50,6 +51,7 @@ mod spread;
 
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
+use super::batch::Arrivals;
 use super::cluster::Cluster;
 use super::host_cache::HostCache;
 use super::pool::Pool;
@@ -122,6 +124,7 @@ struct Function {
     reported: Timestamp,
     /// Time of the last arrival or end of a request.
     used: Timestamp,
+    arrivals: Arrivals,
     /// Whether the minimum was raised to one.
     activated: bool,
     gang: Option<Gang>,
@@ -138,6 +141,8 @@ enum Timer {
     Room,
     /// Starts the training job again.
     Restart(FunctionId),
+    /// Gives out a batch, full or not.
+    Batch(FunctionId),
 }
 
 /// Shares out the time and SMs of devices: the pool of this module.
@@ -231,6 +236,7 @@ impl FractionalPool {
             arrived: 0,
             reported: now,
             used: now,
+            arrivals: Arrivals::default(),
             activated: false,
             gang,
             refused: Vec::new(),
@@ -308,6 +314,7 @@ impl Pool for FractionalPool {
         let (instances, trains) = (of.instances.clone(), of.gang.is_some());
         self.timers.clear(Timer::Report(function));
         self.timers.clear(Timer::Restart(function));
+        self.timers.clear(Timer::Batch(function));
         self.idle_gangs.remove(&function);
         if !trains {
             self.scale(HorizontalEvent::FunctionRemoved { function }, cluster);
@@ -323,6 +330,7 @@ impl Pool for FractionalPool {
     fn called(&mut self, cluster: &mut Cluster, function: FunctionId) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
+        of.arrivals.came(cluster.now);
         of.used = cluster.now;
         self.activate(function, cluster);
     }
@@ -395,6 +403,9 @@ impl Pool for FractionalPool {
                 Timer::Report(function) => self.report(function, cluster),
                 Timer::Room => self.room_changed = true,
                 Timer::Restart(function) => self.start_gang(function, cluster),
+                Timer::Batch(function) => {
+                    self.to_serve.insert(function);
+                }
             }
         }
     }
@@ -431,16 +442,18 @@ impl Pool for FractionalPool {
             }
             let known = cluster.instances.get(*id).is_some();
             assert_eq!(known, of.state != State::WaitingForRoom, "{id} is known to the host or not");
-            let open = of.state == State::Ready
-                && function.gang.is_none()
-                && (cluster.runs(*id) as u64) < u64::from(of.capacity);
+            let open = of.state == State::Ready && function.gang.is_none() && of.has_room(*id, cluster);
             let key = open.then(|| of.open_key(*id, cluster));
             assert_eq!(of.open, key, "{id} takes requests or not");
             assert!(key.is_none_or(|key| function.open.contains(&key)), "{id} is not open");
         }
         for (id, of) in &self.functions {
             let queue = cluster.queue(*id);
-            assert!(queue.is_empty() || of.open.is_empty(), "{id} has room, and requests that wait");
+            let gathers = self.timers.has(Timer::Batch(*id));
+            assert!(
+                queue.is_empty() || of.open.is_empty() || gathers,
+                "{id} has room, and requests that wait"
+            );
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
             let ready = of.instances.iter().map(|one| &self.instances[one]);
             let ready = ready.filter(|of| of.state == State::Ready);

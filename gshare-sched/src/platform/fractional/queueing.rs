@@ -6,12 +6,19 @@ use super::{
     PlatformAction, RequestRate, State, StopCause, Timer,
 };
 use crate::platform::WaitQueue;
+use crate::platform::batch::{self, Batch};
 
 impl Instance {
     /// How long the instance needs for as many requests as it serves at once.
     fn takes(&self) -> Duration {
         let nanos = u64::from(self.capacity).saturating_mul(1_000_000_000_000);
         Duration::from_nanos(nanos.checked_div(self.throughput.as_milli()).unwrap_or(0))
+    }
+
+    /// Whether a ready instance takes another request, or another batch.
+    pub(super) fn has_room(&self, instance: InstanceId, cluster: &Cluster) -> bool {
+        let batches = cluster.functions.get(&self.function).is_some_and(|of| of.spec.batches);
+        cluster.runs(instance) < if batches { 1 } else { self.capacity as usize }
     }
 
     pub(super) fn open_key(&self, instance: InstanceId, cluster: &Cluster) -> OpenKey {
@@ -44,21 +51,38 @@ impl FractionalPool {
         let backlog = self.functions.get(&function).map_or(Duration::ZERO, |of| of.behind(waiting));
         while let Some(of) = self.functions.get(&function) {
             let Some(&(_, _, instance)) = of.open.first() else { break };
-            let takes = self.instances.get(&instance).map_or(Duration::ZERO, Instance::takes);
-            let Some(of) = cluster.functions.get(&function) else { break };
-            let Some(&first) = of.queue.first() else { break };
+            let Some(on) = self.instances.get_mut(&instance) else { break };
+            let Some(known) = cluster.functions.get(&function) else { break };
+            let (size, takes) = (on.capacity as usize, on.takes());
+            self.timers.clear(Timer::Batch(function));
+            let mut count = known.queue.len().min(1);
+            if known.spec.batches {
+                match batch::next(cluster.now, &known.queue, (size, takes), known.spec.slo, &of.arrivals) {
+                    Batch::Now(all) => count = all,
+                    Batch::Gathers(until) => {
+                        self.timers.set(Timer::Batch(function), until);
+                        break;
+                    }
+                }
+            }
+            if count == 0 {
+                break;
+            }
+            on.used = cluster.now;
             let done = cluster.now.saturating_add(takes);
-            let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
-            let chosen = self.order.next(&queue);
-            let (_, request) = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
             self.close(instance);
-            if !cluster.order(PlatformAction::Dispatch { request, instance }) {
-                continue;
+            let mut stands = true;
+            for _ in 0..count {
+                let Some(of) = cluster.functions.get(&function) else { break };
+                let Some(&first) = of.queue.first() else { break };
+                let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
+                let chosen = self.order.next(&queue);
+                let (_, request) = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
+                stands &= cluster.order(PlatformAction::Dispatch { request, instance });
             }
-            if let Some(of) = self.instances.get_mut(&instance) {
-                of.used = cluster.now;
+            if stands {
+                self.reopen(instance, cluster);
             }
-            self.reopen(instance, cluster);
         }
         self.wake(function, cluster);
     }
@@ -70,7 +94,7 @@ impl FractionalPool {
         let Some(function) = self.functions.get_mut(&of.function).filter(|of| of.gang.is_none()) else {
             return;
         };
-        if of.state == State::Ready && (cluster.runs(instance) as u64) < u64::from(of.capacity) {
+        if of.state == State::Ready && of.has_room(instance, cluster) {
             let key = of.open_key(instance, cluster);
             of.open = Some(key);
             function.open.insert(key);

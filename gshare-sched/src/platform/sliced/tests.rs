@@ -326,7 +326,7 @@ fn a_request_that_waits_for_its_tenant_counts_as_load_once() {
     let mut host = Host::around(pool.with_keepers(Arc::new(make)));
     host.join(0, 0, &["2g.20gb"]);
     host.add(0, chain(2, 6));
-    let limits = TenantLimits { max_processes: 1, ..TenantLimits::default() };
+    let limits = TenantLimits { max_requests: 1, ..TenantLimits::default() };
     host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits });
     host.arrive(0, 0, None);
     assert_eq!(heard.load(Ordering::Relaxed), 1);

@@ -1,10 +1,12 @@
 //! Requests: arrival, dispatch to an instance, end and rejection.
 
-use super::{Host, Known, Request, Turn};
+use super::{Go, Host, Known, Request, Turn};
 use crate::api::ApiError;
+use crate::batches::Batch;
 use axum::http::StatusCode;
 use gshare_core::{Duration, InstanceId, RequestId, Timestamp};
 use gshare_sched::platform::{PlatformEvent, Rejection};
+use std::collections::BTreeMap;
 use tokio::sync::mpsc::UnboundedSender;
 
 impl Host {
@@ -68,7 +70,19 @@ impl Host {
         self.inform(now, event);
     }
 
-    pub(super) fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
+    /// Whether the version that serves a function takes batches.
+    pub fn takes_batches(&self, name: &str) -> bool {
+        let serving = self.functions.get(name).and_then(|of| self.versions.get(&of.serving));
+        serving.is_some_and(|of| of.version.plan.batch.is_some())
+    }
+
+    /// Gives a request to an instance; `batches` are those of the same answer of the platform.
+    pub(super) fn dispatch(
+        &mut self,
+        request: RequestId,
+        instance: InstanceId,
+        batches: &mut BTreeMap<InstanceId, Batch>,
+    ) {
         if self.turns.contains_key(&request) {
             return self.begin_turn(instance);
         }
@@ -89,7 +103,9 @@ impl Host {
         }
         let ports = known.processes.iter().map(|process| process.port).collect();
         // A client that has left reports so itself.
-        let _ = of.turn.send(Turn::Go { instance, ports, load: known.load });
+        let in_batches = self.versions.get(&known.function).is_some_and(|of| of.version.plan.batch.is_some());
+        let batch = in_batches.then(|| batches.entry(instance).or_default().clone());
+        let _ = of.turn.send(Turn::Go(Go { instance, ports, load: known.load, batch }));
     }
 
     pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {

@@ -13,7 +13,7 @@
 //! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another.
 //! - Deletion of a function deletes its measurement.
 
-use super::{Host, Launch, Order, Process, Request, Turn, Version};
+use super::{Host, Known, Launch, Order, Process, Request, Turn, Version};
 use crate::deployment::Wants;
 use crate::trials::Measured;
 use gshare_core::dag::{Component, Dag};
@@ -318,9 +318,9 @@ impl Host {
         let version = Arc::clone(&known.version);
         let memory = Some(version.plan.memory.unwrap_or(found.memory));
         let profile = found.table.clone();
-        let too_slow = self.too_slow(&version, &profile, Some(&found));
+        let unmet = self.unmet(&version, &profile, Some(&found));
         let _ = self.orders.send(Order::Keep(version, found));
-        match too_slow {
+        match unmet {
             Some(why) => self.give_up(function, &why),
             None => self.events.push_back(PlatformEvent::ProfileLearned { function, profile, memory }),
         }
@@ -383,9 +383,9 @@ impl Host {
     pub fn answered(&mut self, now: Timestamp, instance: InstanceId, took: Duration) {
         let Some(known) = self.instances.get(&instance) else { return };
         let (function, share) = (known.function, known.parts.first().map(|part| part.share));
-        let Some(of) = self.versions.get_mut(&function).filter(|of| of.measuring.found.is_some()) else {
-            return;
-        };
+        // How long a batch takes depends on its size, which is not a point's.
+        let corrects = |of: &&mut Known| of.measuring.found.is_some() && of.version.plan.batch.is_none();
+        let Some(of) = self.versions.get_mut(&function).filter(corrects) else { return };
         of.measuring.answers.push(took);
         if of.measuring.answers.len() < ANSWERS {
             return;
@@ -470,10 +470,10 @@ mod tests {
     use super::*;
     use crate::api::FunctionDeployment;
     use crate::deployment::Plan;
+    use crossbeam_channel::{Receiver, unbounded as channel};
     use gshare_core::{GpuId, NodeId};
     use gshare_sched::platform::{DeviceSpec, MigLayout, PlatformSettings};
     use std::collections::BTreeMap;
-    use std::sync::mpsc::{Receiver, channel};
 
     struct Test {
         host: Host,
@@ -524,7 +524,8 @@ mod tests {
             let least = points.iter().map(|point| point.p50).min().unwrap();
             let table = ProfileTable::sparse(points.to_vec()).unwrap();
             let others = BasisPoints::percent(others);
-            let found = Measured { table, memory: Bytes::from_gib(1), regime, least, others };
+            let found =
+                Measured { table, memory: Bytes::from_gib(1), regime, least, others, failed_batch: None };
             self.host.measured(self.now, launch.instance, found);
             self.host.invariants();
         }

@@ -26,10 +26,12 @@ pub(crate) use measuring::DISTURBED;
 pub use view::{Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
+use super::batches::Batch;
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
 use super::traces::Load;
 use super::trials::Measured;
+use crossbeam_channel::Sender;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
@@ -94,18 +96,24 @@ pub struct Version {
     pub plan: Plan,
 }
 
+/// An instance that is free for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Go {
+    /// The free instance.
+    pub instance: InstanceId,
+    /// Ports of its processes, in the order of stages.
+    pub ports: Vec<u16>,
+    /// The load that made the instance ready.
+    pub load: Option<Load>,
+    /// The request's batch, if its function takes batches.
+    pub batch: Option<Batch>,
+}
+
 /// News for a request about its turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Turn {
     /// An instance is free for the request.
-    Go {
-        /// The free instance.
-        instance: InstanceId,
-        /// Ports of its processes, in the order of stages.
-        ports: Vec<u16>,
-        /// The load that made the instance ready.
-        load: Option<Load>,
-    },
+    Go(Go),
     /// Another version serves its function: it waits under this number now.
     Again(RequestId),
     /// The request was rejected.
@@ -233,7 +241,7 @@ pub struct Host {
     devices: BTreeMap<GpuId, DeviceSpec>,
     next_function: u32,
     next_request: u64,
-    orders: std::sync::mpsc::Sender<Order>,
+    orders: Sender<Order>,
     last: Timestamp,
     /// Reports to the platform that its own orders have caused.
     events: VecDeque<PlatformEvent>,
@@ -249,7 +257,7 @@ pub struct Host {
 
 impl Host {
     /// A host without functions, for a platform with known devices.
-    pub fn new(platform: Platform, guess: Bytes, orders: std::sync::mpsc::Sender<Order>) -> Self {
+    pub fn new(platform: Platform, guess: Bytes, orders: Sender<Order>) -> Self {
         Self {
             platform,
             guess,
@@ -360,6 +368,7 @@ impl Host {
     }
 
     fn carry_out(&mut self, actions: Vec<PlatformAction>) {
+        let mut batches = BTreeMap::new();
         for action in actions {
             self.note(&action);
             match action {
@@ -395,7 +404,9 @@ impl Host {
                     self.kill(instance);
                     self.if_all_ended(instance);
                 }
-                PlatformAction::Dispatch { request, instance } => self.dispatch(request, instance),
+                PlatformAction::Dispatch { request, instance } => {
+                    self.dispatch(request, instance, &mut batches);
+                }
                 PlatformAction::Reject { request, reason } => self.reject(request, reason),
                 PlatformAction::Fetch { function, .. } => self.errand(function, true),
                 PlatformAction::Forget { function, .. } => self.errand(function, false),
@@ -432,9 +443,9 @@ pub fn tenant(place: usize) -> TenantId {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crossbeam_channel::{Receiver, unbounded as channel};
     use gshare_core::NodeId;
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
-    use std::sync::mpsc::{Receiver, channel};
 
     /// A host of two devices with a training job `f`, and the orders for its two workers. More orders come over the channel.
     pub(crate) fn training() -> (Host, [Launch; 2], Receiver<Order>) {

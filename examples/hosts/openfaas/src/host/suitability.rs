@@ -77,17 +77,28 @@ impl Host {
         let same = version.plan.spec(version.plan.bounds, self.guess);
         let same = same.is_ok_and(|spec| self.platform.regime_for(&spec) == found.regime);
         let doubtful = restored || found.others > DISTURBED;
-        same && (!doubtful || self.too_slow(version, table, Some(found)).is_none())
+        same && (!doubtful || self.unmet(version, table, Some(found)).is_none())
     }
 
-    /// The reason why every measured point is too slow for the function's SLO; none if a point is fast enough.
-    pub(super) fn too_slow(
+    /// The reason why a measurement refuses the function: a batch that fails, or every point too slow for its SLO. None if it is fine.
+    pub(super) fn unmet(
         &self,
         version: &Version,
         table: &ProfileTable,
         found: Option<&Measured>,
     ) -> Option<String> {
         let (plan, name) = (&version.plan, &version.deployment.service);
+        let failed = found.and_then(|found| found.failed_batch.as_ref());
+        if let Some((failed, asked)) = failed.zip(plan.batch) {
+            let answered = table.points().iter().map(|point| point.batch).filter(|size| *size < failed.batch);
+            return Some(format!(
+                "annotations: gshare/batch: `{asked}`: a batch of {} fails ({}): need at most {}, which {name} has answered, or \
+                 more gpu_mem",
+                failed.batch,
+                failed.why,
+                answered.max().unwrap_or(1)
+            ));
+        }
         let slo = plan.slo?;
         let regime = self.platform.regime_for(&plan.spec(plan.bounds, self.guess).ok()?);
         let shared = regime == Regime::Fractional;

@@ -23,7 +23,7 @@ impl Host {
         let name = version.deployment.service.clone();
         let spec = version.plan.spec(bounds(&version.plan, replicas), self.guess)?;
         if let Wants::Profile { table, .. } = &version.plan.wants
-            && let Some(why) = self.too_slow(&version, table, version.plan.measured.as_ref())
+            && let Some(why) = self.unmet(&version, table, version.plan.measured.as_ref())
         {
             return Err(ApiError::bad(why));
         }

@@ -24,6 +24,7 @@ pub mod work_conservation;
 
 use super::{Book, Change};
 use core::fmt::Debug;
+use gshare_core::token::token_claims;
 use gshare_core::{Timestamp, TokenScheduler};
 
 /// A claim about every instant. All methods have empty defaults, and return the number of tests of the claim.
@@ -49,10 +50,10 @@ pub trait Checker: Debug + Send {
     }
 }
 
-/// A checker with its name and its count.
+/// A checker with its claim and its count.
 #[derive(Debug)]
 pub struct Check {
-    /// The checker's name in a report.
+    /// The claim, as a report names it.
     pub(super) name: &'static str,
     /// The number of tests of its claim: a claim without a test is not shown.
     pub(super) tested: u64,
@@ -66,13 +67,18 @@ impl Check {
     }
 }
 
-/// All checkers valid for every scheduler of tokens, regardless of its clients.
+/// All checkers valid for every scheduler of tokens whose clients hold side by side, regardless of its clients.
 pub fn always() -> Vec<Check> {
+    always_if(true)
+}
+
+/// The same for a scheduler whose clients hold side by side where their SMs fit, or one at a time.
+pub fn always_if(together: bool) -> Vec<Check> {
     vec![
-        Check::new("sum of SMs", sm_sum::SmSum),
-        Check::new("quota of a window", quota_window::QuotaWindow),
-        Check::new("throttle", throttle::Throttle::default()),
-        Check::new("work conservation", work_conservation::WorkConservation),
-        Check::new("ledger", ledger::Ledger),
+        Check::new(token_claims::SM_SUM, sm_sum::SmSum),
+        Check::new(token_claims::QUOTA, quota_window::QuotaWindow),
+        Check::new(token_claims::THROTTLE, throttle::Throttle::default()),
+        Check::new(token_claims::WORK, work_conservation::WorkConservation { together }),
+        Check::new(token_claims::LEDGER, ledger::Ledger),
     ]
 }

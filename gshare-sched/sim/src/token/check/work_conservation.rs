@@ -5,7 +5,8 @@
 //! nothing and have some of their limit left:
 //!
 //! - if no client holds a token, no such client may remain;
-//! - if exactly one such client remains, no holder asks for more, and its SMs are free, it may not remain.
+//! - where clients hold side by side: if exactly one such client remains, no holder asks for more, and its SMs are free, it may not
+//!   remain.
 //!
 //! If the limits of the GPU's clients leave time over, a client may also wait until its limit has paid back its overuse from before
 //! the window, at the pace of this limit: the rest of the limit still fits into the window.
@@ -20,8 +21,10 @@ use gshare_core::{GpuId, Quota, SmShare, Timestamp, TokenScheduler};
 
 /// The check of free SMs. See the [module](self).
 #[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "nothing is kept")]
-pub struct WorkConservation;
+pub struct WorkConservation {
+    /// Whether clients hold side by side where their SMs fit.
+    pub together: bool,
+}
 
 impl Checker for WorkConservation {
     fn settled(
@@ -30,12 +33,12 @@ impl Checker for WorkConservation {
         now: Timestamp,
         scheduler: &dyn TokenScheduler,
     ) -> Result<u64, String> {
-        book.gpus().into_iter().try_for_each(|gpu| on_gpu(book, now, gpu))?;
+        book.gpus().into_iter().try_for_each(|gpu| on_gpu(book, now, gpu, self.together))?;
         wakes_up(book, now, scheduler.next_deadline()).map(|()| 1)
     }
 }
 
-fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
+fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId, together: bool) -> Result<(), String> {
     let left = |bound| {
         book.on(gpu).filter(move |(_, client)| {
             client.asked.is_some() && client.held.is_none() && !client.account.remain(now, bound).is_zero()
@@ -55,7 +58,7 @@ fn on_gpu(book: &Book, now: Timestamp, gpu: GpuId) -> Result<(), String> {
     let alone = left(Bound::Least).count() == 1;
     let more_wanted = book.on(gpu).any(|(_, client)| client.held.is_some() && client.asked.is_some());
     let free = u32::from(SmShare::WHOLE.get()) - book.sm_held(gpu).min(u32::from(SmShare::WHOLE.get()));
-    if alone && !more_wanted && u32::from(client.share.sm.get()) <= free {
+    if together && alone && !more_wanted && u32::from(client.share.sm.get()) <= free {
         let sm = client.share.sm;
         return Err(format!(
             "{id} alone asks on {gpu}, has {remain} left and needs {sm}; {free} basis points are free"
