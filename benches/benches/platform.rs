@@ -1,4 +1,5 @@
-//! Cost of the platform: an event at 10,000 devices, 100,000 instances and 1,000 functions, and the memory of a waiting request.
+//! Cost of the platform: an event at 10,000 devices, 100,000 instances and 1,000 functions, an event and a deployment at 10 to 100,000
+//! devices, and the memory of a waiting request.
 //!
 //! Beside each figure is the floor of the same run: the work of the inner engines for the same event, called alone.
 #![allow(missing_docs)]
@@ -144,8 +145,53 @@ fn events(c: &mut Criterion) {
         b.iter_custom(|count| (0..count).map(|_| turn(true).1).sum());
     });
     group.finish();
+    drop(platform);
+    devices(c);
     engines(c, &sizes);
     memory(&sizes);
+}
+
+/// A request and its end, and a deployment and its end, by the number of devices.
+fn devices(c: &mut Criterion) {
+    let numbers: &[u32] =
+        if gshare_bench::runs_as_test() { &[10, 100] } else { &[10, 100, 1_000, 10_000, 100_000] };
+    let mut group = c.benchmark_group("platform_by_devices");
+    for &devices in numbers {
+        let functions = (devices / 10).min(1_000);
+        let sizes = Sizes { devices, functions, instances: (devices * 10).min(100_000), waiting: 0 };
+        let (mut platform, mut orders) = full(&sizes);
+        let (mut number, now) = (0, Timestamp::from_millis(1));
+        group.bench_function(format!("request/{devices}"), |b| {
+            b.iter(|| {
+                number += 1;
+                orders.clear();
+                let request = RequestId::new(number);
+                let function = FunctionId::new(u32::try_from(number % u64::from(functions)).expect("small"));
+                let arrived = PlatformEvent::RequestArrived { request, function, deadline: None };
+                platform.handle(now, arrived, &mut orders).expect("known");
+                let took = Duration::from_millis(20);
+                platform
+                    .handle(now, PlatformEvent::RequestDone { request, took }, &mut orders)
+                    .expect("runs");
+                black_box(orders.len())
+            });
+        });
+        group.bench_function(format!("deployment/{devices}"), |b| {
+            b.iter(|| {
+                orders.clear();
+                let function = FunctionId::new(functions);
+                let work = Work::Inference { profile: Some(profile()) };
+                let spec = Box::new(FunctionSpec::new(work, Bytes::from_gib(4)));
+                let deployed = PlatformEvent::FunctionDeployed { function, spec };
+                platform.handle(now, deployed, &mut orders).expect("new");
+                platform
+                    .handle(now, PlatformEvent::FunctionRemoved { function }, &mut orders)
+                    .expect("known");
+                black_box(orders.len())
+            });
+        });
+    }
+    group.finish();
 }
 
 /// The work of the scaler and the packer when an instance dies and is replaced, without anything around them.

@@ -1,7 +1,6 @@
 //! A function of yours around another author's engine.
 
 use crate::pipeline::{Home, InstanceKeeper, Router};
-use crate::platform::{InstanceNames, InstanceView, Pool, Regime};
 use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
@@ -57,6 +56,13 @@ impl<E: Engine + ?Sized> Wrapped<E> {
     }
 }
 
+impl<E: Engine + ?Sized> Wrapped<E> {
+    /// The engine, to look at.
+    pub const fn engine(&self) -> &E {
+        &self.engine
+    }
+}
+
 impl<E: Engine + ?Sized> fmt::Debug for Wrapped<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wrapped").finish_non_exhaustive()
@@ -86,15 +92,11 @@ impl<E: Engine + ?Sized> Engine for Wrapped<E> {
 macro_rules! pass_on {
     (
         $policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }
-        $(mut { $(fn $change:ident(&mut self, $what:ident: $of:ty);)+ })?
     ) => {
         impl<E: $policy + ?Sized> $policy for Wrapped<E> {
             $(fn $method(&self $(, $name: $kind)*) $(-> $answer)? {
                 self.engine.$method($($name),*)
             })+
-            $($(fn $change(&mut self, $what: $of) {
-                self.engine.$change($what);
-            })+)?
         }
     };
 }
@@ -133,17 +135,6 @@ pass_on!(InstanceKeeper {
     fn fits(&self, function: FunctionId) -> Option<bool>;
     fn home(&self, instance: InstanceId) -> Option<&Home>;
     fn invariants(&self);
-});
-
-pass_on!(Pool {
-    fn regime(&self) -> Regime;
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
-    fn waiting(&self, function: FunctionId) -> usize;
-    fn fits(&self, function: FunctionId) -> bool;
-    fn invariants(&self);
-} mut {
-    fn name_instances_by(&mut self, names: InstanceNames);
-    fn withdraw(&mut self, request: RequestId);
 });
 
 #[cfg(test)]

@@ -410,7 +410,7 @@ fn changes(config: &KeeperConfig, arrivals: &Arrivals, length: Duration) -> Vec<
             Ok(Box::new(noted(keeper(config.clone(), node), Arc::clone(&changes))))
         };
         let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));
-        Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).map_err(|error| error.to_string())
+        Platform::new(PlatformConfig::default(), vec![pool.into()]).map_err(|error| error.to_string())
     };
     run(&plan, 1, platform).unwrap();
     all.lock().unwrap().clone()

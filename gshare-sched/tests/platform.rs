@@ -6,7 +6,6 @@ mod platform_rules;
 #[path = "support/platform_host.rs"]
 mod support;
 
-use gshare_core::dag::ComponentSet;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
@@ -15,12 +14,10 @@ use gshare_core::{
 use gshare_sched::mig::GpuModel;
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
-    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceNames,
-    InstanceReport, InstanceView, Life, MigLayout, Part, Platform, PlatformAction, PlatformConfig,
-    PlatformError, PlatformEvent, PlatformSettings, Pool, PoolAction, PoolError, PoolEvent, Regime,
-    Rejection, Work,
+    DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Life,
+    MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError, PlatformEvent,
+    PlatformSettings, Regime, Rejection, Work,
 };
-use gshare_sched::request::Tier;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile, weights};
@@ -193,7 +190,7 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     let in_time = |late_wait| {
         let config = FractionalConfig::default().with_late_wait(late_wait);
         let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
+        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
         host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
         host.deploy(0, inference(2).with_instances(1, 1));
         host.takes = MS(18);
@@ -535,70 +532,4 @@ proptest! {
     fn requests_end_once_and_devices_are_never_oversold(bytes in prop::collection::vec(any::<u8>(), 3..240)) {
         support::run_bytes(&bytes);
     }
-}
-
-/// A pool which begins something on a device before it hears of the loss, as at a deadline of its own.
-struct Late;
-
-impl Engine for Late {
-    type Event = PoolEvent;
-    type Action = PoolAction;
-    type Error = PoolError;
-
-    fn handle(
-        &mut self,
-        _: Timestamp,
-        event: PoolEvent,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        if let PoolEvent::DeviceLost { gpu } = event {
-            let (share, components) = (GpuShare::WHOLE, ComponentSet::EMPTY);
-            let start = PlatformAction::Start {
-                instance: InstanceId::new(0),
-                function: FunctionId::new(0),
-                parts: vec![Part { gpu, share, slice: None, stage: 0, components }],
-                from: Tier::Disk,
-                takes: Duration::ZERO,
-                parked: false,
-            };
-            actions.push(PoolAction::Order(start));
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        None
-    }
-}
-
-impl Pool for Late {
-    fn regime(&self) -> Regime {
-        Regime::Whole
-    }
-    fn name_instances_by(&mut self, _: InstanceNames) {}
-    fn instances(&self, _: &mut dyn FnMut(&InstanceView)) {}
-    fn waiting(&self, _: FunctionId) -> usize {
-        0
-    }
-    fn fits(&self, _: FunctionId) -> bool {
-        true
-    }
-    fn withdraw(&mut self, _: RequestId) {}
-    fn invariants(&self) {}
-}
-
-#[test]
-fn a_host_gets_no_order_for_an_instance_of_a_device_that_it_has_just_lost() {
-    let mut platform = Platform::new(PlatformConfig::default(), vec![Box::new(Late)]).unwrap();
-    let gpu = GpuId::new(0);
-    let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
-    let function = inference(1).with_regime(Regime::Whole);
-    for event in [
-        PlatformEvent::DeviceFound { gpu, spec },
-        PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(function) },
-        PlatformEvent::DeviceLost { gpu },
-    ] {
-        assert_eq!(platform.orders(Timestamp::ZERO, event).unwrap(), []);
-    }
-    platform.invariants();
 }

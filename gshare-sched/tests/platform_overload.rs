@@ -34,7 +34,7 @@ impl Line {
     fn new(config: &FractionalConfig, max_wait: Duration, slo: Duration, instances: u32) -> Self {
         let pool = FractionalPool::new(config.clone(), FractionalPolicies::fast().unwrap()).unwrap();
         let bounds = PlatformConfig::default().with_max_wait(max_wait);
-        let mut platform = Platform::new(bounds, vec![Box::new(pool)]).unwrap();
+        let mut platform = Platform::new(bounds, vec![pool.into()]).unwrap();
         let now = Timestamp::ZERO;
         for gpu in 0..instances {
             let spec = DeviceSpec::new(NodeId::new(0), gib(16));
@@ -166,7 +166,7 @@ fn overload_that_lasts_does_not_make_everything_late() {
     let in_time = |stretch| {
         let config = FractionalConfig::default().with_late_stretch_percent(stretch);
         let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![Box::new(pool)]).unwrap());
+        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
         host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
         host.deploy(0, inference(2).with_instances(1, 1));
         host.takes = MS(20);

@@ -1,4 +1,4 @@
-//! The pools in a host where everything goes wrong, and a pool that is broken on purpose.
+//! Each pool under a platform in a host where everything goes wrong, and a platform that is broken on purpose.
 #![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
 
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -10,12 +10,12 @@ use gshare_sched::Wrapped;
 use gshare_sched::pipeline::{Goal, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
-    MigLayout, PlatformAction, Pool, PoolAction, PoolEvent, Regime, SlicedConfig, SlicedPool, Weights,
-    WholePool, Work,
+    MigLayout, Platform, PlatformAction, PlatformConfig, PlatformEvent, Regime, RegimePool, SlicedConfig,
+    SlicedPool, Weights, WholePool, Work,
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
-use gshare_sim::conformance::{PoolTrial, chain, pool};
+use gshare_sim::conformance::{PoolTrial, Story, chain, pool as pool_suite};
 use gshare_sim::world::{FunctionOutcome, Outcome};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -146,6 +146,23 @@ fn fractional() -> FractionalPool {
     FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast().unwrap()).unwrap()
 }
 
+/// A platform of one pool, with bounds that no request and no instance of these trials meets.
+fn alone(pool: impl Into<RegimePool>) -> Platform {
+    let hour = Duration::from_secs(3_600);
+    let bounds = PlatformConfig::default().with_max_wait(hour).with_start_timeout(hour);
+    let bounds = bounds.with_park_timeout(hour).with_drain_timeout(hour);
+    Platform::new(bounds, vec![pool.into()]).unwrap()
+}
+
+/// The trial of a pool.
+fn run(pool: impl Into<RegimePool>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
+    let platform = Box::new(alone(pool));
+    let unchanged = Wrapped::new(platform, |platform: &mut Platform, now, event, actions| {
+        platform.handle(now, event, actions)
+    });
+    pool_suite(unchanged, trial, seed)
+}
+
 /// Seeds of a test.
 const SEEDS: core::ops::Range<u64> = 0..16;
 
@@ -169,46 +186,45 @@ fn all_given(reports: &[Outcome], names: &[&str]) {
 
 #[test]
 fn the_sliced_pool_keeps_its_contract_whatever_happens() {
-    let run = |seed| pool(Box::new(sliced(seed)), &sliced_trial(seed, true), seed).unwrap();
-    let reports: Vec<Outcome> = SEEDS.map(run).collect();
+    let reports: Vec<Outcome> =
+        SEEDS.map(|seed| run(sliced(seed), &sliced_trial(seed, true), seed).unwrap()).collect();
     all_given(&reports, &["start", "park", "unpark", "drain", "stop", "dispatch", "reject"]);
 }
 
 #[test]
 fn the_whole_pool_keeps_its_contract_whatever_happens() {
-    let run = |seed| pool(Box::new(whole(seed)), &whole_trial(seed, true), seed).unwrap();
-    let reports: Vec<Outcome> = SEEDS.map(run).collect();
+    let reports: Vec<Outcome> =
+        SEEDS.map(|seed| run(whole(seed), &whole_trial(seed, true), seed).unwrap()).collect();
     all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
 }
 
 #[test]
 fn the_fractional_pool_keeps_its_contract_whatever_happens() {
-    let run = |seed| pool(Box::new(fractional()), &fractional_trial(seed, true), seed).unwrap();
-    let reports: Vec<Outcome> = SEEDS.map(run).collect();
+    let reports: Vec<Outcome> =
+        SEEDS.map(|seed| run(fractional(), &fractional_trial(seed, true), seed).unwrap()).collect();
     all_given(&reports, &["start", "park", "unpark", "drain", "stop", "dispatch", "reject"]);
 }
 
 #[test]
 fn without_faults_no_request_is_rejected_and_the_same_events_give_the_same_actions() {
     for seed in 0..6 {
-        let first = pool(Box::new(sliced(seed)), &sliced_trial(seed, false), seed).unwrap();
+        let first = run(sliced(seed), &sliced_trial(seed, false), seed).unwrap();
         let all = |report: &Outcome, kind: &str| {
             let (requests, answered) = answered(report);
             assert!(requests > 400 && requests == answered, "{kind}, seed {seed}: {answered} of {requests}");
         };
         all(&first, "sliced");
-        assert_eq!(pool(Box::new(sliced(seed)), &sliced_trial(seed, false), seed).unwrap(), first);
-        all(&pool(Box::new(whole(seed)), &whole_trial(seed, false), seed).unwrap(), "whole");
+        assert_eq!(run(sliced(seed), &sliced_trial(seed, false), seed).unwrap(), first);
+        all(&run(whole(seed), &whole_trial(seed, false), seed).unwrap(), "whole");
     }
 }
 
 /// A host of a fractional pool without requests, which answers as the test says.
 struct Minimums {
-    pool: FractionalPool,
+    platform: Platform,
     now: Timestamp,
     /// Starting or ready instances, and the device of each.
     instances: BTreeMap<InstanceId, (FunctionId, GpuId)>,
-    unmet: usize,
 }
 
 impl Minimums {
@@ -220,7 +236,8 @@ impl Minimums {
 
     /// The same around a pool, with a minimum and a maximum of instances.
     fn of(pool: FractionalPool, devices: u32, functions: &[(u64, (u32, u32))]) -> Self {
-        let mut host = Self { pool, now: Timestamp::ZERO, instances: BTreeMap::new(), unmet: 0 };
+        let (platform, instances) = (alone(pool), BTreeMap::new());
+        let mut host = Self { platform, now: Timestamp::ZERO, instances };
         (0..devices).for_each(|gpu| host.join(gpu));
         let (sm, time) = (SmShare::from_percent(5).unwrap(), Duration::from_millis(20));
         let point = ProfilePoint::measured(sm, Quota::WHOLE, 1, 50.0, time, time).unwrap();
@@ -228,30 +245,31 @@ impl Minimums {
             let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
             let spec = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(gib));
             let spec = Box::new(spec.with_instances(least, most));
-            host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(function), spec });
+            host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec });
         }
         host
     }
 
-    fn tell(&mut self, event: PoolEvent) {
-        let orders = self.pool.orders(self.now, event).unwrap();
-        self.pool.invariants();
+    fn tell(&mut self, event: PlatformEvent) {
+        let orders = self.platform.orders(self.now, event).unwrap();
+        self.platform.invariants();
         for order in orders {
-            match order {
-                PoolAction::Unmet { .. } => self.unmet += 1,
-                PoolAction::Order(PlatformAction::Start { instance, function, parts, .. }) => {
-                    self.instances.insert(instance, (function, parts[0].gpu));
-                }
-                PoolAction::Order(_) => {}
+            if let PlatformAction::Start { instance, function, parts, .. } = order {
+                self.instances.insert(instance, (function, parts[0].gpu));
             }
         }
+    }
+
+    /// How often a lack of devices for function 0 was counted.
+    fn unmet(&self) -> u64 {
+        self.platform.function(FunctionId::new(0)).unwrap().stats.unmet
     }
 
     fn report(&mut self, instance: InstanceId, report: InstanceReport) {
         if report != InstanceReport::Ready {
             self.instances.remove(&instance);
         }
-        self.tell(PoolEvent::Instance { instance, report });
+        self.tell(PlatformEvent::Instance { instance, report });
     }
 
     /// All starting instances are ready.
@@ -263,20 +281,20 @@ impl Minimums {
 
     fn join(&mut self, gpu: u32) {
         let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
-        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec });
+        self.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec });
     }
 
     fn lose(&mut self, gpu: u32) {
         self.instances.retain(|_, (_, on)| *on != GpuId::new(gpu));
-        self.tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) });
+        self.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(gpu) });
     }
 
     /// Carries out the actions of the pool's deadlines until then.
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
+        while let Some(due) = self.platform.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.tell(PoolEvent::DeadlineReached);
+            self.tell(PlatformEvent::DeadlineReached);
         }
         self.now = end;
     }
@@ -290,9 +308,9 @@ impl Minimums {
 fn what_a_lost_device_takes_of_a_minimum_is_started_when_there_is_room_again() {
     let mut host = Minimums::new(2, &[(9, 2)]);
     host.settle();
-    assert_eq!((host.count(0), host.unmet), (2, 0));
+    assert_eq!((host.count(0), host.unmet()), (2, 0));
     host.lose(1);
-    assert_eq!((host.count(0), host.unmet), (1, 1), "the other device has 7 GiB");
+    assert_eq!((host.count(0), host.unmet()), (1, 1), "the other device has 7 GiB");
     host.wait(Duration::from_secs(3));
     host.join(1);
     assert_eq!(host.count(0), 2, "in the same event");
@@ -323,8 +341,8 @@ fn a_scaler_that_counts_reports_is_told_one_in_each_tick() {
     host.settle();
     let mut started = Vec::new();
     for request in 0..1_500 {
-        let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
-        host.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline: None });
+        let (function, request) = (FunctionId::new(0), RequestId::new(request));
+        host.tell(PlatformEvent::RequestArrived { request, function, deadline: None });
         host.wait(Duration::from_nanos(1_000_000_000 / 60));
         if host.count(0) > started.len() + 1 {
             started.push(host.now.saturating_since(Timestamp::ZERO).as_nanos() / 1_000_000_000);
@@ -339,24 +357,24 @@ fn load_beyond_the_most_instances_is_no_lack_of_devices() {
     let mut host = Minimums::new(2, &[(9, 1)]);
     host.settle();
     for request in 0..1_000 {
-        let (function, arrived, request) = (FunctionId::new(0), host.now, RequestId::new(request));
-        host.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline: None });
+        let (function, request) = (FunctionId::new(0), RequestId::new(request));
+        host.tell(PlatformEvent::RequestArrived { request, function, deadline: None });
         host.wait(Duration::from_millis(10));
     }
-    assert_eq!((host.count(0), host.unmet), (1, 0));
+    assert_eq!((host.count(0), host.unmet()), (1, 0));
 }
 
 /// Shares of the instances which a pool with one device starts of a function at once.
 fn shares(sm_partitions: bool, spec: FunctionSpec) -> Vec<GpuShare> {
     let config = FractionalConfig::default().with_sm_partitions(sm_partitions);
-    let mut pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+    let mut platform = alone(FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap());
     let device = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
-    let joined = PoolEvent::DeviceJoined { gpu: GpuId::new(0), spec: device };
-    pool.orders(Timestamp::ZERO, joined).unwrap();
-    let added = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
-    let orders = pool.orders(Timestamp::ZERO, added).unwrap();
+    let joined = PlatformEvent::DeviceFound { gpu: GpuId::new(0), spec: device };
+    platform.orders(Timestamp::ZERO, joined).unwrap();
+    let added = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(spec) };
+    let orders = platform.orders(Timestamp::ZERO, added).unwrap();
     let started = orders.into_iter().filter_map(|order| match order {
-        PoolAction::Order(PlatformAction::Start { parts, .. }) => Some(parts[0].share),
+        PlatformAction::Start { parts, .. } => Some(parts[0].share),
         _ => None,
     });
     started.collect()
@@ -428,7 +446,7 @@ proptest! {
     }
 }
 
-/// How a [`Broken`] pool breaks its contract.
+/// How a platform of slices breaks its contract.
 #[derive(Debug, Clone, Copy)]
 enum Break {
     /// The 50th dispatch is not ordered.
@@ -437,35 +455,28 @@ enum Break {
     DispatchesTwice,
     /// `Unpark` comes before the `Park` that makes room for it.
     UnparksFirst,
-    /// The pool never learns of a maximum.
+    /// The platform never learns of a maximum.
     IgnoresMaximum,
-    /// The pool never learns of a minimum, and reports every minimum as unkept.
-    IgnoresMinimum,
-    /// The same, in silence.
+    /// The platform never learns of a minimum.
     ForgetsMinimum,
 }
 
-/// A pool of slices that breaks its contract.
-fn broken(how: Break) -> Wrapped<SlicedPool> {
+/// A platform of slices that breaks its contract.
+fn broken(how: Break) -> Wrapped<Platform> {
     let mut dispatches = 0;
-    Wrapped::new(Box::new(sliced(1)), move |inner, now, mut event, actions| {
-        let ignores = matches!(how, Break::IgnoresMinimum | Break::ForgetsMinimum);
-        if let PoolEvent::FunctionAdded { spec, function } = &mut event
-            && ignores
-        {
-            spec.min_instances = 0;
-            if matches!(how, Break::IgnoresMinimum) {
-                actions.push(PoolAction::Unmet { function: *function });
+    Wrapped::new(Box::new(alone(sliced(1))), move |inner: &mut Platform, now, mut event, actions| {
+        if let PlatformEvent::FunctionDeployed { spec, .. } = &mut event {
+            match how {
+                Break::ForgetsMinimum => spec.min_instances = 0,
+                Break::IgnoresMaximum => spec.max_instances = 100,
+                _ => {}
             }
-        }
-        if let (Break::IgnoresMaximum, PoolEvent::FunctionAdded { spec, .. }) = (how, &mut event) {
-            spec.max_instances = 100;
         }
         let mut own = Vec::new();
         let told = inner.handle(now, event, &mut own);
         for action in own {
             match (how, &action) {
-                (how, PoolAction::Order(PlatformAction::Dispatch { .. })) => {
+                (how, PlatformAction::Dispatch { .. }) => {
                     dispatches += 1;
                     match how {
                         Break::LosesRequest if dispatches == 50 => continue,
@@ -474,11 +485,11 @@ fn broken(how: Break) -> Wrapped<SlicedPool> {
                     }
                     actions.push(action);
                 }
-                (Break::UnparksFirst, PoolAction::Order(PlatformAction::Park { instance })) => {
+                (Break::UnparksFirst, PlatformAction::Park { instance }) => {
                     // The memory is said to be free at once, so that the next one comes too early.
                     let (instance, report) = (*instance, InstanceReport::Parked);
                     actions.push(action);
-                    inner.handle(now, PoolEvent::Instance { instance, report }, actions)?;
+                    inner.handle(now, PlatformEvent::Instance { instance, report }, actions)?;
                 }
                 _ => actions.push(action),
             }
@@ -488,9 +499,9 @@ fn broken(how: Break) -> Wrapped<SlicedPool> {
 }
 
 #[test]
-fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
+fn a_platform_that_breaks_its_contract_is_told_with_seed_and_story() {
     let fails = |how, says: &[&str]| {
-        let run = |seed| pool(Box::new(broken(how)), &sliced_trial(seed, false), seed).err();
+        let run = |seed| pool_suite(broken(how), &sliced_trial(seed, false), seed).err();
         let story = (0..10).find_map(run).unwrap_or_else(|| panic!("{how:?} was not found"));
         assert!(says.iter().any(|says| story.wrong.contains(says)), "{how:?}: {story}");
         assert!(!story.events.is_empty(), "{story}");
@@ -500,5 +511,4 @@ fn a_pool_that_breaks_its_contract_is_told_with_seed_and_story() {
     fails(Break::UnparksFirst, &["bytes of"]);
     fails(Break::IgnoresMaximum, &["which may have"]);
     fails(Break::ForgetsMinimum, &["of 2 instances since", "fewer than are kept"]);
-    fails(Break::IgnoresMinimum, &["instances that are kept", "fewer than are kept"]);
 }

@@ -155,7 +155,7 @@ fn requests_wait_in_a_bounded_number_and_for_a_bounded_time() {
 }
 
 #[test]
-fn a_request_ends_at_its_deadline_and_its_name_may_return() {
+fn a_request_ends_at_its_deadline_and_its_number_does_not_return() {
     for regime in REGIMES {
         let mut host = Idle::new(PlatformConfig::default(), regime);
         let deadline = Timestamp::from_millis(2_000);
@@ -170,7 +170,10 @@ fn a_request_ends_at_its_deadline_and_its_name_may_return() {
             early || ends == BTreeMap::from([(Rejection::DeadlineMissed, (1, deadline))]),
             "{regime}: {ends:?}"
         );
-        host.requests = 0;
+        let old =
+            PlatformEvent::RequestArrived { request: RequestId::new(0), function: FUNCTION, deadline: None };
+        let refused = host.platform.orders(host.now, old).unwrap_err().to_string();
+        assert!(refused.starts_with("request0 is not new"), "{regime}: {refused}");
         let again = host.arrive(None);
         let sent = host.dispatched(0);
         assert_eq!(sent.map(|(request, _)| request), Some(again), "{regime}");

@@ -228,7 +228,7 @@ fn platform((_, starts, late, rated): Policy<'_>) -> Result<Platform> {
         config = config.with_late_wait(None);
     }
     let pool = FractionalPool::new(config, policies)?;
-    Ok(Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?)
+    Ok(Platform::new(PlatformConfig::default(), vec![pool.into()])?)
 }
 
 /// One policy under requests of so many in each second.

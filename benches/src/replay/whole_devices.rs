@@ -51,7 +51,7 @@ impl Cluster {
         let plan = self.plan()?;
         let make = || {
             let scheduler = noted(scheduler()?, &notes);
-            Ok(Platform::new(super::without_bounds(), vec![Box::new(WholePool::new(Box::new(scheduler)))])?)
+            Ok(Platform::new(super::without_bounds(), vec![WholePool::new(Box::new(scheduler)).into()])?)
         };
         let make = || make().map_err(|error: anyhow::Error| error.to_string());
         let outcome = world::run(&plan, seed, make).map_err(|broken| anyhow!("{broken}"))?;

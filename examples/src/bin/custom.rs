@@ -201,7 +201,7 @@ fn main() -> anyhow::Result<()> {
         packer: Box::new(MaxRects::new(MaxRectsConfig::default())),
     };
     let pool = FractionalPool::new(FractionalConfig::default(), policies)?;
-    let platform = Platform::new(PlatformConfig::default(), vec![Box::new(pool)])?;
+    let platform = Platform::new(PlatformConfig::default(), vec![pool.into()])?;
     let (instances, ahead, now) = (BTreeMap::new(), BTreeMap::new(), Timestamp::ZERO);
     let mut host = Host { platform, now, instances, ahead, requests: 0, order: 0, answered: 0 };
     for gpu in 0..2 {

@@ -157,7 +157,7 @@ fn a_packer_that_oversells_memory_is_found() {
             FractionalPool::new(FractionalConfig::default(), FractionalPolicies { packer, ..policies });
         let pool = pool.map_err(|error| error.to_string())?;
         let config = PlatformConfig::default().with_max_wait(Duration::from_secs(30));
-        Platform::new(config, vec![Box::new(pool)]).map_err(|error| error.to_string())
+        Platform::new(config, vec![pool.into()]).map_err(|error| error.to_string())
     };
     let failure = (0..20).find_map(|seed| world::run(&plan, seed, broken).err()).expect("it oversells");
     tells(&failure, "the instances on gpu");

@@ -8,23 +8,26 @@ use super::{
 };
 use crate::pack::Demand;
 
+/// Numbers of requests are below this; a pool gives its own requests, which no caller has, larger ones.
+pub(super) const MOST_REQUESTS: u64 = 1 << 63;
+
 /// The most devices of an instance.
 const MOST_DEVICES: u32 = 64;
 
 impl Platform {
     /// Refuses impossible events before any change.
     pub(super) fn check(&self, now: Timestamp, event: &PlatformEvent) -> Result<(), PlatformError> {
-        TimeWentBack::check(now, self.now)?;
+        TimeWentBack::check(now, self.cluster.now)?;
         match event {
             PlatformEvent::DeviceFound { gpu, spec } => {
-                if self.devices.contains_key(gpu) {
+                if self.cluster.devices.get(*gpu).is_some() {
                     return Err(PlatformError::DeviceExists { gpu: *gpu });
                 }
                 let regime = spec.effective_regime();
                 self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
                 Ok(check_device(*gpu, spec)?)
             }
-            PlatformEvent::DeviceLost { gpu } if !self.devices.contains_key(gpu) => {
+            PlatformEvent::DeviceLost { gpu } if !self.cluster.devices.get(*gpu).is_some() => {
                 Err(PlatformError::UnknownDevice { gpu: *gpu })
             }
             PlatformEvent::TenantLimited { tenant, limits } => {
@@ -48,8 +51,9 @@ impl Platform {
             }
             PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
             PlatformEvent::RequestArrived { request, function, .. } => {
-                if self.requests.contains_key(request) {
-                    return Err(PlatformError::DuplicateRequest { request: *request });
+                let next = self.cluster.next_request;
+                if request.number() < next || request.number() >= MOST_REQUESTS {
+                    return Err(PlatformError::RequestNumber { request: *request, next });
                 }
                 if self.known(*function)?.trains() {
                     return Err(PlatformError::NoRequests { function: *function });
@@ -57,17 +61,20 @@ impl Platform {
                 Ok(())
             }
             PlatformEvent::RequestDone { request, .. } => {
-                let of =
-                    self.requests.get(request).ok_or(PlatformError::UnknownRequest { request: *request })?;
-                match of.runs_on().is_some_and(|instance| self.instances.get(instance).is_some()) {
+                let of = self
+                    .cluster
+                    .requests
+                    .get(request)
+                    .ok_or(PlatformError::UnknownRequest { request: *request })?;
+                match of.runs_on().is_some_and(|instance| self.cluster.instances.get(instance).is_some()) {
                     true => Ok(()),
                     false => Err(PlatformError::NotRunning { request: *request }),
                 }
             }
-            PlatformEvent::RequestCancelled { request } if !self.requests.contains_key(request) => {
+            PlatformEvent::RequestCancelled { request } if !self.cluster.requests.contains_key(request) => {
                 Err(PlatformError::UnknownRequest { request: *request })
             }
-            PlatformEvent::Instance { instance, .. } if !self.instances.names.were_given(*instance) => {
+            PlatformEvent::Instance { instance, .. } if !self.cluster.instances.was_named(*instance) => {
                 Err(PlatformError::UnknownInstance { instance: *instance })
             }
             _ => Ok(()),
@@ -90,7 +97,7 @@ impl Platform {
         function: FunctionId,
         spec: &FunctionSpec,
     ) -> Result<(), PlatformError> {
-        if self.functions.contains_key(&function) {
+        if self.cluster.functions.contains_key(&function) {
             return Err(PlatformError::FunctionExists { function });
         }
         Self::check_bounds(function, spec.min_instances, spec.max_instances)?;

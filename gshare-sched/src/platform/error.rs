@@ -90,11 +90,13 @@ pub enum PlatformError {
         /// The function.
         function: FunctionId,
     },
-    /// The request's name is in use.
-    #[error("{request} is already here")]
-    DuplicateRequest {
-        /// The name given.
+    /// The number of a new request is not above all numbers before it.
+    #[error("{request} is not new: numbers of requests grow, need {next} or more and less than 2^63")]
+    RequestNumber {
+        /// The number given.
         request: RequestId,
+        /// The least that is new.
+        next: u64,
     },
     /// There is no such request, or it has ended.
     #[error("unknown {request}")]

@@ -35,6 +35,15 @@ gshare_core::display_as!(Life {
     Stopped => "stopped",
 });
 
+/// A way between a device and host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moving {
+    /// To host memory: the instance is being parked.
+    Out,
+    /// To the device: the instance comes back.
+    In,
+}
+
 /// The part of an instance on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

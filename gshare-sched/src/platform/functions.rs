@@ -1,9 +1,10 @@
 //! Functions from their deployment to their removal.
 
 use super::admission::check_function;
+use super::cluster::Cluster;
 use super::{
-    BTreeMap, Bytes, Duration, FunctionId, Platform, PlatformAction, PlatformError, PoolAction, PoolEvent,
-    Rejection, RequestId, Timestamp, choice, gpu_time,
+    Bytes, Duration, FunctionId, InstanceId, Platform, PlatformAction, PlatformError, Rejection, RequestId,
+    Timestamp, choice, gpu_time,
 };
 use crate::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::ProfileTable;
@@ -59,10 +60,16 @@ pub(super) struct Function {
     pub(super) spec: FunctionSpec,
     pub(super) state: FunctionState,
     pub(super) pool: usize,
-    /// Number of instances the host knows of.
-    pub(super) instances: u32,
-    /// Its waiting requests, by arrival.
-    pub(super) waiting: BTreeSet<(Timestamp, RequestId)>,
+    /// The instances the host knows of, and the number of those that neither drain nor stop.
+    pub(super) instances: BTreeSet<InstanceId>,
+    pub(super) staying: u32,
+    /// Its requests that wait for their tenant or for a profile, by arrival; then those that wait for an instance.
+    pub(super) held: BTreeSet<(Timestamp, RequestId)>,
+    pub(super) queue: BTreeSet<(Timestamp, RequestId)>,
+    /// No start for its minimum before this time, since a start has failed.
+    pub(super) not_before: Timestamp,
+    /// The version of the ledger at which a lack of room was last counted.
+    pub(super) unmet_at: Option<u64>,
     pub(super) stats: FunctionStats,
     /// Whether the devices could hold an instance at any time so far; None before the first device.
     pub(super) fits: Option<bool>,
@@ -79,6 +86,33 @@ fn moved(mean: Option<Duration>, time: Duration) -> Option<Duration> {
 }
 
 impl Function {
+    fn new(spec: FunctionSpec, state: FunctionState, pool: usize) -> Self {
+        Self {
+            spec,
+            state,
+            pool,
+            instances: BTreeSet::new(),
+            staying: 0,
+            held: BTreeSet::new(),
+            queue: BTreeSet::new(),
+            not_before: Timestamp::ZERO,
+            unmet_at: None,
+            stats: FunctionStats::default(),
+            fits: None,
+            uses: None,
+            takes: None,
+        }
+    }
+
+    /// Number of its waiting requests.
+    pub(super) fn waiting(&self) -> usize {
+        self.held.len() + self.queue.len()
+    }
+
+    fn all_waiting(&self) -> Vec<RequestId> {
+        self.held.iter().chain(&self.queue).map(|(_, request)| *request).collect()
+    }
+
     /// Counts an answered request with this GPU time.
     pub(super) fn used(&mut self, time: Duration) {
         self.uses = moved(self.uses, time);
@@ -108,10 +142,11 @@ impl Function {
         self.uses.or_else(at_best).unwrap_or_default()
     }
 
-    const fn view(&self) -> FunctionView<'_> {
-        let Self { spec, state, instances, stats, .. } = self;
-        let never_fits = matches!(self.fits, Some(false));
-        FunctionView { spec, state: *state, instances: *instances, stats: *stats, never_fits }
+    fn view(&self) -> FunctionView<'_> {
+        let Self { spec, state, stats, .. } = self;
+        let instances = u32::try_from(self.instances.len()).unwrap_or(u32::MAX);
+        let never_fits = self.fits == Some(false);
+        FunctionView { spec, state: *state, instances, stats: *stats, never_fits }
     }
 
     pub(super) const fn trains(&self) -> bool {
@@ -122,26 +157,30 @@ impl Function {
 impl Platform {
     /// A function, from its deployment until its last instance is gone.
     pub fn function(&self, function: FunctionId) -> Option<FunctionView<'_>> {
-        self.functions.get(&function).map(Function::view)
+        self.cluster.functions.get(&function).map(Function::view)
+    }
+
+    /// Calls `visit` with each function, in the order of their names.
+    pub fn functions(&self, visit: &mut dyn FnMut(FunctionId, &FunctionView<'_>)) {
+        for (&id, of) in &self.cluster.functions {
+            visit(id, &of.view());
+        }
     }
 
     /// Number of the function's waiting requests. O(log n).
     pub fn waiting(&self, function: FunctionId) -> usize {
-        self.functions.get(&function).map_or(0, |of| of.waiting.len())
+        self.cluster.functions.get(&function).map_or(0, Function::waiting)
     }
 
     /// The function, unless it is unknown or removed.
     pub(super) fn known(&self, function: FunctionId) -> Result<&Function, PlatformError> {
-        let of = self.functions.get(&function).filter(|of| of.state != FunctionState::Removed);
+        let of = self.cluster.functions.get(&function).filter(|of| of.state != FunctionState::Removed);
         of.ok_or(PlatformError::UnknownFunction { function })
     }
 
     /// The regime in which the platform would serve the function now.
     pub fn regime_for(&self, spec: &FunctionSpec) -> Regime {
-        choice::regime_for(spec, |regime| {
-            let pool = self.pool_of(regime)?;
-            Some(self.devices.values().filter(|device| device.pool == pool).count())
-        })
+        choice::regime_for(spec, |regime| Some(self.cluster.devices.of_pool(self.pool_of(regime)?)))
     }
 
     pub(super) fn pool_for(&self, spec: &FunctionSpec) -> Result<usize, PlatformError> {
@@ -149,70 +188,57 @@ impl Platform {
         self.pool_of(regime).ok_or(PlatformError::NoPool { regime })
     }
 
-    pub(super) fn deploy(
-        &mut self,
-        function: FunctionId,
-        spec: &FunctionSpec,
-        actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), PlatformError> {
+    pub(super) fn deploy(&mut self, function: FunctionId, spec: &FunctionSpec) -> Result<(), PlatformError> {
         let pool = self.pool_for(spec)?;
-        let profiled = !matches!(spec.work, Work::Inference { profile: None });
-        let state = if profiled { FunctionState::Deployed } else { FunctionState::Profiling };
-        let mut orders = Vec::new();
-        if profiled {
-            orders = self.add_to_pool(pool, function, spec)?;
-        } else {
-            actions.push(PlatformAction::Profile { function });
+        if matches!(spec.work, Work::Inference { profile: None }) {
+            let of = Function::new(spec.clone(), FunctionState::Profiling, pool);
+            self.cluster.functions.insert(function, of);
+            self.cluster.orders.push(PlatformAction::Profile { function });
+            return Ok(());
         }
-        let (spec, stats) = (spec.clone(), FunctionStats::default());
-        let of = Function {
-            spec,
-            state,
-            pool,
-            instances: 0,
-            waiting: BTreeSet::new(),
-            stats,
-            fits: None,
-            uses: None,
-            takes: None,
-        };
-        self.functions.insert(function, of);
-        self.take(pool, orders, actions);
-        self.look_whether_it_fits(function, actions);
+        self.serve(function, Function::new(spec.clone(), FunctionState::Deployed, pool))
+    }
+
+    /// Gives a function to its pool; if that refuses, the function stays as it was.
+    fn serve(&mut self, function: FunctionId, mut of: Function) -> Result<(), PlatformError> {
+        let pool = of.pool;
+        // Elsewhere each instance has its own.
+        if self.pools[pool].regime() != Regime::Fractional
+            && let Some(weights) = of.spec.weights.take()
+        {
+            of.spec.memory = of.spec.memory.saturating_add(weights.bytes);
+        }
+        check_function(function, self.pools[pool].regime(), &of.spec)?;
+        let before = self.cluster.functions.insert(function, of);
+        if let Err(error) = self.try_tell(pool, |pool, cluster| pool.function_added(cluster, function)) {
+            match before {
+                Some(before) => self.cluster.functions.insert(function, before),
+                None => self.cluster.functions.remove(&function),
+            };
+            return Err(error);
+        }
+        self.cluster.has_fewer(function);
+        self.unfit.insert(function);
+        self.look_whether_it_fits(function);
         Ok(())
     }
 
-    fn add_to_pool(
-        &mut self,
-        pool: usize,
-        function: FunctionId,
-        spec: &FunctionSpec,
-    ) -> Result<Vec<PoolAction>, PlatformError> {
-        let mut spec = spec.clone();
-        if self.pools[pool].regime() != Regime::Fractional
-            && let Some(weights) = spec.weights.take()
-        {
-            spec.memory = spec.memory.saturating_add(weights.bytes);
-        }
-        check_function(function, self.pools[pool].regime(), &spec)?;
-        let event = PoolEvent::FunctionAdded { function, spec: Box::new(spec) };
-        Ok(self.pools[pool].orders(self.now, event)?)
-    }
-
     /// Rejects the requests of a function that fits no device so far. If there is only no room now, requests wait.
-    pub(super) fn look_whether_it_fits(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        let devices = self.devices.values().any(|device| device.pool == of.pool);
-        if of.state != FunctionState::Deployed || of.fits == Some(true) || !devices {
+    pub(super) fn look_whether_it_fits(&mut self, function: FunctionId) {
+        let Some(of) = self.cluster.functions.get_mut(&function) else { return };
+        if of.state != FunctionState::Deployed || self.cluster.devices.of_pool(of.pool) == 0 {
             return;
         }
-        let fits = self.pools[of.pool].fits(function);
-        if of.fits.replace(fits) == Some(fits) || fits {
-            return;
-        }
-        of.stats.unmet += 1;
-        for (_, request) in of.waiting.clone() {
-            self.reject(request, Rejection::NeverFits, actions);
+        let fits = self.cluster.devices.hold(of.pool, &of.spec) && self.pools[of.pool].fits(function);
+        let before = of.fits.replace(fits);
+        if fits {
+            self.unfit.remove(&function);
+        } else if before != Some(false) {
+            let waiting = of.all_waiting();
+            self.cluster.unmet(function);
+            for request in waiting {
+                self.reject(request, Rejection::NeverFits);
+            }
         }
     }
 
@@ -222,24 +248,19 @@ impl Platform {
         function: FunctionId,
         profile: &ProfileTable,
         memory: Option<Bytes>,
-        actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
-        let mut spec = self.known(function)?.spec.clone();
+        let of = self.known(function)?;
+        let mut spec = of.spec.clone();
         spec.work = Work::Inference { profile: Some(profile.clone()) };
         spec.memory = memory.unwrap_or(spec.memory);
         // Devices may have come and gone since the deployment.
-        let pool = self.pool_for(&spec)?;
-        let orders = self.add_to_pool(pool, function, &spec)?;
-        let mut waiting = BTreeSet::new();
-        if let Some(of) = self.functions.get_mut(&function) {
-            (of.spec, of.state, of.pool) = (spec, FunctionState::Deployed, pool);
-            waiting.clone_from(&of.waiting);
-        }
-        self.take(pool, orders, actions);
-        self.look_whether_it_fits(function, actions);
-        for (_, request) in waiting {
-            if self.requests.get(&request).is_some_and(super::Request::waits_for_profile) {
-                self.give(request, actions);
+        let mut new = Function::new(spec, FunctionState::Deployed, 0);
+        (new.held, new.stats, new.pool) = (of.held.clone(), of.stats, self.pool_for(&new.spec)?);
+        let waiting = new.all_waiting();
+        self.serve(function, new)?;
+        for request in waiting {
+            if self.cluster.requests.get(&request).is_some_and(super::Request::waits_for_profile) {
+                self.give(request);
             }
         }
         Ok(())
@@ -250,48 +271,51 @@ impl Platform {
         function: FunctionId,
         min_instances: u32,
         max_instances: u32,
-        actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
         let of = self.known(function)?;
-        if of.state == FunctionState::Deployed {
-            let event = PoolEvent::BoundsChanged { function, min_instances, max_instances };
-            self.tell(of.pool, event, actions)?;
-        }
-        if let Some(of) = self.functions.get_mut(&function) {
-            (of.spec.min_instances, of.spec.max_instances) = (min_instances, max_instances);
+        let (pool, deployed) = (of.pool, of.state == FunctionState::Deployed);
+        let before = self.cluster.set_bounds(function, (min_instances, max_instances));
+        if deployed {
+            let told = self.try_tell(pool, |pool, cluster| pool.bounds_changed(cluster, function));
+            told.inspect_err(|_| {
+                self.cluster.set_bounds(function, before);
+            })?;
+            self.cluster.has_fewer(function);
         }
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, function: FunctionId, actions: &mut Vec<PlatformAction>) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
+    pub(super) fn remove(&mut self, function: FunctionId) {
+        let Some(of) = self.cluster.functions.get_mut(&function) else { return };
         let (pool, was) = (of.pool, core::mem::replace(&mut of.state, FunctionState::Removed));
-        for (_, request) in of.waiting.clone() {
-            self.reject(request, Rejection::Removed, actions);
+        for request in of.all_waiting() {
+            self.reject(request, Rejection::Removed);
         }
         if was == FunctionState::Deployed {
-            self.inform(pool, PoolEvent::FunctionRemoved { function }, actions);
+            self.tell(pool, |pool, cluster| pool.function_removed(cluster, function));
         }
-        self.drain_all_of(function);
+        self.cluster.drain_all_of(function);
         self.drop_if_done(function);
     }
 
     /// Forgets a removed function after its last instance on the host.
     pub(super) fn drop_if_done(&mut self, function: FunctionId) {
-        let done = |of: &Function| of.state == FunctionState::Removed && of.instances == 0;
-        if self.functions.get(&function).is_some_and(done) {
-            self.functions.remove(&function);
+        let done = |of: &Function| of.state == FunctionState::Removed && of.instances.is_empty();
+        if self.cluster.functions.get(&function).is_some_and(done) {
+            self.cluster.forget_function(function);
+            self.unfit.remove(&function);
         }
     }
 }
 
-/// Functions by name, to show.
-impl Platform {
-    /// Calls `visit` with each function, in the order of their names.
-    pub fn functions(&self, visit: &mut dyn FnMut(FunctionId, &FunctionView<'_>)) {
-        let functions: &BTreeMap<FunctionId, Function> = &self.functions;
-        for (&id, of) in functions {
-            visit(id, &of.view());
-        }
+impl Cluster {
+    /// Sets a function's minimum and maximum of instances, and returns those before.
+    fn set_bounds(&mut self, function: FunctionId, (least, most): (u32, u32)) -> (u32, u32) {
+        let Some(of) = self.functions.get_mut(&function) else { return (least, most) };
+        of.unmet_at = None;
+        let spec = &mut of.spec;
+        let before = (spec.min_instances, spec.max_instances);
+        (spec.min_instances, spec.max_instances) = (least, most);
+        before
     }
 }

@@ -22,13 +22,15 @@ struct OfNode {
 pub(super) struct HostCache {
     capacity: Bytes,
     nodes: BTreeMap<NodeId, OfNode>,
+    /// The nodes with each function's weights.
+    holders: BTreeMap<FunctionId, BTreeSet<NodeId>>,
     clock: u64,
 }
 
 impl HostCache {
     /// A cache of `capacity` bytes on each node.
     pub(super) const fn new(capacity: Bytes) -> Self {
-        Self { capacity, nodes: BTreeMap::new(), clock: 0 }
+        Self { capacity, nodes: BTreeMap::new(), holders: BTreeMap::new(), clock: 0 }
     }
 
     /// The place of the weights for a start on `node`.
@@ -57,11 +59,15 @@ impl HostCache {
             of.used = of.used.saturating_sub(held);
         }
         of.order.insert((self.clock, function));
+        self.holders.entry(function).or_default().insert(node);
         of.used = Bytes(of.used.get().saturating_add(bytes.get()));
         while of.used > self.capacity {
             let Some((_, victim)) = of.order.pop_first() else { break };
             if let Some((_, held)) = of.functions.remove(&victim) {
                 of.used = of.used.saturating_sub(held);
+                if let Some(on) = self.holders.get_mut(&victim) {
+                    on.remove(&node);
+                }
                 orders.push(PlatformAction::Forget { node, function: victim });
             }
         }
@@ -69,8 +75,10 @@ impl HostCache {
 
     /// Removes the function on all nodes.
     pub(super) fn remove(&mut self, function: FunctionId, orders: &mut Vec<PlatformAction>) {
-        for (&node, of) in &mut self.nodes {
-            if let Some((at, held)) = of.functions.remove(&function) {
+        for node in self.holders.remove(&function).unwrap_or_default() {
+            if let Some(of) = self.nodes.get_mut(&node)
+                && let Some((at, held)) = of.functions.remove(&function)
+            {
                 of.order.remove(&(at, function));
                 of.used = of.used.saturating_sub(held);
                 orders.push(PlatformAction::Forget { node, function });
@@ -80,7 +88,11 @@ impl HostCache {
 
     /// Removes a node with its memory.
     pub(super) fn lose(&mut self, node: NodeId) {
-        self.nodes.remove(&node);
+        for function in self.nodes.remove(&node).unwrap_or_default().functions.into_keys() {
+            if let Some(on) = self.holders.get_mut(&function) {
+                on.remove(&node);
+            }
+        }
     }
 }
 

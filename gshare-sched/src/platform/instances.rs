@@ -1,13 +1,15 @@
 //! The ledger of instances: the life of each, by orders and reports, and the time in which its host must answer.
 //!
 //! A pool decides, and the ledger bounds. An instance that is not ready, parked, back or drained in time is stopped here, in every
-//! regime; its pool learns of it with the report of the instance's end, as if its processes had died.
+//! regime; its pool learns of it with the report of the instance's end, as if its processes had died. A report that fits no order of
+//! the instance is old, and no pool hears of it.
 
+use super::cluster::Cluster;
 use super::gpu_time::GpuTime;
 use super::timers::Timers;
 use super::{
-    BTreeMap, Bytes, Duration, FunctionId, GpuId, InstanceNames, InstanceReport, Life, Platform,
-    PlatformAction, PoolEvent, RequestId, StopCause, Timestamp,
+    BTreeMap, Bytes, Duration, FunctionId, GpuId, InstanceReport, Life, Moving, Platform, PlatformAction,
+    RequestId, StopCause, Timestamp,
 };
 use crate::platform::Part;
 use gshare_core::InstanceId;
@@ -19,17 +21,33 @@ pub(super) struct Instance {
     pub(super) pool: usize,
     pub(super) function: FunctionId,
     pub(super) life: Life,
-    /// Whether its `Start` leaves it parked.
-    starts_parked: bool,
-    /// The devices of its parts, now or before it was parked.
-    pub(super) devices: BTreeSet<GpuId>,
+    /// Whether it is parked once its `Start` is done, or its `Park`: nothing of it is on a device.
+    out: bool,
+    /// A `Park`, or an `Unpark`, that its host has not answered.
+    pub(super) moving: Option<Moving>,
+    /// Its parts; of a parked instance its parts before it was parked.
+    parts: Vec<Part>,
     /// Memory and processes booked for its tenant.
-    pub(super) memory: Bytes,
+    memory: Bytes,
     processes: u32,
     /// The use of the instance's share by its requests.
     pub(super) time: GpuTime,
     /// Requests that run on the instance.
     pub(super) requests: BTreeSet<RequestId>,
+    /// The time of its `Start`.
+    pub(super) since: Timestamp,
+}
+
+impl Instance {
+    /// Its parts on devices; none while it is parked.
+    pub(super) fn parts(&self) -> &[Part] {
+        if self.out { &[] } else { &self.parts }
+    }
+
+    /// Whether it counts towards its function's minimum.
+    pub(super) const fn stays(&self) -> bool {
+        !matches!(self.life, Life::Draining | Life::Stopped)
+    }
 }
 
 /// A step that an instance must finish in time.
@@ -44,15 +62,31 @@ enum Due {
 /// All instances known to the host.
 #[derive(Debug, Default)]
 pub(super) struct Instances {
-    pub(super) names: InstanceNames,
+    /// The number of the next instance.
+    next: u64,
     all: BTreeMap<InstanceId, Instance>,
     due: Timers<(InstanceId, Due)>,
     on: BTreeMap<GpuId, BTreeSet<InstanceId>>,
 }
 
 impl Instances {
+    /// The name of a new instance.
+    pub(super) const fn name(&mut self) -> InstanceId {
+        self.next += 1;
+        InstanceId::new(self.next - 1)
+    }
+
+    /// Whether an instance ever had this name.
+    pub(super) const fn was_named(&self, instance: InstanceId) -> bool {
+        instance.number() < self.next
+    }
+
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (InstanceId, &Instance)> {
+        self.all.iter().map(|(instance, of)| (*instance, of))
     }
 
     pub(super) fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Instance> {
@@ -63,8 +97,9 @@ impl Instances {
         self.all.get(&instance)
     }
 
-    pub(super) fn of_function(&self, function: FunctionId) -> impl Iterator<Item = InstanceId> {
-        self.all.iter().filter(move |(_, of)| of.function == function).map(|(instance, _)| *instance)
+    /// The instances with a part on the device, or parked from it.
+    pub(super) fn on(&self, gpu: GpuId) -> impl Iterator<Item = InstanceId> {
+        self.on.get(&gpu).into_iter().flatten().copied()
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
@@ -79,8 +114,8 @@ impl Instances {
     }
 
     fn insert(&mut self, instance: InstanceId, of: Instance) {
-        for &gpu in &of.devices {
-            self.on.entry(gpu).or_default().insert(instance);
+        for part in &of.parts {
+            self.on.entry(part.gpu).or_default().insert(instance);
         }
         self.all.insert(instance, of);
     }
@@ -88,32 +123,25 @@ impl Instances {
     /// Records an instance's new parts.
     fn moved(&mut self, instance: InstanceId, parts: &[Part]) {
         let Some(of) = self.all.get_mut(&instance) else { return };
-        let devices: BTreeSet<GpuId> = parts.iter().map(|part| part.gpu).collect();
-        for gpu in core::mem::replace(&mut of.devices, devices.clone()) {
-            if let Some(on) = self.on.get_mut(&gpu) {
+        for part in core::mem::replace(&mut of.parts, parts.to_vec()) {
+            if let Some(on) = self.on.get_mut(&part.gpu) {
                 on.remove(&instance);
             }
         }
-        for gpu in devices {
-            self.on.entry(gpu).or_default().insert(instance);
+        for part in parts {
+            self.on.entry(part.gpu).or_default().insert(instance);
         }
     }
 
     fn remove(&mut self, instance: InstanceId) -> Option<Instance> {
         self.answered(instance);
         let of = self.all.remove(&instance)?;
-        for gpu in &of.devices {
-            if let Some(on) = self.on.get_mut(gpu) {
+        for part in &of.parts {
+            if let Some(on) = self.on.get_mut(&part.gpu) {
                 on.remove(&instance);
             }
         }
         Some(of)
-    }
-
-    /// Removes the instances of a lost device and returns them.
-    pub(super) fn lose(&mut self, gpu: GpuId) -> Vec<(InstanceId, Instance)> {
-        let on = self.on.remove(&gpu).unwrap_or_default();
-        on.into_iter().filter_map(|instance| Some((instance, self.remove(instance)?))).collect()
     }
 }
 
@@ -125,11 +153,12 @@ fn sums(parts: &[Part]) -> (Bytes, u64) {
     (Bytes(memory), parts.iter().map(area).fold(0, u64::saturating_add))
 }
 
-impl Platform {
-    /// Notes a pool's order, and passes it on to the host.
-    pub(super) fn pass_on(&mut self, pool: usize, order: PlatformAction, actions: &mut Vec<PlatformAction>) {
+impl Cluster {
+    /// Notes a pool's order, and passes it on to the host. False: it does not stand, since its instance is stopped or lost, or its
+    /// tenant may not have it.
+    pub(super) fn order(&mut self, order: PlatformAction) -> bool {
         let stands = match &order {
-            PlatformAction::Start { .. } => self.book(pool, &order),
+            PlatformAction::Start { .. } => self.book(&order),
             PlatformAction::Reject { request, .. } => {
                 self.ended(*request, false);
                 true
@@ -137,8 +166,9 @@ impl Platform {
             order => order.instance().is_none_or(|instance| self.ordered(instance, order)),
         };
         if stands {
-            actions.push(order);
+            self.orders.push(order);
         }
+        stands
     }
 
     /// Notes a pool's order for an instance. False: the instance is stopped or lost, and its pool does not know that yet.
@@ -148,6 +178,7 @@ impl Platform {
         };
         match order {
             PlatformAction::Park { .. } => {
+                of.moving = Some(Moving::Out);
                 // A draining instance stays one.
                 if of.life == Life::Ready {
                     of.life = Life::Parked;
@@ -155,32 +186,49 @@ impl Platform {
                 self.give_time(instance, Due::Move, Duration::ZERO);
             }
             PlatformAction::Unpark { parts, takes, .. } => {
+                (of.moving, of.out) = (Some(Moving::In), false);
                 self.instances.moved(instance, parts);
                 self.give_time(instance, Due::Move, *takes);
             }
             PlatformAction::Drain { .. } => {
-                of.life = Life::Draining;
+                self.ends(instance, Life::Draining);
                 self.give_time(instance, Due::Drain, Duration::ZERO);
             }
-            PlatformAction::Stop { .. } => {
-                of.life = Life::Stopped;
-                self.instances.answered(instance);
-            }
+            PlatformAction::Stop { .. } => self.ends(instance, Life::Stopped),
             PlatformAction::Dispatch { request, .. } => self.dispatched(*request, instance),
             _ => {}
         }
         true
     }
 
+    /// The instance drains or stops, and is no part of its function's minimum any more.
+    fn ends(&mut self, instance: InstanceId, life: Life) {
+        let Some(of) = self.instances.get_mut(instance) else { return };
+        let (stayed, function) = (of.stays(), of.function);
+        of.life = life;
+        if life == Life::Stopped {
+            self.instances.answered(instance);
+        }
+        if stayed {
+            self.stays_no_more(function);
+        }
+    }
+
+    fn stays_no_more(&mut self, function: FunctionId) {
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.staying -= 1;
+        }
+        self.has_fewer(function);
+    }
+
     /// The instances of a removed function must end in time, whether its pool drains them now or later.
     pub(super) fn drain_all_of(&mut self, function: FunctionId) {
-        let drains = |instance: &InstanceId| {
-            let lives = self.instances.get(*instance).is_some_and(|of| of.life != Life::Stopped);
-            lives && !self.instances.due.has((*instance, Due::Drain))
-        };
-        let all: Vec<InstanceId> = self.instances.of_function(function).filter(drains).collect();
+        let all = self.functions.get(&function).map(|of| of.instances.clone()).unwrap_or_default();
         for instance in all {
-            self.give_time(instance, Due::Drain, Duration::ZERO);
+            let lives = self.instances.get(instance).is_some_and(|of| of.life != Life::Stopped);
+            if lives && !self.instances.due.has((instance, Due::Drain)) {
+                self.give_time(instance, Due::Drain, Duration::ZERO);
+            }
         }
     }
 
@@ -196,97 +244,135 @@ impl Platform {
     }
 
     /// Stops the instances that have missed their time limit.
-    pub(super) fn stop_overdue(&mut self, actions: &mut Vec<PlatformAction>) {
+    pub(super) fn stop_overdue(&mut self) {
         while let Some((instance, due)) = self.instances.due.pop(self.now) {
-            let Some(of) = self.instances.get_mut(instance) else { continue };
-            of.life = Life::Stopped;
-            self.instances.answered(instance);
+            self.ends(instance, Life::Stopped);
             let cause = if due == Due::Drain { StopCause::DrainTimedOut } else { StopCause::TimedOut };
-            actions.push(PlatformAction::Stop { instance, cause });
+            self.orders.push(PlatformAction::Stop { instance, cause });
         }
     }
 
     /// Takes a new instance in. False: its tenant may not have as much memory or as many processes, so that its start is refused.
-    fn book(&mut self, pool: usize, start: &PlatformAction) -> bool {
+    fn book(&mut self, start: &PlatformAction) -> bool {
         let PlatformAction::Start { instance, function, parts, takes, parked, .. } = start else {
             return false;
         };
-        let all = self.memory();
+        let all = self.devices.memory();
         let Some(of) = self.functions.get_mut(function) else { return false };
         let (memory, area) = sums(parts);
         // A spread model has one process.
         let processes = if of.spec.devices > 1 { 1 } else { u32::try_from(parts.len()).unwrap_or(u32::MAX) };
         if !self.tenants.book(of.spec.tenant, memory, processes, all) {
             of.stats.unmet += 1;
-            let (instance, report) = (*instance, InstanceReport::Refused);
-            self.answers.push_back((pool, PoolEvent::Instance { instance, report }));
+            self.refused.push_back((of.pool, *instance));
+            self.start_failed(*function);
             return false;
         }
-        of.instances += 1;
+        of.instances.insert(*instance);
+        of.staying += 1;
         of.stats.starts += 1;
+        of.unmet_at = None;
         let new = Instance {
-            pool,
+            pool: of.pool,
             function: *function,
             life: Life::Starting,
-            starts_parked: *parked,
-            devices: parts.iter().map(|part| part.gpu).collect(),
+            out: *parked,
+            moving: None,
+            parts: parts.clone(),
             memory,
             processes,
             time: GpuTime::new(area, self.now),
             requests: BTreeSet::new(),
+            since: self.now,
         };
         self.instances.insert(*instance, new);
         self.give_time(*instance, Due::Start, *takes);
         true
     }
 
-    pub(super) fn reported(
-        &mut self,
-        instance: InstanceId,
-        report: InstanceReport,
-        actions: &mut Vec<PlatformAction>,
-    ) {
-        // A gone instance, or an instance lost with its device, has no more to report.
-        let Some(of) = self.instances.get_mut(instance) else { return };
-        let pool = of.pool;
-        match (report, of.life) {
+    /// Notes a report about a living instance. False: it fits no order of the instance.
+    fn heard(&mut self, instance: InstanceId, report: InstanceReport) -> bool {
+        let Some(of) = self.instances.get_mut(instance) else { return false };
+        match (report, of.life, of.moving) {
             // The order to stop was faster.
-            (InstanceReport::Ready | InstanceReport::Parked | InstanceReport::Unparked, Life::Stopped) => {
-                return;
-            }
-            (InstanceReport::Ready, Life::Starting) => {
-                of.life = if of.starts_parked { Life::Parked } else { Life::Ready };
+            (_, Life::Stopped, _) => return false,
+            (InstanceReport::Ready, Life::Starting, _) => {
+                of.life = if of.out { Life::Parked } else { Life::Ready };
                 self.instances.due.clear((instance, Due::Start));
             }
-            (InstanceReport::Parked | InstanceReport::Unparked, life) => {
-                if (report, life) == (InstanceReport::Unparked, Life::Parked) {
+            (InstanceReport::Parked, _, Some(Moving::Out)) => {
+                (of.moving, of.out) = (None, true);
+                self.instances.due.clear((instance, Due::Move));
+                // Its memory is free.
+                self.look = true;
+            }
+            (InstanceReport::Unparked, life, Some(Moving::In)) => {
+                of.moving = None;
+                if life == Life::Parked {
                     of.life = Life::Ready;
                 }
                 self.instances.due.clear((instance, Due::Move));
             }
-            _ => {}
+            _ => return false,
         }
-        let over =
-            matches!(report, InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed);
-        if over && let Some(of) = self.instances.remove(instance) {
-            self.forget_instance(instance, of, actions);
-        }
-        self.inform(pool, PoolEvent::Instance { instance, report }, actions);
+        true
     }
 
-    /// Forgets an instance of which the host has no process any more.
-    pub(super) fn forget_instance(
-        &mut self,
-        instance: InstanceId,
-        mut of: Instance,
-        actions: &mut Vec<PlatformAction>,
-    ) {
-        self.lose_requests_of(instance, &mut of, actions);
-        let function = of.function;
-        if let Some(known) = self.functions.get_mut(&function) {
-            known.instances = known.instances.saturating_sub(1);
+    /// Forgets an instance without a process on the host; its requests are still on it.
+    fn forget(&mut self, instance: InstanceId) -> Option<Instance> {
+        let of = self.instances.remove(instance)?;
+        self.version += 1;
+        if of.stays() {
+            self.stays_no_more(of.function);
+        }
+        self.look = true;
+        if let Some(known) = self.functions.get_mut(&of.function) {
+            known.instances.remove(&instance);
             self.tenants.unbook(known.spec.tenant, of.memory, of.processes);
         }
-        self.drop_if_done(function);
+        Some(of)
+    }
+}
+
+impl Platform {
+    pub(super) fn reported(&mut self, instance: InstanceId, report: InstanceReport) {
+        match report {
+            InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
+                let Some(of) = self.forget(instance) else { return };
+                if of.life == Life::Starting {
+                    self.cluster.start_failed(of.function);
+                }
+                self.tell(of.pool, |pool, cluster| pool.gone(cluster, instance, report));
+                self.drop_if_done(of.function);
+            }
+            _ if self.cluster.heard(instance, report) => {
+                let Some(pool) = self.cluster.instances.get(instance).map(|of| of.pool) else { return };
+                self.tell(pool, |pool, cluster| pool.reported(cluster, instance, report));
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets an instance that has ended, with its requests. A gone instance has no more to report.
+    fn forget(&mut self, instance: InstanceId) -> Option<Instance> {
+        let mut of = self.cluster.forget(instance)?;
+        self.lose_requests_of(&mut of);
+        Some(of)
+    }
+
+    /// Forgets the instances of a lost device and tells its pool.
+    pub(super) fn lose_instances_on(&mut self, pool: usize, gpu: GpuId) {
+        let on: Vec<InstanceId> = self.cluster.instances.on(gpu).collect();
+        let (mut lost, mut functions) = (Vec::new(), BTreeSet::new());
+        for instance in on {
+            let Some(of) = self.forget(instance) else { continue };
+            functions.insert(of.function);
+            lost.push(instance);
+        }
+        self.cluster.instances.on.remove(&gpu);
+        self.tell(pool, |pool, cluster| pool.device_lost(cluster, gpu, &lost));
+        for function in functions {
+            self.drop_if_done(function);
+        }
     }
 }

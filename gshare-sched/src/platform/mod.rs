@@ -10,7 +10,7 @@
 //! - **device**: a GPU, or one MIG instance; named by a [`GpuId`]. Its [`Regime`] says how it is shared;
 //! - **instance**: one running copy of a function. It has one [`Part`] on a device, or several: the stages of a pipeline, the workers of
 //!   a training job, or the devices of a spread model. A **parked** instance has its device state in host memory, and its process lives;
-//! - **pool**: the devices of one regime with the engines that share them: a [`Pool`];
+//! - **pool**: the devices of one regime with the engines that share them: a [`RegimePool`];
 //! - **held**: a request of a tenant at its limit, or of a function without a profile so far. All others are in their functions' pools.
 //!   A request **waits** until it is dispatched, held or not.
 //!
@@ -32,19 +32,23 @@
 //!    platform bounds their number, their wait and their attempts ([`PlatformConfig`]), and withdraws a request from its pool at the
 //!    end. Requests of a function that no device so far could hold are rejected; without a device, or without room now, they wait. A
 //!    pool learns of held requests while others wait in it: load beyond a limit then counts as far as more instances would help.
-//! 4. *Instances* are the pools' business; the platform books their memory for tenants, and passes orders and reports on.
-//!    An instance that does not answer in time is stopped (`instances.rs`), and a function must drain in time once it is removed.
+//! 4. *Instances* are placed by the pools; the ledger (`cluster.rs`) has the life of each, books its memory for its tenant, and passes
+//!    orders and reports on. An instance that does not answer in time is stopped (`instances.rs`), and a function must drain in time
+//!    once it is removed.
+//! 5. *Minimums*: the ledger counts the instances that stay. It asks the pool for missing instances after each change of a function's
+//!    instances or bounds, and after each change of room while some are missing; but ten seconds after a failed start at the earliest.
 //!
 //! # Invariants
 //! A request is answered once, or rejected once, or waits in one place; it is dispatched only to a ready instance of its function. No
 //! device holds more than it has (see [`Pool`]). A started instance is known until its host reports it gone or its device is lost.
 //!
 //! # Cost
-//! O(log n) over requests and instances, plus the pool's cost; O(instances) for a removed function.
+//! O(log n) over requests, instances and devices, plus the pool's cost; O(its instances) for a removed function.
 
 mod admission;
 mod batch;
 mod choice;
+mod cluster;
 mod device_spec;
 mod error;
 mod event;
@@ -62,7 +66,6 @@ mod sliced;
 mod tenant_limits;
 #[cfg(test)]
 mod testing;
-mod tickets;
 mod timers;
 mod whole;
 
@@ -72,20 +75,21 @@ pub use event::*;
 pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use function_spec::*;
 pub use functions::{FunctionState, FunctionStats, FunctionView};
-pub use pool::*;
+pub use pool::{InstanceView, PoolError, RegimePool};
 pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
 pub use tenant_limits::TenantLimits;
 pub use whole::WholePool;
 
-use functions::Function;
-use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, RequestId, TenantId, TimeWentBack, Timestamp};
-use instances::Instances;
+use cluster::{Cluster, Device};
+use gshare_core::{
+    Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, TenantId, TimeWentBack,
+    Timestamp,
+};
+use pool::Pool;
 use requests::Request;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use tenant_limits::Tenants;
-use timers::Timers;
+use std::collections::{BTreeMap, BTreeSet};
 
 crate::settings_table::settings! {
     /// Bounds that hold in every regime.
@@ -110,17 +114,6 @@ crate::settings_table::settings! {
         #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
         pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
     }
-}
-
-/// Time until another attempt at a kept instance after a failed start. 10 s: a process with an immediate failure takes no more
-/// than a per cent or so of its device.
-const START_AGAIN: Duration = Duration::from_secs(10);
-
-/// The platform's record of a device.
-#[derive(Debug)]
-struct Device {
-    pool: usize,
-    memory: Bytes,
 }
 
 /// Decides for a whole cluster: the engine of this module.
@@ -153,36 +146,22 @@ struct Device {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Platform {
-    config: PlatformConfig,
+    cluster: Cluster,
     pools: Vec<Box<dyn Pool>>,
-    now: Timestamp,
-    devices: BTreeMap<GpuId, Device>,
-    /// Bytes of memory of all devices.
-    memory: u128,
-    functions: BTreeMap<FunctionId, Function>,
-    instances: Instances,
-    requests: BTreeMap<RequestId, Request>,
-    tenants: Tenants,
-    /// The times until which requests wait.
-    wait_until: Timers<RequestId>,
-    /// Rejections of the last event, sent with the next accepted event.
-    owed: Vec<PlatformAction>,
-    /// Pools with a withdrawn request and no event since then.
-    untold: BTreeSet<usize>,
-    /// Events that the platform still has to pass to pools, as a result of the pools' own orders.
-    answers: VecDeque<(usize, PoolEvent)>,
-    /// Tenants with a request that has ended since the last admission.
-    to_admit: BTreeSet<TenantId>,
+    /// Pools with a withdrawn request and no settlement since then.
+    unsettled: BTreeSet<usize>,
+    /// Functions that no device so far could hold.
+    unfit: BTreeSet<FunctionId>,
 }
 
 impl core::fmt::Debug for Platform {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Platform")
-            .field("now", &self.now)
-            .field("devices", &self.devices.len())
-            .field("functions", &self.functions.len())
-            .field("instances", &self.instances.len())
-            .field("requests", &self.requests.len())
+            .field("now", &self.cluster.now)
+            .field("devices", &self.cluster.devices.len())
+            .field("functions", &self.cluster.functions.len())
+            .field("instances", &self.cluster.instances.len())
+            .field("requests", &self.cluster.requests.len())
             .finish_non_exhaustive()
     }
 }
@@ -192,38 +171,21 @@ impl Platform {
     ///
     /// # Errors
     /// [`PlatformError::PoolTwice`], and [`PlatformError::Config`] with the field and its bound.
-    pub fn new(config: PlatformConfig, mut pools: Vec<Box<dyn Pool>>) -> Result<Self, PlatformError> {
+    pub fn new(config: PlatformConfig, pools: Vec<RegimePool>) -> Result<Self, PlatformError> {
         let (least, day) = (Duration::from_nanos(1), Duration::from_secs(86_400));
         gshare_core::check_fields!(config {
             max_wait, start_timeout, park_timeout, drain_timeout in least..=day, "need more than 0, at most a day";
             max_waiting in 1.., "need more than 0";
             max_attempts in 1.., "need more than 0";
         })?;
+        let pools: Vec<Box<dyn Pool>> = pools.into_iter().map(|pool| pool.0).collect();
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|other| other.regime() == pool.regime()) {
                 return Err(PlatformError::PoolTwice { regime: pool.regime() });
             }
         }
-        let (instances, tenants) = (Instances::default(), Tenants::default());
-        for pool in &mut pools {
-            pool.name_instances_by(instances.names.clone());
-        }
-        Ok(Self {
-            config,
-            pools,
-            now: Timestamp::ZERO,
-            devices: BTreeMap::new(),
-            memory: 0,
-            functions: BTreeMap::new(),
-            instances,
-            requests: BTreeMap::new(),
-            tenants,
-            wait_until: Timers::default(),
-            owed: Vec::new(),
-            untold: BTreeSet::new(),
-            answers: VecDeque::new(),
-            to_admit: BTreeSet::new(),
-        })
+        let cluster = Cluster::new(config);
+        Ok(Self { cluster, pools, unsettled: BTreeSet::new(), unfit: BTreeSet::new() })
     }
 
     /// A platform of fractional devices, with the default policies.
@@ -232,115 +194,84 @@ impl Platform {
     /// None for these settings.
     pub fn fractional() -> Result<Self, PlatformError> {
         let pool = FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast()?)?;
-        Self::new(PlatformConfig::default(), vec![Box::new(pool)])
+        Self::new(PlatformConfig::default(), vec![pool.into()])
     }
 
-    /// Calls `visit` with each instance that the host knows.
+    /// Calls `visit` with each instance that the host knows, in the order of their names.
     pub fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for pool in &self.pools {
-            pool.instances(&mut |view| {
-                // An instance without room has not been ordered.
-                if self.instances.get(view.instance).is_some() {
-                    visit(view);
-                }
-            });
+        for (instance, _) in self.cluster.instances.iter() {
+            self.instance(instance).iter().for_each(&mut *visit);
         }
+    }
+
+    /// An instance that the host knows.
+    pub fn instance(&self, instance: InstanceId) -> Option<InstanceView> {
+        let of = self.cluster.instances.get(instance)?;
+        let requests = u32::try_from(of.requests.len()).unwrap_or(u32::MAX);
+        let (function, life, moving, parts) = (of.function, of.life, of.moving, of.parts().to_vec());
+        Some(InstanceView { instance, function, life, moving, parts, requests })
     }
 
     fn pool_of(&self, regime: Regime) -> Option<usize> {
         self.pools.iter().position(|pool| pool.regime() == regime)
     }
 
-    /// Passes an event to a pool, and takes the pool's orders.
-    fn tell(
+    /// Tells a pool of something that concerns it.
+    fn tell(&mut self, pool: usize, act: impl FnOnce(&mut dyn Pool, &mut Cluster)) {
+        act(&mut *self.pools[pool], &mut self.cluster);
+        self.pools[pool].settle(&mut self.cluster);
+        self.unsettled.remove(&pool);
+    }
+
+    /// Tells a pool of something that it may refuse.
+    fn try_tell(
         &mut self,
         pool: usize,
-        event: PoolEvent,
-        actions: &mut Vec<PlatformAction>,
+        act: impl FnOnce(&mut dyn Pool, &mut Cluster) -> Result<(), PoolError>,
     ) -> Result<(), PlatformError> {
-        let orders = self.pools[pool].orders(self.now, event)?;
-        self.untold.remove(&pool);
-        self.take(pool, orders, actions);
+        act(&mut *self.pools[pool], &mut self.cluster)?;
+        self.tell(pool, |_, _| {});
         Ok(())
-    }
-
-    /// Passes an event to a pool that cannot refuse it, since it concerns the pool's own functions, instances or devices.
-    fn inform(&mut self, pool: usize, event: PoolEvent, actions: &mut Vec<PlatformAction>) {
-        let told = self.tell(pool, event, actions);
-        debug_assert!(told.is_ok(), "a pool refused its own: {told:?}");
-    }
-
-    fn take(&mut self, pool: usize, orders: Vec<PoolAction>, actions: &mut Vec<PlatformAction>) {
-        for order in orders {
-            match order {
-                PoolAction::Order(order) => self.pass_on(pool, order, actions),
-                PoolAction::Unmet { function } => {
-                    if let Some(of) = self.functions.get_mut(&function) {
-                        of.stats.unmet += 1;
-                    }
-                }
-            }
-        }
     }
 
     /// Handles the deadlines up to now, in pools and in the platform.
-    fn catch_up(&mut self, actions: &mut Vec<PlatformAction>) {
+    fn catch_up(&mut self) {
         for pool in 0..self.pools.len() {
-            if self.pools[pool].next_deadline().is_some_and(|due| due <= self.now) {
-                self.inform(pool, PoolEvent::DeadlineReached, actions);
+            if self.pools[pool].next_deadline().is_some_and(|due| due <= self.cluster.now) {
+                self.tell(pool, |pool, cluster| pool.deadline(cluster));
             }
         }
-        self.stop_overdue(actions);
-        while let Some(tenant) = self.tenants.pop_released(self.now) {
-            self.admit(tenant, actions);
+        self.cluster.stop_overdue();
+        while let Some(tenant) = self.cluster.tenants.pop_released(self.cluster.now) {
+            self.admit(tenant);
         }
     }
 
-    fn find_device(
-        &mut self,
-        gpu: GpuId,
-        spec: DeviceSpec,
-        actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), PlatformError> {
+    fn find_device(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PlatformError> {
         let regime = spec.effective_regime();
         let pool = self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
-        let memory = spec.memory;
-        let orders = self.pools[pool].orders(self.now, PoolEvent::DeviceJoined { gpu, spec })?;
-        // The device must count before the pool's orders for it are checked.
-        self.devices.insert(gpu, Device { pool, memory });
-        self.memory += u128::from(memory.get());
-        self.take(pool, orders, actions);
-        let unfit = |(function, of): (&FunctionId, &Function)| {
-            (of.pool == pool && of.fits != Some(true)).then_some(*function)
-        };
-        for function in self.functions.iter().filter_map(unfit).collect::<Vec<_>>() {
-            self.look_whether_it_fits(function, actions);
+        // The device must count when the pool's orders for it are checked.
+        self.cluster.devices.insert(gpu, Device::new(pool, spec.node, spec.memory));
+        if let Err(error) = self.try_tell(pool, |pool, cluster| pool.device_joined(cluster, gpu, spec)) {
+            self.cluster.devices.remove(gpu);
+            return Err(error);
+        }
+        self.room_changed();
+        for function in self.unfit.clone() {
+            self.look_whether_it_fits(function);
         }
         Ok(())
     }
 
-    fn lose_device(&mut self, gpu: GpuId, actions: &mut Vec<PlatformAction>) {
-        let Some(device) = self.devices.remove(&gpu) else { return };
-        self.memory -= u128::from(device.memory.get());
-        for (instance, of) in self.instances.lose(gpu) {
-            self.forget_instance(instance, of, actions);
-        }
-        let from = actions.len();
-        self.inform(device.pool, PoolEvent::DeviceLost { gpu }, actions);
-        // At a passed deadline the pool may have ordered work on the device before it heard of the loss.
-        let mut gone = BTreeSet::new();
-        for (instance, of) in self.instances.lose(gpu) {
-            self.forget_instance(instance, of, actions);
-            gone.insert(instance);
-        }
-        let orders = actions.split_off(from);
-        let there = |order: &PlatformAction| order.instance().is_none_or(|one| !gone.contains(&one));
-        actions.extend(orders.into_iter().filter(there));
+    fn lose_device(&mut self, gpu: GpuId) {
+        let Some(device) = self.cluster.devices.remove(gpu) else { return };
+        self.lose_instances_on(device.pool, gpu);
+        self.room_changed();
     }
 
-    /// Memory of all devices.
-    fn memory(&self) -> Bytes {
-        Bytes(u64::try_from(self.memory).unwrap_or(u64::MAX))
+    fn room_changed(&mut self) {
+        self.cluster.version += 1;
+        self.cluster.look = true;
     }
 
     /// Checks the invariants between events; for tests and fuzzing.
@@ -349,22 +280,9 @@ impl Platform {
     /// On a broken invariant, with a sentence about it.
     pub fn invariants(&self) {
         for pool in &self.pools {
-            pool.invariants();
-            pool.instances(&mut |view| {
-                assert!(self.functions.contains_key(&view.function), "{} of no function", view.instance);
-                if let Some(of) = self.instances.get(view.instance) {
-                    assert_eq!(of.function, view.function, "{} is of another function", view.instance);
-                }
-            });
+            pool.invariants(&self.cluster);
         }
-        for (function, of) in &self.functions {
-            let named = self.instances.of_function(*function).count();
-            assert_eq!(of.instances as usize, named, "{function} counts other instances than there are");
-        }
-        let memory: u128 = self.devices.values().map(|device| u128::from(device.memory.get())).sum();
-        assert_eq!(self.memory, memory, "the memory of all devices is another");
-        assert!(self.answers.is_empty(), "a pool was not told something");
-        self.check_requests();
+        self.cluster.invariants();
     }
 }
 
@@ -380,67 +298,66 @@ impl Engine for Platform {
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), PlatformError> {
         self.check(now, &event)?;
-        let before = core::mem::replace(&mut self.now, now);
+        let before = core::mem::replace(&mut self.cluster.now, now);
         // Before any pool may dispatch at this time.
         self.expire();
         // A pool may refuse a device, a function or its bounds: the platform asks before it changes anything.
         let asked = match &event {
-            PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec.clone(), actions),
-            PlatformEvent::FunctionDeployed { function, spec } => self.deploy(*function, spec, actions),
+            PlatformEvent::DeviceFound { gpu, spec } => self.find_device(*gpu, spec),
+            PlatformEvent::FunctionDeployed { function, spec } => self.deploy(*function, spec),
             PlatformEvent::ProfileLearned { function, profile, memory } => {
-                self.learn(*function, profile, *memory, actions)
+                self.learn(*function, profile, *memory)
             }
             PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
-                self.rebound(*function, *min_instances, *max_instances, actions)
+                self.rebound(*function, *min_instances, *max_instances)
             }
             _ => Ok(()),
         };
         if let Err(error) = asked {
-            self.now = before;
+            self.cluster.now = before;
             return Err(error);
         }
-        actions.append(&mut self.owed);
         match event {
             // Before any start on the device or for the function.
-            PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu, actions),
-            PlatformEvent::FunctionRemoved { function } => self.remove(function, actions),
+            PlatformEvent::DeviceLost { gpu } => self.lose_device(gpu),
+            PlatformEvent::FunctionRemoved { function } => self.remove(function),
             _ => {}
         }
-        self.catch_up(actions);
+        self.catch_up();
         match event {
             PlatformEvent::TenantLimited { tenant, limits } => {
-                self.tenants.limit(tenant, limits);
+                self.cluster.tenants.limit(tenant, limits);
                 for pool in 0..self.pools.len() {
-                    self.inform(pool, PoolEvent::TenantLimited { tenant, limits }, actions);
+                    self.tell(pool, |pool, cluster| pool.tenant_limited(cluster, tenant, limits));
                 }
-                self.admit(tenant, actions);
+                self.room_changed();
+                self.admit(tenant);
             }
             PlatformEvent::RequestArrived { request, function, deadline } => {
-                self.arrived(request, function, deadline, actions);
+                self.arrived(request, function, deadline);
             }
-            PlatformEvent::RequestDone { request, took } => self.done(request, took, actions),
-            PlatformEvent::RequestCancelled { request } => self.cancel(request, actions),
-            PlatformEvent::Instance { instance, report } => self.reported(instance, report, actions),
+            PlatformEvent::RequestDone { request, took } => self.done(request, took),
+            PlatformEvent::RequestCancelled { request } => self.cancel(request),
+            PlatformEvent::Instance { instance, report } => self.reported(instance, report),
             _ => {}
         }
         loop {
-            if let Some((pool, event)) = self.answers.pop_front() {
-                self.inform(pool, event, actions);
-            } else if let Some(tenant) = self.to_admit.pop_first() {
-                self.admit(tenant, actions);
-            } else if let Some(pool) = self.untold.pop_first() {
-                self.inform(pool, PoolEvent::DeadlineReached, actions);
-            } else {
-                return Ok(());
+            if let Some((pool, instance)) = self.cluster.refused.pop_front() {
+                self.tell(pool, |pool, cluster| pool.gone(cluster, instance, InstanceReport::Refused));
+            } else if let Some(tenant) = self.cluster.to_admit.pop_first() {
+                self.admit(tenant);
+            } else if let Some(&pool) = self.unsettled.first() {
+                self.tell(pool, |_, _| {});
+            } else if !self.keep_minimums() {
+                break;
             }
         }
+        actions.append(&mut self.cluster.orders);
+        Ok(())
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let pools = self.pools.iter().filter_map(|pool| pool.next_deadline());
-        let owed = (!self.owed.is_empty()).then_some(self.now);
-        let own =
-            [self.wait_until.next(), self.instances.next_deadline(), self.tenants.next_deadline(), owed];
-        pools.chain(own.into_iter().flatten()).min()
+        pools.chain(self.cluster.next_deadline()).min()
     }
 }

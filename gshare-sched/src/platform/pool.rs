@@ -1,86 +1,12 @@
 //! Pools: the devices of one regime, shared out by engines of their own.
 
-use super::TenantLimits;
-use super::{DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, Regime};
+use super::cluster::Cluster;
+use super::{
+    DeviceSpec, FractionalPool, InstanceReport, Life, Moving, Part, Regime, SlicedPool, TenantLimits,
+    WholePool,
+};
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
-use std::sync::Arc;
-
-/// An event for a pool, checked by the platform: its function, request, instance or device belongs to the pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
-pub enum PoolEvent {
-    /// The device is the pool's from now on; no process runs on it.
-    DeviceJoined {
-        gpu: GpuId,
-        /// Kind, memory and node of the device.
-        spec: DeviceSpec,
-    },
-    /// The device is gone, with every instance that has a part on it or was parked from it.
-    DeviceLost { gpu: GpuId },
-    /// The limits of a tenant from now on.
-    TenantLimited {
-        tenant: TenantId,
-        /// The new limits.
-        limits: TenantLimits,
-    },
-    /// A function for the pool to manage from now on. An inference function has its profile.
-    FunctionAdded {
-        function: FunctionId,
-        /// The specification of the function.
-        spec: Box<FunctionSpec>,
-    },
-    /// A new minimum and maximum of a function's instances.
-    BoundsChanged {
-        function: FunctionId,
-        /// The number of instances at any load.
-        min_instances: u32,
-        /// The most instances.
-        max_instances: u32,
-    },
-    /// The function is removed.
-    FunctionRemoved { function: FunctionId },
-    /// A request of the function came, and does not enter the pool now: too many wait and it was rejected, or it waits outside until
-    /// its tenant may have another request at work, while other requests of the function wait in the pool. It counts as load now,
-    /// and not when it [arrives](Self::Arrived).
-    Held { function: FunctionId },
-    /// A new request.
-    Arrived {
-        request: RequestId,
-        function: FunctionId,
-        /// Arrival at the platform; requests are served in this order unless another rule orders them.
-        arrived: Timestamp,
-        /// Whether the request was [`Held`](Self::Held) before, and has been counted.
-        held: bool,
-        /// The time until which an answer is of use. The platform withdraws the request then.
-        deadline: Option<Timestamp>,
-    },
-    /// A dispatched request was answered.
-    Done {
-        request: RequestId,
-        /// How long the instance worked for the request.
-        took: Duration,
-    },
-    /// A change of an instance, reported by its host.
-    Instance {
-        instance: InstanceId,
-        /// The change.
-        report: InstanceReport,
-    },
-    /// [`Engine::next_deadline`] has come.
-    DeadlineReached,
-}
-
-/// An order of a pool for the host, or for the platform itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
-pub enum PoolAction {
-    /// An order for the host. A pool orders no `Profile`.
-    Order(PlatformAction),
-    /// No device of the pool has the resources for the function's next instance, busy devices aside. Repeated only after a change.
-    Unmet { function: FunctionId },
-}
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 
 /// Why a pool refused an event. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -100,22 +26,22 @@ pub enum PoolError {
 /// The refusals of a pool of this regime.
 impl Regime {
     /// The error for a function that cannot be served: `why` names the field and its bound.
-    pub fn unsuitable(self, function: FunctionId, why: impl fmt::Display) -> PoolError {
+    pub(super) fn unsuitable(self, function: FunctionId, why: impl fmt::Display) -> PoolError {
         PoolError::Unsuitable { function, regime: self, why: why.to_string() }
     }
 
     /// The error for a device that cannot be shared out: `why` names the field and its bound.
-    pub fn bad_device(self, gpu: GpuId, why: impl fmt::Display) -> PoolError {
+    pub(super) fn bad_device(self, gpu: GpuId, why: impl fmt::Display) -> PoolError {
         PoolError::BadDevice { gpu, regime: self, why: why.to_string() }
     }
 
     /// The error for new bounds or limits: `why` names the field and its bound.
-    pub fn refused(self, why: impl fmt::Display) -> PoolError {
+    pub(super) fn refused(self, why: impl fmt::Display) -> PoolError {
         PoolError::Refused { regime: self, why: why.to_string() }
     }
 }
 
-/// An instance as a pool keeps it.
+/// An instance to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "a field that is named for its content has no doc")]
 pub struct InstanceView {
@@ -123,61 +49,115 @@ pub struct InstanceView {
     pub function: FunctionId,
     /// The instance's state.
     pub life: Life,
+    /// An order to park it, or to bring it back, that its host has not answered.
+    pub moving: Option<Moving>,
     /// The instance's parts; empty while it is parked.
     pub parts: Vec<Part>,
     pub requests: u32,
 }
 
-/// Names of instances, shared by the pools of a platform: each is given once.
-#[derive(Debug, Clone, Default)]
-pub struct InstanceNames(Arc<AtomicU64>);
-
-impl InstanceNames {
-    /// The next name.
-    pub fn give(&self) -> InstanceId {
-        InstanceId::new(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Whether an instance ever had this name.
-    pub fn were_given(&self, instance: InstanceId) -> bool {
-        instance.number() < self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Devices of one regime, with the engines that share them.
 ///
 /// # Contract
-/// - a request is dispatched until it is done, or rejected once; the pool never mentions a withdrawn request again;
-/// - a request goes only to a ready instance of its function; if the instance is gone, it waits again unless it was withdrawn;
-/// - no request of a removed function waits: the platform has withdrawn them before;
+/// - a request is dispatched only to a ready instance of its function, or rejected; the ledger has its place;
 /// - the shares and memory of the instances on a device, starting and draining instances included, never exceed it;
 /// - an instance is stopped without `Drain` only when it runs no request;
-/// - `DeviceLost` ends every instance with a part on the device, or parked from it, at once and without an order;
-/// - the same events give the same actions; after an `Err` the state is unchanged.
-pub trait Pool: Engine<Event = PoolEvent, Action = PoolAction, Error = PoolError> + Send {
+/// - the instances of a lost device are forgotten without an order;
+/// - the same calls give the same orders; after an `Err` nothing has changed.
+pub(super) trait Pool: Send {
     /// The regime of the pool's devices.
     fn regime(&self) -> Regime;
 
-    /// Gives the pool the names for its instances, before the first event.
-    fn name_instances_by(&mut self, names: InstanceNames);
+    /// The device is the pool's from now on; no process runs on it.
+    fn device_joined(
+        &mut self,
+        cluster: &mut Cluster,
+        gpu: GpuId,
+        spec: &DeviceSpec,
+    ) -> Result<(), PoolError>;
 
-    /// Calls `visit` with each instance in the pool, in the order of their names.
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView));
+    /// The device is gone, with every instance that had a part on it or was parked from it.
+    fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]);
 
-    /// Total number of the function's waiting requests.
-    fn waiting(&self, function: FunctionId) -> usize;
+    /// The limits of a tenant from now on.
+    fn tenant_limited(&mut self, _: &mut Cluster, _: TenantId, _: TenantLimits) {}
 
-    /// Whether the present devices, without any other instance on them, hold an instance of the function. Asked while there are
-    /// devices.
-    fn fits(&self, function: FunctionId) -> bool;
+    /// A function of the ledger to manage from now on. An inference function has its profile.
+    fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError>;
 
-    /// Forgets a request without an answer. It waits, or it runs on an instance that the next event reports as ended. An
-    /// event follows at the same time, so nothing is ordered here.
-    fn withdraw(&mut self, request: RequestId);
+    /// The ledger has a new minimum and maximum of a function's instances.
+    fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError>;
+
+    /// The function is removed, and no request of it waits.
+    fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId);
+
+    /// A request of the function counts as load: it is about to arrive, or waits for its tenant while other requests of the
+    /// function wait here, or was rejected since too many wait.
+    fn called(&mut self, _: &mut Cluster, _: FunctionId) {}
+
+    /// A request is in its function's queue.
+    fn arrived(&mut self, cluster: &mut Cluster, request: RequestId);
+
+    /// A request of the queue has ended. Orders nothing: the pool is settled before the end of the event.
+    fn withdrawn(&mut self, _: RequestId) {}
+
+    /// A dispatched request was answered, after this time on the instance.
+    fn done(&mut self, cluster: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration);
+
+    /// An instance is ready, parked or back; the ledger has its life.
+    fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport);
+
+    /// An instance has ended.
+    fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport);
+
+    /// Starts the missing instances of a function's minimum where there is room now, or counts the function as unmet; starts none
+    /// unless it may. Called after each change of its instances or bounds, also where none is missing, and while some are, after
+    /// each change of room.
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool);
+
+    /// [`next_deadline`](Self::next_deadline) has come.
+    fn deadline(&mut self, cluster: &mut Cluster);
+
+    /// Finishes what the calls before it began; called after each of them.
+    fn settle(&mut self, cluster: &mut Cluster);
+
+    fn next_deadline(&self) -> Option<Timestamp>;
+
+    /// Whether the present devices, without any other instance on them, hold an instance of the function whose memory they have.
+    fn fits(&self, _: FunctionId) -> bool {
+        true
+    }
 
     /// Checks the invariants between events; for tests and fuzzing.
     ///
     /// # Panics
     /// On a broken invariant, with a sentence about it.
-    fn invariants(&self);
+    fn invariants(&self, cluster: &Cluster);
+}
+
+/// The pool of one regime, for [`Platform::new`](super::Platform::new).
+pub struct RegimePool(pub(super) Box<dyn Pool>);
+
+impl fmt::Debug for RegimePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RegimePool").field(&self.0.regime()).finish()
+    }
+}
+
+impl From<FractionalPool> for RegimePool {
+    fn from(pool: FractionalPool) -> Self {
+        Self(Box::new(pool))
+    }
+}
+
+impl From<SlicedPool> for RegimePool {
+    fn from(pool: SlicedPool) -> Self {
+        Self(Box::new(pool))
+    }
+}
+
+impl From<WholePool> for RegimePool {
+    fn from(pool: WholePool) -> Self {
+        Self(Box::new(pool))
+    }
 }

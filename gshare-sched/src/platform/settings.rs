@@ -7,7 +7,7 @@ use super::{
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::pipeline::Router;
 use crate::place::{DiluConfig, DiluPacker};
-use crate::platform::{Pool, QueueOrder};
+use crate::platform::QueueOrder;
 use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
@@ -166,8 +166,7 @@ impl PlatformSettings {
             Some(requests) => WholePool::new(requests),
             None => WholePool::with_config(self.whole)?,
         };
-        let pools: Vec<Box<dyn Pool>> =
-            vec![Box::new(self.fractional.build(own)?), Box::new(sliced), Box::new(whole)];
+        let pools = vec![self.fractional.build(own)?.into(), sliced.into(), whole.into()];
         Platform::new(self.platform.clone(), pools)
     }
 }

@@ -1,35 +1,44 @@
-//! A host for tests of one pool, with scripted answers.
+//! A host for tests of one pool under a platform, with scripted answers.
 
-use crate::platform::{InstanceReport, PlatformAction, Pool, PoolAction, PoolEvent, Rejection};
-use core::fmt::Debug;
-use gshare_core::{Duration, FunctionId, InstanceId, RequestId, Timestamp};
+use crate::platform::{
+    InstanceReport, Platform, PlatformAction, PlatformConfig, PlatformEvent, RegimePool, Rejection,
+};
+use core::marker::PhantomData;
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, Timestamp};
 
 pub(super) struct Host<P> {
-    pub(super) pool: P,
+    pub(super) platform: Platform,
+    pool: PhantomData<P>,
     /// In milliseconds.
     pub(super) now: u64,
 }
 
-impl<P: Pool + Debug> Host<P> {
+impl<P: Into<RegimePool>> Host<P> {
+    /// Around a pool alone, with bounds that no test meets.
+    pub(super) fn around(pool: P) -> Self {
+        let day = Duration::from_secs(86_400);
+        let bounds = PlatformConfig::default().with_max_wait(day).with_start_timeout(day);
+        let bounds = bounds.with_park_timeout(day).with_drain_timeout(day).with_max_attempts(100);
+        let platform = Platform::new(bounds, vec![pool.into()]).unwrap();
+        Self { platform, pool: PhantomData, now: 0 }
+    }
+
     /// Returns the orders, and checks that a refusal comes without any.
-    pub(super) fn try_tell(&mut self, event: PoolEvent) -> Result<Vec<PoolAction>, String> {
-        let before = format!("{:?}", self.pool);
+    pub(super) fn try_tell(&mut self, event: PlatformEvent) -> Result<Vec<PlatformAction>, String> {
+        let before = format!("{:?}", self.platform);
         let mut actions = Vec::new();
-        let told = self.pool.handle(Timestamp::from_millis(self.now), event, &mut actions);
+        let told = self.platform.handle(Timestamp::from_millis(self.now), event, &mut actions);
         told.map_err(|error| {
             assert!(actions.is_empty());
-            assert_eq!(format!("{:?}", self.pool), before, "a refusal changes nothing");
+            assert_eq!(format!("{:?}", self.platform), before, "a refusal changes nothing");
             error.to_string()
         })?;
+        self.platform.invariants();
         Ok(actions)
     }
 
-    pub(super) fn tell(&mut self, event: PoolEvent) -> Vec<PlatformAction> {
-        let orders = |action| match action {
-            PoolAction::Order(order) => Some(order),
-            PoolAction::Unmet { .. } => None,
-        };
-        self.try_tell(event).unwrap().into_iter().filter_map(orders).collect()
+    pub(super) fn tell(&mut self, event: PlatformEvent) -> Vec<PlatformAction> {
+        self.try_tell(event).unwrap()
     }
 
     pub(super) fn arrive(
@@ -39,22 +48,33 @@ impl<P: Pool + Debug> Host<P> {
         deadline: Option<u64>,
     ) -> Vec<PlatformAction> {
         let (request, function) = (RequestId::new(request), FunctionId::new(function));
-        let (arrived, deadline) = (Timestamp::from_millis(self.now), deadline.map(Timestamp::from_millis));
-        self.tell(PoolEvent::Arrived { request, function, arrived, held: false, deadline })
+        let deadline = deadline.map(Timestamp::from_millis);
+        self.tell(PlatformEvent::RequestArrived { request, function, deadline })
     }
 
-    /// Withdraws a request, as the platform does, and lets the pool go on.
-    pub(super) fn withdraw(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.pool.withdraw(RequestId::new(request));
-        self.tell(PoolEvent::DeadlineReached)
+    /// Cancels a waiting request, and returns the other orders.
+    pub(super) fn cancel(&mut self, request: u64) -> Vec<PlatformAction> {
+        let mut orders = self.tell(PlatformEvent::RequestCancelled { request: RequestId::new(request) });
+        assert_eq!(orders.remove(0), reject(request, Rejection::Cancelled));
+        orders
     }
 
     pub(super) fn report(&mut self, instance: u64, report: InstanceReport) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Instance { instance: InstanceId::new(instance), report })
+        self.tell(PlatformEvent::Instance { instance: InstanceId::new(instance), report })
     }
 
     pub(super) fn done(&mut self, request: u64) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::Done { request: RequestId::new(request), took: Duration::from_millis(20) })
+        let took = Duration::from_millis(20);
+        self.tell(PlatformEvent::RequestDone { request: RequestId::new(request), took })
+    }
+
+    /// How often a lack of devices was counted during an event.
+    pub(super) fn unmet(&mut self, function: u32, event: PlatformEvent) -> u64 {
+        let function = FunctionId::new(function);
+        let unmet = |host: &Self| host.platform.function(function).map_or(0, |of| of.stats.unmet);
+        let before = unmet(self);
+        self.tell(event);
+        unmet(self) - before
     }
 }
 

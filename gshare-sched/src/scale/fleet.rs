@@ -102,7 +102,6 @@ enum Stage {
 
 #[derive(Debug)]
 struct Instance {
-    id: InstanceId,
     /// Index into the profile.
     point: usize,
     stage: Stage,
@@ -119,7 +118,7 @@ pub struct Function<S> {
     /// Requests per second of an instance at its limit, by point.
     surges: Vec<RequestRate>,
     /// In the order of their starts.
-    instances: Vec<Instance>,
+    instances: BTreeMap<InstanceId, Instance>,
     capacity: RequestRate,
     counts: InstanceCounts,
     reported: Option<Timestamp>,
@@ -160,26 +159,31 @@ impl<S> Function<S> {
     /// section 3.4.1: the queue `L_j`).
     pub fn by_efficacy(&self) -> Vec<(InstanceId, RequestRate)> {
         let points = self.spec.profile.points();
-        let mut order: Vec<&Instance> =
-            self.instances.iter().filter(|instance| instance.stage != Stage::Draining).collect();
-        order.sort_by(|a, b| {
-            let (x, y) = (&points[a.point], &points[b.point]);
-            x.cmp_efficacy(y).then(x.throughput.cmp(&y.throughput)).then(b.id.cmp(&a.id))
-        });
-        order.iter().map(|instance| (instance.id, points[instance.point].throughput)).collect()
+        let mut order: Vec<(InstanceId, &ProfilePoint)> = Vec::new();
+        for (id, instance) in self.instances.iter().filter(|(_, instance)| instance.stage != Stage::Draining)
+        {
+            order.push((*id, &points[instance.point]));
+        }
+        order
+            .sort_by(|(a, x), (b, y)| x.cmp_efficacy(y).then(x.throughput.cmp(&y.throughput)).then(b.cmp(a)));
+        order.into_iter().map(|(id, point)| (id, point.throughput)).collect()
+    }
+
+    /// Starting and ready instances.
+    fn counted(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.values().filter(|instance| instance.stage != Stage::Draining)
     }
 
     /// Requests per second of the smallest deployed instance.
     pub fn smallest(&self) -> Option<RequestRate> {
-        let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
-        deployed.map(|instance| self.spec.profile.points()[instance.point].throughput).min()
+        self.counted().map(|instance| self.spec.profile.points()[instance.point].throughput).min()
     }
 
     /// The youngest deployed instance, starting ones before ready ones.
     pub fn youngest(&self) -> Option<(InstanceId, RequestRate)> {
-        let of = |stage| self.instances.iter().rev().find(|instance| instance.stage == stage);
-        let instance = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
-        Some((instance.id, self.spec.profile.points()[instance.point].throughput))
+        let of = |stage| self.instances.iter().rev().find(|(_, instance)| instance.stage == stage);
+        let (id, instance) = of(Stage::Starting).or_else(|| of(Stage::Ready))?;
+        Some((*id, self.spec.profile.points()[instance.point].throughput))
     }
 
     /// The most effective point, available now or not; `None` where no point is fast enough.
@@ -189,10 +193,8 @@ impl<S> Function<S> {
 
     /// Requests per second of the deployed instances at their limits.
     pub fn surge(&self) -> RequestRate {
-        let deployed = self.instances.iter().filter(|instance| instance.stage != Stage::Draining);
-        deployed
-            .map(|instance| self.surges[instance.point])
-            .fold(RequestRate::ZERO, RequestRate::saturating_add)
+        let surges = self.counted().map(|instance| self.surges[instance.point]);
+        surges.fold(RequestRate::ZERO, RequestRate::saturating_add)
     }
 }
 
@@ -255,7 +257,7 @@ impl<S: Default> Fleet<S> {
 
     fn stage(&self, instance: InstanceId) -> Option<Stage> {
         let function = self.get(*self.homes.get(&instance)?)?;
-        function.instances.iter().find(|other| other.id == instance).map(|instance| instance.stage)
+        function.instances.get(&instance).map(|instance| instance.stage)
     }
 
     /// Takes an event in as for every policy. Answers the function to look at, with its load if the event reported it.
@@ -376,8 +378,8 @@ impl<S: Default> Fleet<S> {
             }
             HorizontalEvent::FunctionRemoved { function } => {
                 let function = self.functions[function.index()].take()?;
-                for instance in &function.instances {
-                    self.homes.remove(&instance.id);
+                for instance in function.instances.keys() {
+                    self.homes.remove(instance);
                 }
                 None
             }
@@ -404,7 +406,7 @@ impl<S: Default> Fleet<S> {
             HorizontalEvent::StartRefused { instance } => {
                 let until = self.now.saturating_add(self.config.retry_after);
                 let function = self.homes.get(&instance).copied().and_then(|home| self.get_mut(home))?;
-                let point = function.instances.iter().find(|other| other.id == instance)?.point;
+                let point = function.instances.get(&instance)?.point;
                 if let Some(entry) = function.points.iter_mut().find(|(index, _)| *index == point) {
                     entry.1 = until;
                 }
@@ -430,7 +432,7 @@ impl<S: Default> Fleet<S> {
             points: points.into_iter().map(|index| (index, Timestamp::ZERO)).collect(),
             surges: surges(&spec),
             spec,
-            instances: Vec::new(),
+            instances: BTreeMap::new(),
             capacity: RequestRate::ZERO,
             counts: InstanceCounts::default(),
             reported: None,
@@ -456,7 +458,7 @@ impl<S: Default> Fleet<S> {
         let (id, since) = (InstanceId::new(self.next_instance), self.now);
         let Some(known) = self.get_mut(function) else { return };
         let chosen = known.spec.profile.points()[point];
-        known.instances.push(Instance { id, point, stage: Stage::Starting, since });
+        known.instances.insert(id, Instance { point, stage: Stage::Starting, since });
         known.counts.starting += 1;
         known.capacity = known.capacity.saturating_add(chosen.throughput);
         self.next_instance += 1;
@@ -483,7 +485,7 @@ impl<S: Default> Fleet<S> {
         let Some(known) = self.homes.get(&id).and_then(|home| self.functions[home.index()].as_mut()) else {
             return;
         };
-        let Some(instance) = known.instances.iter_mut().find(|instance| instance.id == id) else { return };
+        let Some(instance) = known.instances.get_mut(&id) else { return };
         *count(&mut known.counts, instance.stage) -= 1;
         *count(&mut known.counts, stage) += 1;
         if stage == Stage::Ready {
@@ -499,8 +501,7 @@ impl<S: Default> Fleet<S> {
     fn forget(&mut self, id: InstanceId) {
         let Some(home) = self.homes.remove(&id) else { return };
         let Some(known) = self.functions[home.index()].as_mut() else { return };
-        let Some(place) = known.instances.iter().position(|instance| instance.id == id) else { return };
-        let instance = known.instances.remove(place);
+        let Some(instance) = known.instances.remove(&id) else { return };
         *count(&mut known.counts, instance.stage) -= 1;
         if instance.stage != Stage::Draining {
             let throughput = known.spec.profile.points()[instance.point].throughput;
@@ -519,12 +520,12 @@ impl<S: Default> Fleet<S> {
         let Some(known) = self.get(function) else { return };
         let mut counts = InstanceCounts::default();
         let mut capacity = RequestRate::ZERO;
-        for instance in &known.instances {
+        for (id, instance) in &known.instances {
             *count(&mut counts, instance.stage) += 1;
             if instance.stage != Stage::Draining {
                 capacity = capacity.saturating_add(known.spec.profile.points()[instance.point].throughput);
             }
-            assert_eq!(self.homes.get(&instance.id), Some(&function), "an instance has one home");
+            assert_eq!(self.homes.get(id), Some(&function), "an instance has one home");
         }
         assert_eq!((counts, capacity), (known.counts, known.capacity), "counts and capacity are sums");
         assert!(known.deployed() <= known.spec.max_instances, "never more than the most");

@@ -125,6 +125,6 @@ impl Policy<'_> {
             Routing::Own(make) => make(),
         };
         let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);
-        Ok(Platform::new(crate::replay::without_bounds(), vec![Box::new(pool)])?)
+        Ok(Platform::new(crate::replay::without_bounds(), vec![pool.into()])?)
     }
 }

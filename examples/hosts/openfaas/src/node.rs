@@ -402,17 +402,23 @@ impl Ticket {
     /// # Errors
     /// If the request is rejected.
     pub async fn turn(&mut self) -> Result<Go, ApiError> {
-        let turn = match &mut self.turns {
-            Some(turns) => turns.recv().await,
-            None => None,
-        };
-        match turn {
-            Some(Turn::Go(go)) => Ok(go),
-            Some(Turn::No(reason)) => Err(super::host::refusal(reason)),
-            Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
-                Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
-            }
-            None => Err(ApiError::new(StatusCode::BAD_GATEWAY, "the instance is gone")),
+        loop {
+            let turn = match &mut self.turns {
+                Some(turns) => turns.recv().await,
+                None => None,
+            };
+            return match turn {
+                Some(Turn::Again(request)) => {
+                    self.request = request;
+                    continue;
+                }
+                Some(Turn::Go(go)) => Ok(go),
+                Some(Turn::No(reason)) => Err(super::host::refusal(reason)),
+                Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
+                    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
+                }
+                None => Err(ApiError::new(StatusCode::BAD_GATEWAY, "the instance is gone")),
+            };
         }
     }
 

@@ -21,7 +21,7 @@
 //! | [`queue_order()`] | [`QueueOrder`](gshare_sched::platform::QueueOrder) |
 //! | [`pipelines()`] | [`PipelinePartitioner`](gshare_sched::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_sched::pipeline::SliceAssigner) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
-//! | [`pool()`] | [`Pool`](gshare_sched::platform::Pool) |
+//! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;

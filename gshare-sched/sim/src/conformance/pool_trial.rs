@@ -1,30 +1,29 @@
-//! Whether a pool keeps the contract of [`Pool`], alone in a [`world`](crate::world) with all its faults.
+//! Whether a platform with one pool keeps its contract, in a [`world`](crate::world) with all its faults.
 //!
 //! # Runs
-//! The pool stands in the place of a platform and gets the platform's events, together with the world's faults and its [`Book`].
 //! Devices are lost and come back, starts are refused, take long and die, callers give up, and reports come late. Besides,
 //! functions are removed and deployed again, bounds change, and outdated reports arrive.
 //!
 //! # Checks
-//! The suite checks all rules of the book, and for the pool alone:
-//! - its instances are the book's instances, and its number of waiting requests is the book's number;
-//! - a live function has its minimum of instances, starting instances included, within a minute, unless the pool has reported
-//!   `Unmet` since it last had the minimum. Also after an `Unmet`, it has the minimum again within ten seconds in which it surely
-//!   fits a device and none of its starts fails. No order drains an instance of the minimum, and after the last fault each function has
-//!   its minimum within a bound;
-//! - every part of an instance has a limit of memory, and the pool orders no profile.
+//! The suite checks all rules of the [`Book`], and:
+//! - the platform's instances are the book's instances, and its number of waiting requests is the book's number;
+//! - a live function has its minimum of instances, starting instances included, within a minute, unless it was counted as unmet since
+//!   it last had the minimum. Also when unmet, it has the minimum again within ten seconds in which it surely fits a device and none of
+//!   its starts fails. No order drains an instance of the minimum, and after the last fault each function has its minimum within a
+//!   bound;
+//! - every part of an instance has a limit of memory, and the platform orders no profile.
 
 use super::story::{Broken, Log, Story, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
-use crate::world::{self, Book, Change, Device, Fault, Function, Instance, Outcome, Plan, Request};
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use crate::world::{self, Book, Change, Device, Fault, Function, Outcome, Plan};
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
 use gshare_sched::Wrapped;
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Pool, PoolAction,
-    PoolError, PoolEvent, Regime, Rejection, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, Part, Platform, PlatformAction, PlatformError, PlatformEvent,
+    Regime, Work,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The devices, functions and load of a pool's trial.
 #[derive(Debug, Clone)]
@@ -57,16 +56,16 @@ const SOON: Duration = Duration::from_secs(60);
 /// The same time for a function that surely fits a device, from the later of this fit and its last failed start.
 const RESTORED: Duration = Duration::from_secs(10);
 
-/// Runs `pool`, which is empty, in the world of a seed, and returns counts.
+/// Runs a platform of one pool, without devices and functions, in the world of a seed, and returns counts.
 ///
 /// # Errors
 /// The first broken claim.
-pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
+pub fn pool(platform: Wrapped<Platform>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
     let log = Log::default();
     let broken = |broken| log.story(seed, broken);
     let plan = trial.plan(seed).map_err(|error| broken((KEEPS, error.to_string())))?;
     let alone = Alone {
-        pool: log.watch(pool, false),
+        platform: log.watch(Box::new(platform), false),
         book: Book::new(),
         log: log.clone(),
         rng: Rng::new(!seed),
@@ -74,7 +73,6 @@ pub fn pool(pool: Box<dyn Pool>, trial: &PoolTrial, seed: u64) -> Result<Outcome
         quiet: Timestamp::ZERO + plan.length + Duration::from_nanos(plan.settle.as_nanos() / 2),
         live: BTreeMap::new(),
         ready: None,
-        deadlines: BTreeSet::new(),
     };
     let (result, _) = world::story(&plan, seed, alone);
     let outcome = result.map_err(|failure| broken((KEEPS, failure.claim)))?;
@@ -133,8 +131,9 @@ impl PoolTrial {
 struct Live {
     spec: Box<FunctionSpec>,
     least: u32,
-    /// The pool has reported `Unmet` since the function last had its minimum.
+    /// The function was counted as unmet since it last had its minimum; then the count.
     unmet: bool,
+    counted: u64,
     /// The time from which the function has been below its minimum, and the time from which it has surely fitted a device.
     below: Option<Timestamp>,
     fits: Option<Timestamp>,
@@ -142,9 +141,9 @@ struct Live {
     failed: Timestamp,
 }
 
-/// A pool in the place of a platform.
+/// A platform of one pool, with books of its own.
 struct Alone {
-    pool: Wrapped<dyn Pool>,
+    platform: Wrapped<Wrapped<Platform>>,
     book: Book,
     log: Log,
     rng: Rng,
@@ -154,96 +153,44 @@ struct Alone {
     live: BTreeMap<FunctionId, Live>,
     /// The function of an instance that is ready just now and may take the place of another instance.
     ready: Option<FunctionId>,
-    /// The deadlines of requests; a request that has ended may still have one.
-    deadlines: BTreeSet<(Timestamp, RequestId)>,
 }
 
 impl Engine for Alone {
     type Event = PlatformEvent;
     type Action = PlatformAction;
-    type Error = PoolError;
+    type Error = PlatformError;
 
     fn handle(
         &mut self,
         now: Timestamp,
         event: PlatformEvent,
         actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), PlatformError> {
         self.take(now, event, actions).map_err(|broken| {
-            let refused = self.pool.regime().refused(&broken.1);
+            let why = broken.1.clone();
             self.log.breaks(broken);
-            refused
+            PlatformError::Policy { why }
         })
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        self.pool.next_deadline().into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
+        self.platform.next_deadline()
     }
 }
 
 impl Alone {
+    fn inner(&self) -> &Platform {
+        self.platform.engine().engine()
+    }
+
     fn take(
         &mut self,
         now: Timestamp,
         event: PlatformEvent,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), Broken> {
-        while let Some(&(_, request)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
-            self.deadlines.pop_first();
-            if self.waits(request) {
-                self.withdraw(now, request, Rejection::DeadlineMissed, actions)?;
-            }
-        }
-        let event = match event {
-            PlatformEvent::RequestCancelled { request } if !self.book.is_open(request) => {
-                PlatformEvent::DeadlineReached
-            }
-            event => event,
-        };
-        let lost = self.lost_with(&event);
         self.note(now, &event).map_err(|wrong| (KEEPS, wrong))?;
-        for request in lost {
-            let Some(of) = self.book.requests.get(&request) else { continue };
-            // The platform bounds the attempts of a request, and lets none wait after its deadline or for a removed function.
-            let reason = match () {
-                () if !self.live.contains_key(&of.function) => Rejection::Removed,
-                () if of.deadline.is_some_and(|deadline| deadline <= now) => Rejection::DeadlineMissed,
-                () if self.rng.percent(20) => Rejection::AttemptsExhausted,
-                () => continue,
-            };
-            self.withdraw(now, request, reason, actions)?;
-        }
-        let told = match event {
-            PlatformEvent::DeviceFound { gpu, spec } => PoolEvent::DeviceJoined { gpu, spec },
-            PlatformEvent::DeviceLost { gpu } => PoolEvent::DeviceLost { gpu },
-            PlatformEvent::TenantLimited { tenant, limits } => PoolEvent::TenantLimited { tenant, limits },
-            PlatformEvent::FunctionDeployed { function, spec } => PoolEvent::FunctionAdded { function, spec },
-            PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
-                PoolEvent::BoundsChanged { function, min_instances, max_instances }
-            }
-            PlatformEvent::FunctionRemoved { function } => {
-                for request in self.waiting(|of| of == function) {
-                    self.withdraw(now, request, Rejection::Removed, actions)?;
-                }
-                PoolEvent::FunctionRemoved { function }
-            }
-            PlatformEvent::RequestArrived { request, function, deadline } => {
-                self.deadlines.extend(deadline.map(|at| (at, request)));
-                PoolEvent::Arrived { request, function, arrived: now, held: false, deadline }
-            }
-            PlatformEvent::RequestDone { request, took } => PoolEvent::Done { request, took },
-            // An instance works for the request, and its answer ends the request.
-            PlatformEvent::RequestCancelled { request } if !self.waits(request) => return Ok(()),
-            PlatformEvent::RequestCancelled { request } => {
-                self.withdraw(now, request, Rejection::Cancelled, actions)?;
-                PoolEvent::DeadlineReached
-            }
-            PlatformEvent::Instance { instance, report } => PoolEvent::Instance { instance, report },
-            // Every function came with its profile.
-            PlatformEvent::ProfileLearned { .. } => return Ok(()),
-            PlatformEvent::DeadlineReached => PoolEvent::DeadlineReached,
-        };
-        self.tell(now, told, actions)?;
+        self.tell(now, event, actions)?;
         self.ready = None;
         if self.faults && self.rng.percent(2) {
             self.old_report(now, actions)?;
@@ -251,36 +198,7 @@ impl Alone {
         self.agree(now)
     }
 
-    /// The requests that run on the instances ended by an event.
-    fn lost_with(&self, event: &PlatformEvent) -> Vec<RequestId> {
-        let ends = |(id, one): &(&InstanceId, &Instance)| match event {
-            PlatformEvent::DeviceLost { gpu } => one.parts.iter().any(|part| part.gpu == *gpu),
-            PlatformEvent::Instance { instance, report } => {
-                use InstanceReport::{Completed, Gone, Refused};
-                instance == *id && matches!(report, Gone | Refused | Completed)
-            }
-            _ => false,
-        };
-        self.book.instances.iter().filter(ends).flat_map(|(_, one)| one.requests.iter().copied()).collect()
-    }
-
-    fn withdraw(
-        &mut self,
-        now: Timestamp,
-        request: RequestId,
-        reason: Rejection,
-        actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), Broken> {
-        self.pool.withdraw(request);
-        self.order(now, PlatformAction::Reject { request, reason }, actions)
-    }
-
-    fn waiting(&self, of: impl Fn(FunctionId) -> bool) -> Vec<RequestId> {
-        let waits = |found: &Request| found.on.is_none() && of(found.function);
-        self.book.requests.iter().filter(|(_, found)| waits(found)).map(|(request, _)| *request).collect()
-    }
-
-    /// Keeps the books before the pool gets an event.
+    /// Keeps the books before the platform gets an event.
     fn note(&mut self, now: Timestamp, event: &PlatformEvent) -> Result<(), String> {
         let starts = self.book.instances.iter().filter(|(_, one)| one.ready.is_none());
         let starts: Vec<(InstanceId, FunctionId)> = starts.map(|(id, one)| (*id, one.function)).collect();
@@ -291,7 +209,7 @@ impl Alone {
         match event {
             PlatformEvent::FunctionDeployed { function, spec } => {
                 let (spec, least, failed) = (spec.clone(), spec.min_instances, Timestamp::ZERO);
-                let live = Live { spec, least, unmet: false, below: None, fits: None, failed };
+                let live = Live { spec, least, unmet: false, counted: 0, below: None, fits: None, failed };
                 self.live.insert(*function, live);
             }
             PlatformEvent::BoundsChanged { function, min_instances, .. } => {
@@ -312,35 +230,25 @@ impl Alone {
         Ok(())
     }
 
-    /// Sends the pool an event it must accept.
+    /// Sends the platform an event it must accept.
     fn tell(
         &mut self,
         now: Timestamp,
-        event: PoolEvent,
+        event: PlatformEvent,
         actions: &mut Vec<PlatformAction>,
     ) -> Result<(), Broken> {
-        let mut orders = Vec::new();
-        self.pool.handle(now, event, &mut orders).map_err(|error| (TAKES, error.to_string()))?;
-        for order in orders {
-            match order {
-                PoolAction::Order(order) => self.order(now, order, actions)?,
-                PoolAction::Unmet { function } => {
-                    self.live.entry(function).and_modify(|live| live.unmet = true);
-                }
-            }
+        let before = actions.len();
+        self.platform.handle(now, event, actions).map_err(|error| (TAKES, error.to_string()))?;
+        for order in actions.iter().skip(before) {
+            self.order(now, order)?;
         }
-        self.pool.invariants();
+        self.inner().invariants();
         Ok(())
     }
 
-    fn order(
-        &mut self,
-        now: Timestamp,
-        order: PlatformAction,
-        actions: &mut Vec<PlatformAction>,
-    ) -> Result<(), Broken> {
-        self.book.ordered(now, &order).map_err(|wrong| (KEEPS, wrong))?;
-        match &order {
+    fn order(&mut self, now: Timestamp, order: &PlatformAction) -> Result<(), Broken> {
+        self.book.ordered(now, order).map_err(|wrong| (KEEPS, wrong))?;
+        match order {
             PlatformAction::Drain { instance } => {
                 let function = self.book.instances[instance].function;
                 let least = self.live.get(&function).map_or(0, |live| live.least);
@@ -356,11 +264,10 @@ impl Alone {
             PlatformAction::Profile { function } => return Err((SHARES, format!("{function} is profiled"))),
             _ => {}
         }
-        actions.push(order);
         Ok(())
     }
 
-    /// Sends the pool a report about an unknown instance, or a repeated report.
+    /// Sends the platform a report about an unknown instance, or a repeated report.
     fn old_report(&mut self, now: Timestamp, actions: &mut Vec<PlatformAction>) -> Result<(), Broken> {
         const OLD: [InstanceReport; 5] = [
             InstanceReport::Ready,
@@ -377,28 +284,33 @@ impl Alone {
             Some(one) if one.moving => InstanceReport::Ready,
             Some(_) => InstanceReport::Parked,
         };
-        self.tell(now, PoolEvent::Instance { instance, report }, actions)
+        self.tell(now, PlatformEvent::Instance { instance, report }, actions)
     }
 
-    /// Checks that the pool's view equals the book, and that functions have their minimums.
+    /// Checks that the platform's view equals the book, and that functions have their minimums.
     fn agree(&mut self, now: Timestamp) -> Result<(), Broken> {
         let mut views = Vec::new();
-        self.pool.instances(&mut |view| {
-            // The pool has not ordered an instance yet while the instance waits for its devices.
-            if self.book.names.contains(&view.instance) {
-                views.push((view.instance, view.function, view.requests as usize));
-            }
-        });
+        self.inner()
+            .instances(&mut |view| views.push((view.instance, view.function, view.requests as usize)));
         let book = self.book.instances.iter().map(|(id, one)| (*id, one.function, one.requests.len()));
         let book: Vec<_> = book.collect();
         claim(views == book, VIEWS, || {
-            format!("the pool's instances are {views:?}, those of the book {book:?}")
+            format!("the platform's instances are {views:?}, those of the book {book:?}")
         })?;
-        for &function in self.book.functions.keys() {
-            let (told, waits) = (self.pool.waiting(function), self.waiting(|of| of == function).len());
+        let mut waits: BTreeMap<FunctionId, usize> = BTreeMap::new();
+        for request in self.book.requests.values().filter(|found| found.on.is_none()) {
+            *waits.entry(request.function).or_default() += 1;
+        }
+        for function in self.book.functions.keys() {
+            let (told, waits) = (self.inner().waiting(*function), waits.get(function).copied().unwrap_or(0));
             claim(told == waits, VIEWS, || {
                 format!("{told} requests of {function} wait, {waits} by the book")
             })?;
+        }
+        let platform = self.platform.engine().engine();
+        for (function, live) in &mut self.live {
+            let counted = platform.function(*function).map_or(0, |of| of.stats.unmet);
+            live.unmet |= core::mem::replace(&mut live.counted, counted) < counted;
         }
         let fitting: Vec<bool> = self.live.values().map(|live| self.surely_fits(&live.spec)).collect();
         for ((function, live), fits) in self.live.iter_mut().zip(fitting) {
@@ -424,10 +336,6 @@ impl Alone {
         Ok(())
     }
 
-    fn waits(&self, request: RequestId) -> bool {
-        self.book.requests.get(&request).is_some_and(|found| found.on.is_none())
-    }
-
     /// The instances of a function that start, are ready or are parked.
     fn staying(&self, function: FunctionId) -> u32 {
         self.book.functions.get(&function).map_or(0, |of| of.instances)
@@ -439,7 +347,7 @@ impl Alone {
     fn surely_fits(&self, spec: &FunctionSpec) -> bool {
         let Work::Inference { profile: Some(profile) } = &spec.work else { return false };
         let widest = profile.points().iter().map(|point| u64::from(point.sm.get())).max().unwrap_or(0);
-        let regime = self.pool.regime();
+        let regime = self.inner().regime_for(spec);
         let room = |(gpu, device): (&GpuId, &Device)| {
             let there = self.book.instances.values().filter(|one| one.placed).flat_map(|one| &one.parts);
             let on: Vec<&Part> = there.filter(|part| part.gpu == *gpu).collect();

@@ -25,8 +25,8 @@ pub fn request_scheduler(
     let mut sum = Outcome::default();
     for seed in seeds {
         let platform = |log: &Log| {
-            let pool = Box::new(WholePool::new(Box::new(log.watch(make(), false))));
-            Platform::new(config(), vec![pool]).map_err(text)
+            let pool = WholePool::new(Box::new(log.watch(make(), false)));
+            Platform::new(config(), vec![pool.into()]).map_err(text)
         };
         sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }

@@ -12,7 +12,7 @@ use gshare_core::dag::{Component, Dag, DagError};
 use gshare_core::{Bytes, Duration, NodeId};
 use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, Pool, SlicedConfig, SlicedPool, Work,
+    DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, SlicedConfig, SlicedPool, Work,
 };
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub fn router_and_keeper(
             let watched = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, _> {
                 Ok(Box::new(log.watch(keeper(node), true)))
             };
-            let pool: Box<dyn Pool> = Box::new(pool.with_router(router).with_keepers(Arc::new(watched)));
-            Platform::new(PlatformConfig::default(), vec![pool]).map_err(text)
+            let pool = pool.with_router(router).with_keepers(Arc::new(watched));
+            Platform::new(PlatformConfig::default(), vec![pool.into()]).map_err(text)
         };
         sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }

@@ -83,8 +83,8 @@ mod tenants;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use book::Device;
 pub use book::{Book, room};
-pub(crate) use book::{Device, Instance, Request};
 pub use drive::{Failure, run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};

@@ -9,10 +9,9 @@
 //! 1. *Load*: requests count when they come to the platform, held requests included while others wait here for an instance, and the
 //!    scaler gets a report once a tick. The packer places the scaler's `Start`; a start without room is refused to the scaler, unless it
 //!    is its function's only instance. A refused point is not tried again for a while.
-//! 2. *Minimum* (`least_instances`): missing instances start at once where there is room at any of the function's points, even while
-//!    the scaler waits, and ten seconds after the host refused a start. The first request of a function without instances raises its
-//!    minimum to one, for as long as the gaps between its requests say that an instance pays
-//!    ([`keep_alive`](FractionalConfig::keep_alive)).
+//! 2. *Minimum* (`least_instances`): missing instances start where there is room at any of the function's points, even while the
+//!    scaler waits. The first request of a function without instances raises its minimum to one, for as long as the gaps between its
+//!    requests say that an instance pays ([`keep_alive`](FractionalConfig::keep_alive)).
 //! 3. *Dispatch*: an instance takes as many requests at once as its point's batch; where the function takes them as one
 //!    ([`batches`](FunctionSpec::batches)), one batch at a time, which may gather (`batch.rs`). A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
@@ -34,7 +33,7 @@
 //! served, with a load whenever it was parked since its last request.
 //!
 //! # Invariants
-//! The contract of [`Pool`], and: no request waits while a ready instance of its function has room, but for a batch that gathers.
+//! The contract of every pool, and: no request waits while a ready instance of its function has room, but for a batch that gathers.
 //!
 //! # Cost
 //! O(log n) for a request; O(n) over the instances of the pool when room is made.
@@ -53,34 +52,32 @@ mod request_order;
 mod shared_weights;
 mod spread;
 
-use pool_config::RESTART_AFTER;
 pub use pool_config::{FractionalConfig, FractionalPolicies};
 
-use super::START_AGAIN;
 use super::batch::Arrivals;
+use super::cluster::Cluster;
 use super::host_cache::HostCache;
+use super::pool::Pool;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::pipeline::{Gaps, Stay};
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
-    PoolAction, PoolError, PoolEvent, QueueOrder, Regime, StopCause, Work,
+    DeviceSpec, InstanceReport, Part, PlatformAction, PoolError, QueueOrder, Regime, StopCause, Work,
 };
 use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
 use gshare_core::{
-    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId,
-    Timestamp,
+    ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
 use request_order::LateLast;
 use shared_weights::SharedWeights;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A state of an instance, finer than [`Life`].
+/// A state of an instance, finer than its [`Life`](super::Life).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Ordered by the scaler, without room on any device yet.
+    /// Ordered by the scaler, without room on any device yet: the ledger does not know it.
     WaitingForRoom,
     Starting,
     Ready,
@@ -91,18 +88,6 @@ enum State {
     Unparking,
     Draining,
     Stopping,
-}
-
-impl State {
-    const fn life(self) -> Life {
-        match self {
-            Self::WaitingForRoom | Self::Starting => Life::Starting,
-            Self::Ready | Self::Emptying => Life::Ready,
-            Self::Parking | Self::Parked | Self::Unparking => Life::Parked,
-            Self::Draining => Life::Draining,
-            Self::Stopping => Life::Stopped,
-        }
-    }
 }
 
 #[derive(Debug)]
@@ -117,24 +102,24 @@ struct Instance {
     throughput: RequestRate,
     /// Its placements, each with the device's name.
     placements: Vec<(PlacementId, GpuId)>,
-    /// Its devices, or the devices before it was parked, and their node; empty before its start.
-    home: BTreeSet<GpuId>,
+    /// Its node; None before its start.
     node: Option<NodeId>,
-    requests: BTreeSet<RequestId>,
+    /// Its place among the instances of its function that have room for a request.
+    open: Option<OpenKey>,
     /// Time of the last begin or end of a request, or of its becoming ready.
     used: Timestamp,
     /// Time of its becoming ready, the last time.
     came: Timestamp,
 }
 
+/// The number of an instance's requests, its slowness and its name: the least takes the next request.
+type OpenKey = (usize, u64, InstanceId);
+
 #[derive(Debug)]
 struct Function {
-    spec: FunctionSpec,
-    /// Waiting requests, by arrival.
-    queue: BTreeSet<(Timestamp, RequestId)>,
     instances: BTreeSet<InstanceId>,
-    /// Ready instances with room, by (number of requests, slowness, name).
-    open: BTreeSet<(u32, u64, InstanceId)>,
+    /// Ready instances with room.
+    open: BTreeSet<OpenKey>,
     /// Sum of its ready instances' throughputs, in thousandths of a request per second.
     serves: u128,
     /// Number of requests that its ready instances serve at once.
@@ -155,17 +140,9 @@ struct Function {
     arrivals: Arrivals,
     /// Whether the minimum was raised to one.
     activated: bool,
-    removed: bool,
     gang: Option<Gang>,
     /// Points without room for the minimum since the last look.
     refused: Vec<Setting>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    function: FunctionId,
-    arrived: Timestamp,
-    on: Option<InstanceId>,
 }
 
 /// The purpose of a deadline.
@@ -175,8 +152,6 @@ enum Timer {
     Report(FunctionId),
     /// Tries again to make room.
     Room,
-    /// Starts missing instances of the minimum again, some time after the host refused a start.
-    Minimum(FunctionId),
     /// Starts the training job again.
     Restart(FunctionId),
     /// Gives out a batch, full or not.
@@ -189,32 +164,26 @@ pub struct FractionalPool {
     scaler: Box<dyn HorizontalScaler>,
     packer: Box<dyn Packer>,
     order: Box<dyn QueueOrder>,
-    now: Timestamp,
-    devices: BTreeMap<GpuId, DeviceSpec>,
+    devices: BTreeMap<GpuId, NodeId>,
     functions: BTreeMap<FunctionId, Function>,
     /// The gaps of all functions.
     gaps: Gaps,
     instances: BTreeMap<InstanceId, Instance>,
-    by_placement: BTreeMap<PlacementId, InstanceId>,
     by_scaler: BTreeMap<InstanceId, InstanceId>,
     weights: SharedWeights,
-    requests: BTreeMap<RequestId, Request>,
     /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
-    names: InstanceNames,
     /// Functions with requests that may find an instance now.
     to_serve: BTreeSet<FunctionId>,
     /// Whether an instance left a device since the last search for room.
     room_changed: bool,
     /// Training jobs that should run and do not.
     idle_gangs: BTreeSet<FunctionId>,
-    /// Functions below their minimum for want of room.
-    lacking: BTreeSet<FunctionId>,
 }
 
-gshare_core::debug_fields!(FractionalPool { now, devices, functions, instances });
+gshare_core::debug_fields!(FractionalPool { devices, functions, instances });
 
 /// The part of a device, of 10^8, that a typical instance books.
 const TYPICAL_AREA: u64 = 10_000_000;
@@ -233,23 +202,18 @@ impl FractionalPool {
             config,
             scaler: policies.scaler,
             packer: policies.packer,
-            now: Timestamp::ZERO,
             devices: BTreeMap::new(),
             functions: BTreeMap::new(),
             gaps: Gaps::default(),
             instances: BTreeMap::new(),
-            by_placement: BTreeMap::new(),
             by_scaler: BTreeMap::new(),
             weights: SharedWeights::default(),
-            requests: BTreeMap::new(),
             wanting: VecDeque::new(),
             timers: Timers::default(),
             cache,
-            names: InstanceNames::default(),
             to_serve: BTreeSet::new(),
             room_changed: false,
             idle_gangs: BTreeSet::new(),
-            lacking: BTreeSet::new(),
         })
     }
 
@@ -259,87 +223,39 @@ impl FractionalPool {
         Self { order, ..self }
     }
 
-    /// Handles the deadlines up to now.
-    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
-        if self.scaler.next_deadline().is_some_and(|due| due <= self.now) {
-            self.scale(HorizontalEvent::DeadlineReached, actions);
-        }
-        while let Some(timer) = self.timers.pop(self.now) {
-            match timer {
-                Timer::Report(function) => self.report(function, actions),
-                Timer::Room => self.room_changed = true,
-                Timer::Minimum(function) => self.keep_minimum(function, actions),
-                Timer::Restart(function) => self.start_gang(function, actions),
-                Timer::Batch(function) => {
-                    self.to_serve.insert(function);
-                }
+    /// Adds a function, with the whole of the SMs wherever its points or its share name a part of them but the device has no
+    /// partitions.
+    fn added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        let (spec, now) = (&cluster.functions[&function].spec, cluster.now);
+        let (mut gang, mut orders) = (None, Vec::new());
+        match &spec.work {
+            Work::Training { workers, share } => {
+                let share = if self.config.sm_partitions { *share } else { share.on_all_sms() };
+                gang = Some(Gang::new(*workers, share));
             }
-        }
-    }
-
-    /// Serves requests and gives room until both are done.
-    fn settle(&mut self, actions: &mut Vec<PoolAction>) {
-        loop {
-            while let Some(function) = self.to_serve.pop_first() {
-                self.serve(function, actions);
+            Work::Inference { profile: Some(profile) } => {
+                let of = FunctionScale {
+                    profile: if self.config.sm_partitions { profile.clone() } else { profile.on_all_sms() },
+                    // Half of the SLO is for waiting (Dilu, section 3.2, footnote 2).
+                    max_p95: spec.slo.map(|slo| Duration::from_nanos(slo.as_nanos() / 2)),
+                    min_instances: spec.min_instances,
+                    max_instances: spec.max_instances,
+                };
+                let added = HorizontalEvent::FunctionAdded { function, spec: of };
+                let told = self.scaler.handle(now, added, &mut orders);
+                told.map_err(|error| REGIME.unsuitable(function, error))?;
             }
-            if !core::mem::take(&mut self.room_changed) {
-                break;
-            }
-            self.give_room(actions);
-            for function in core::mem::take(&mut self.lacking) {
-                self.keep_minimum(function, actions);
-            }
-            for function in self.idle_gangs.clone() {
-                self.start_gang(function, actions);
-            }
+            _ => {}
         }
-    }
-
-    fn join(&mut self, gpu: GpuId, spec: DeviceSpec) -> Result<(), PoolError> {
-        self.packer.add_gpu(gpu, GpuSpec::new(spec.memory)).map_err(|error| REGIME.bad_device(gpu, error))?;
-        self.devices.insert(gpu, spec);
-        self.room_changed = true;
-        Ok(())
-    }
-
-    fn lose(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
-        let there = |(id, of): (&InstanceId, &Instance)| of.home.contains(&gpu).then_some(*id);
-        let lost: Vec<InstanceId> = self.instances.iter().filter_map(there).collect();
-        // The packer must have all placements back, and be without the device, before the next placement.
-        for instance in &lost {
-            let placements = self.instances.get_mut(instance).map(|of| core::mem::take(&mut of.placements));
-            self.release(placements.unwrap_or_default());
-        }
-        let removed = self.packer.remove_gpu(gpu);
-        debug_assert!(removed.is_ok(), "the packer holds something on a device that is lost: {removed:?}");
-        if let Some(node) = self.devices.remove(&gpu).map(|spec| spec.node)
-            && self.devices.values().all(|device| device.node != node)
-        {
-            self.cache.lose(node);
-        }
-        let functions: BTreeSet<FunctionId> = lost.iter().map(|one| self.instances[one].function).collect();
-        for instance in lost {
-            self.gone(instance, actions);
-        }
-        for function in functions {
-            self.keep_minimum(function, actions);
-        }
-    }
-
-    fn add_function(&mut self, function: FunctionId, spec: FunctionSpec, actions: &mut Vec<PoolAction>) {
-        let gang = matches!(spec.work, Work::Training { .. }).then(|| Gang::new(RESTART_AFTER));
         let trains = gang.is_some();
         let of = Function {
-            spec,
-            queue: BTreeSet::new(),
             instances: BTreeSet::new(),
             open: BTreeSet::new(),
             serves: 0,
             at_once: 0,
             arrived: 0,
-            reported: self.now,
-            used: self.now,
+            reported: now,
+            used: now,
             gaps: Gaps::default(),
             stays: Vec::new(),
             visit: 0,
@@ -347,147 +263,26 @@ impl FractionalPool {
             area: TYPICAL_AREA,
             arrivals: Arrivals::default(),
             activated: false,
-            removed: false,
             gang,
             refused: Vec::new(),
         };
         self.functions.insert(function, of);
         if trains {
             self.idle_gangs.insert(function);
-            self.start_gang(function, actions);
+            self.start_gang(function, cluster);
         } else {
-            self.timers.set(Timer::Report(function), self.now.saturating_add(self.scaler.tick()));
+            self.timers.set(Timer::Report(function), now.saturating_add(self.scaler.tick()));
         }
-    }
-
-    fn remove_function(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        of.removed = true;
-        let instances = of.instances.clone();
-        let trains = of.gang.is_some();
-        self.timers.clear(Timer::Report(function));
-        self.timers.clear(Timer::Restart(function));
-        self.timers.clear(Timer::Minimum(function));
-        self.timers.clear(Timer::Batch(function));
-        self.lacking.remove(&function);
-        self.idle_gangs.remove(&function);
-        if !trains {
-            self.scale(HorizontalEvent::FunctionRemoved { function }, actions);
-        }
-        for instance in instances {
-            self.forget_scaled(instance);
-            self.drain(instance, StopCause::Removed, actions);
-        }
-        let mut orders = Vec::new();
-        self.cache.remove(function, &mut orders);
-        actions.extend(orders.into_iter().map(PoolAction::Order));
-        self.drop_if_done(function);
-    }
-
-    /// Forgets a removed function after its last instance and request.
-    fn drop_if_done(&mut self, function: FunctionId) {
-        if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty()) {
-            self.functions.remove(&function);
-        }
-    }
-}
-
-/// The event with the whole of the SMs for an added function, wherever its points or its share name a part of them.
-fn on_all_sms(mut event: PoolEvent) -> PoolEvent {
-    if let PoolEvent::FunctionAdded { spec, .. } = &mut event {
-        match &mut spec.work {
-            Work::Inference { profile: Some(profile) } => *profile = profile.on_all_sms(),
-            Work::Training { share, .. } => *share = share.on_all_sms(),
-            _ => {}
-        }
-    }
-    event
-}
-
-impl Engine for FractionalPool {
-    type Event = PoolEvent;
-    type Action = PoolAction;
-    type Error = PoolError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: PoolEvent,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        let event = if self.config.sm_partitions { event } else { on_all_sms(event) };
-        // Two events may still be refused, by their engine: it is asked before any change.
-        let mut scaled = Vec::new();
-        match &event {
-            PoolEvent::FunctionAdded { function, spec } => {
-                if let Work::Inference { profile: Some(profile) } = &spec.work {
-                    let of = FunctionScale {
-                        profile: profile.clone(),
-                        // Half of the SLO is for waiting (Dilu, section 3.2, footnote 2).
-                        max_p95: spec.slo.map(|slo| Duration::from_nanos(slo.as_nanos() / 2)),
-                        min_instances: spec.min_instances,
-                        max_instances: spec.max_instances,
-                    };
-                    let added = HorizontalEvent::FunctionAdded { function: *function, spec: of };
-                    self.scaler
-                        .handle(now, added, &mut scaled)
-                        .map_err(|error| REGIME.unsuitable(*function, error))?;
-                }
-            }
-            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
-                if of.gang.is_none() {
-                    let activated = u32::from(of.activated);
-                    let changed = HorizontalEvent::BoundsChanged {
-                        function: *function,
-                        min_instances: (*min_instances).max(activated),
-                        max_instances: *max_instances,
-                    };
-                    self.scaler
-                        .handle(now, changed, &mut scaled)
-                        .map_err(|error| REGIME.unsuitable(*function, error))?;
-                }
-                // The events below tell the scaler of the same bounds.
-                (of.spec.min_instances, of.spec.max_instances) = (*min_instances, *max_instances);
-            }
-            _ => {}
-        }
-        self.now = self.now.max(now);
-        // Deadlines must see the present devices and functions.
-        match &event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.join(*gpu, spec.clone())?,
-            PoolEvent::DeviceLost { gpu } => self.lose(*gpu, actions),
-            PoolEvent::FunctionRemoved { function } => self.remove_function(*function, actions),
-            // A deadline may undo the effects of the new bounds.
-            PoolEvent::BoundsChanged { .. } => self.scaled(core::mem::take(&mut scaled), actions),
-            _ => {}
-        }
-        self.catch_up(actions);
-        match event {
-            PoolEvent::DeviceJoined { .. }
-            | PoolEvent::DeviceLost { .. }
-            | PoolEvent::FunctionRemoved { .. }
-            | PoolEvent::BoundsChanged { .. }
-            | PoolEvent::TenantLimited { .. }
-            | PoolEvent::DeadlineReached => {}
-            PoolEvent::FunctionAdded { function, spec } => self.add_function(function, *spec, actions),
-            PoolEvent::Held { function } => self.called(function, actions),
-            PoolEvent::Arrived { request, function, arrived, held, .. } => {
-                if !held {
-                    self.called(function, actions);
-                }
-                self.arrived(request, function, arrived, actions);
-            }
-            PoolEvent::Done { request, .. } => self.done(request, actions),
-            PoolEvent::Instance { instance, report } => self.reported(instance, report, actions),
-        }
-        self.scaled(scaled, actions);
-        self.settle(actions);
+        self.scaled(orders, cluster);
         Ok(())
     }
 
-    fn next_deadline(&self) -> Option<Timestamp> {
-        [self.scaler.next_deadline(), self.timers.next()].into_iter().flatten().min()
+    /// Forgets a removed function after its last instance and request.
+    fn drop_if_done(&mut self, function: FunctionId, cluster: &Cluster) {
+        let empty = self.functions.get(&function).is_some_and(|of| of.instances.is_empty());
+        if empty && cluster.is_removed(function) {
+            self.functions.remove(&function);
+        }
     }
 }
 
@@ -496,61 +291,181 @@ impl Pool for FractionalPool {
         REGIME
     }
 
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for (&instance, of) in &self.instances {
-            visit(&InstanceView {
-                instance,
-                function: of.function,
-                life: of.state.life(),
-                parts: self.parts(of),
-                requests: u32::try_from(of.requests.len()).unwrap_or(u32::MAX),
-            });
+    fn device_joined(&mut self, _: &mut Cluster, gpu: GpuId, spec: &DeviceSpec) -> Result<(), PoolError> {
+        self.packer.add_gpu(gpu, GpuSpec::new(spec.memory)).map_err(|error| REGIME.bad_device(gpu, error))?;
+        self.devices.insert(gpu, spec.node);
+        self.room_changed = true;
+        Ok(())
+    }
+
+    fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]) {
+        // The packer must have all placements back, and be without the device, before the next placement.
+        for one in lost {
+            let of = self.instances.get_mut(one);
+            let placements = of.map(|of| core::mem::take(&mut of.placements));
+            self.release(placements.unwrap_or_default());
+        }
+        let removed = self.packer.remove_gpu(gpu);
+        debug_assert!(removed.is_ok(), "the packer holds something on a device that is lost: {removed:?}");
+        if let Some(node) = self.devices.remove(&gpu)
+            && self.devices.values().all(|other| *other != node)
+        {
+            self.cache.lose(node);
+        }
+        for one in lost {
+            self.forget(*one, cluster);
         }
     }
 
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.functions.get(&function).map_or(0, |of| of.queue.len())
+    fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        self.added(cluster, function)
     }
 
-    fn name_instances_by(&mut self, names: InstanceNames) {
-        self.names = names;
-    }
-
-    fn fits(&self, function: FunctionId) -> bool {
-        let Some(of) = self.functions.get(&function) else { return false };
-        let weights = of.spec.weights.map_or(Bytes::ZERO, |weights| weights.bytes);
-        let holds = |memory: Bytes| {
-            let all = memory.saturating_add(weights);
-            self.devices.values().filter(move |device| device.memory >= all)
+    fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        let Some((event, of)) = self.bounds(function, cluster).zip(self.functions.get(&function)) else {
+            return Ok(());
         };
-        match of.spec.work {
-            Work::Training { workers, share } => {
-                holds(share.memory().unwrap_or(of.spec.memory)).count() >= workers as usize
-            }
-            _ => {
-                let mut nodes: BTreeMap<NodeId, u32> = BTreeMap::new();
-                for device in holds(of.spec.memory_per_device()) {
-                    *nodes.entry(device.node).or_default() += 1;
+        if of.gang.is_none() {
+            let mut orders = Vec::new();
+            let told = self.scaler.handle(cluster.now, event, &mut orders);
+            told.map_err(|error| REGIME.unsuitable(function, error))?;
+            self.scaled(orders, cluster);
+        }
+        Ok(())
+    }
+
+    fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId) {
+        let Some(of) = self.functions.get(&function) else { return };
+        let (instances, trains) = (of.instances.clone(), of.gang.is_some());
+        self.timers.clear(Timer::Report(function));
+        self.timers.clear(Timer::Restart(function));
+        self.timers.clear(Timer::Batch(function));
+        self.idle_gangs.remove(&function);
+        if !trains {
+            self.scale(HorizontalEvent::FunctionRemoved { function }, cluster);
+        }
+        for instance in instances {
+            self.forget_scaled(instance);
+            self.drain(instance, StopCause::Removed, cluster);
+        }
+        self.cache.remove(function, &mut cluster.orders);
+        self.drop_if_done(function, cluster);
+    }
+
+    fn called(&mut self, cluster: &mut Cluster, function: FunctionId) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.arrived = of.arrived.saturating_add(1);
+        of.arrivals.came(cluster.now);
+        let gap = cluster.now.saturating_since(core::mem::replace(&mut of.used, cluster.now));
+        if gap >= Duration::from_secs(1) && (of.activated || of.gaps.total() > 0) {
+            of.gaps.add(gap);
+            of.visits += core::mem::take(&mut of.visit).max(1);
+            of.visits -= of.visits / 8;
+            self.gaps.add(gap);
+            self.plan_stays(function);
+        }
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.visit += 1;
+        }
+        self.activate(function, cluster);
+    }
+
+    fn arrived(&mut self, cluster: &mut Cluster, request: RequestId) {
+        let function = cluster.requests[&request].function;
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.used = cluster.now;
+        self.activate(function, cluster);
+        self.report_early(function, cluster);
+        self.to_serve.insert(function);
+    }
+
+    fn done(&mut self, cluster: &mut Cluster, _: RequestId, instance: InstanceId, _: Duration) {
+        self.answered(instance, cluster);
+    }
+
+    fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        match (report, of.state) {
+            (InstanceReport::Ready, State::Starting) => self.ready(instance, cluster),
+            (InstanceReport::Parked, State::Parking) => {
+                let function = of.function;
+                self.enter(instance, State::Parked);
+                if let Some(of) = self.instances.get_mut(&instance) {
+                    let placements = core::mem::take(&mut of.placements);
+                    self.release(placements);
                 }
-                nodes.values().any(|count| *count >= of.spec.devices)
+                self.to_serve.insert(function);
+            }
+            (InstanceReport::Unparked, State::Unparking) => self.open(instance, cluster),
+            _ => {}
+        }
+    }
+
+    fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        let (function, scaled) = (of.function, of.scaled);
+        match (report, of.state) {
+            (InstanceReport::Refused, State::Starting) => {
+                self.forget_scaled(instance);
+                self.forget(instance, cluster);
+                if let Some(scaled) = scaled {
+                    self.scale(HorizontalEvent::StartRefused { instance: scaled }, cluster);
+                }
+            }
+            (InstanceReport::Completed, _) => {
+                self.completed(function);
+                self.forget(instance, cluster);
+            }
+            _ => self.forget(instance, cluster),
+        }
+    }
+
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        if may_start && self.lacks(function, cluster) {
+            if let Some(of) = self.functions.get_mut(&function) {
+                of.refused.clear();
+            }
+            self.scale(HorizontalEvent::MinimumLacking { function }, cluster);
+        }
+    }
+
+    fn deadline(&mut self, cluster: &mut Cluster) {
+        if self.scaler.next_deadline().is_some_and(|due| due <= cluster.now) {
+            self.scale(HorizontalEvent::DeadlineReached, cluster);
+        }
+        while let Some(timer) = self.timers.pop(cluster.now) {
+            match timer {
+                Timer::Report(function) => self.report(function, cluster),
+                Timer::Room => self.room_changed = true,
+                Timer::Restart(function) => self.start_gang(function, cluster),
+                Timer::Batch(function) => {
+                    self.to_serve.insert(function);
+                }
             }
         }
     }
 
-    fn withdraw(&mut self, request: RequestId) {
-        let Some(of) = self.requests.remove(&request) else { return };
-        if let Some(instance) = of.on {
-            // Before the instance has another place among the open ones.
-            self.close(instance);
-            self.instances.entry(instance).and_modify(|on| {
-                on.requests.remove(&request);
-            });
-        } else if let Some(function) = self.functions.get_mut(&of.function) {
-            function.queue.remove(&(of.arrived, request));
+    /// Serves requests and gives room until both are done.
+    fn settle(&mut self, cluster: &mut Cluster) {
+        loop {
+            while let Some(function) = self.to_serve.pop_first() {
+                self.serve(function, cluster);
+            }
+            if !core::mem::take(&mut self.room_changed) {
+                break;
+            }
+            self.give_room(cluster);
+            for function in self.idle_gangs.clone() {
+                self.start_gang(function, cluster);
+            }
         }
     }
 
-    fn invariants(&self) {
+    fn next_deadline(&self) -> Option<Timestamp> {
+        [self.scaler.next_deadline(), self.timers.next()].into_iter().flatten().min()
+    }
+
+    fn invariants(&self, cluster: &Cluster) {
         for (id, of) in &self.instances {
             let function = &self.functions[&of.function];
             assert!(function.instances.contains(id), "{id} is not in the list of {}", of.function);
@@ -560,23 +475,20 @@ impl Pool for FractionalPool {
                 State::Stopping => {}
                 _ => assert!(holds, "{id} is {:?} and holds nothing", of.state),
             }
-            for (placement, _) in &of.placements {
-                assert_eq!(self.by_placement.get(placement), Some(id), "{placement} is not that of {id}");
-            }
-            let open =
-                of.state == State::Ready && function.gang.is_none() && of.has_room(function.spec.batches);
-            assert_eq!(function.open.contains(&Self::open_key(*id, of)), open, "{id} takes requests or not");
-            for request in &of.requests {
-                assert_eq!(self.requests[request].on, Some(*id), "{request} runs elsewhere");
-            }
+            let known = cluster.instances.get(*id).is_some();
+            assert_eq!(known, of.state != State::WaitingForRoom, "{id} is known to the host or not");
+            let open = of.state == State::Ready && function.gang.is_none() && of.has_room(*id, cluster);
+            let key = open.then(|| of.open_key(*id, cluster));
+            assert_eq!(of.open, key, "{id} takes requests or not");
+            assert!(key.is_none_or(|key| function.open.contains(&key)), "{id} is not open");
         }
         for (id, of) in &self.functions {
+            let queue = cluster.queue(*id);
             let gathers = self.timers.has(Timer::Batch(*id));
             assert!(
-                of.queue.is_empty() || of.open.is_empty() || gathers,
+                queue.is_empty() || of.open.is_empty() || gathers,
                 "{id} has room, and requests that wait"
             );
-            assert!(of.queue.is_empty() || !of.removed, "{id} is removed, and requests wait");
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
             let ready = of.instances.iter().map(|one| &self.instances[one]);
             let ready = ready.filter(|of| of.state == State::Ready);
@@ -587,14 +499,11 @@ impl Pool for FractionalPool {
             }
             assert_eq!(of.serves, serves, "{id} counts another throughput than its instances have");
             assert_eq!(of.at_once, at_once, "{id} counts another capacity than its instances have");
-            for (_, request) in &of.queue {
-                assert_eq!(self.requests[request].on, None, "{request} waits and runs");
-            }
         }
         self.weights.invariants(&*self.packer);
         let held: usize = self.instances.values().map(|of| of.placements.len()).sum();
         let mut placed = 0;
         self.packer.placements(&mut |_| placed += 1);
-        assert_eq!((held, held), (placed, self.by_placement.len()), "placements without an instance");
+        assert_eq!(held, placed, "placements without an instance");
     }
 }

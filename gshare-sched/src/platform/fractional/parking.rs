@@ -5,8 +5,8 @@
 
 use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY};
 use super::{
-    Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId, PlatformAction,
-    PoolAction, State, Timer, Timestamp,
+    Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
+    PlatformAction, State, Timer, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,9 +24,9 @@ type Victims = (usize, Timestamp, GpuId, Vec<InstanceId>);
 
 impl FractionalPool {
     /// Lets the instance wait for room.
-    pub(super) fn want(&mut self, instance: InstanceId) {
+    pub(super) fn want(&mut self, instance: InstanceId, cluster: &Cluster) {
         if self.wanting.iter().all(|one| one.instance != instance) {
-            self.wanting.push_back(Wanting { instance, since: self.now, on: Vec::new() });
+            self.wanting.push_back(Wanting { instance, since: cluster.now, on: Vec::new() });
             self.room_changed = true;
         }
     }
@@ -37,16 +37,16 @@ impl FractionalPool {
     }
 
     /// Looks for room again after this time at the latest.
-    pub(super) fn look_for_room_in(&mut self, time: Duration) {
+    pub(super) fn look_for_room_in(&mut self, time: Duration, cluster: &Cluster) {
         if !self.timers.has(Timer::Room) {
-            self.timers.set(Timer::Room, self.now.saturating_add(time));
+            self.timers.set(Timer::Room, cluster.now.saturating_add(time));
         }
     }
 
     /// Brings a parked instance back when requests wait and no instance is open, starting or on its way.
-    pub(super) fn wake(&mut self, function: FunctionId) {
+    pub(super) fn wake(&mut self, function: FunctionId, cluster: &Cluster) {
         let Some(of) = self.functions.get(&function) else { return };
-        if of.queue.is_empty() || of.removed {
+        if cluster.queue(function).is_empty() {
             return;
         }
         let serves = of.instances.iter().any(|one| {
@@ -54,23 +54,23 @@ impl FractionalPool {
                 || self.wanting.iter().any(|wanting| wanting.instance == *one)
         });
         if !serves {
-            self.wake_one(function);
+            self.wake_one(function, cluster);
         }
     }
 
     /// Brings one more parked instance back.
-    pub(super) fn wake_one(&mut self, function: FunctionId) {
+    pub(super) fn wake_one(&mut self, function: FunctionId, cluster: &Cluster) {
         let Some(of) = self.functions.get(&function) else { return };
         let waits = |one: &InstanceId| self.wanting.iter().any(|wanting| wanting.instance == *one);
         let parked =
             of.instances.iter().find(|one| self.instances[one].state == State::Parked && !waits(one));
         if let Some(&instance) = parked {
-            self.want(instance);
+            self.want(instance, cluster);
         }
     }
 
     /// Places waiting instances where there is room, and makes room for the others.
-    pub(super) fn give_room(&mut self, actions: &mut Vec<PoolAction>) {
+    pub(super) fn give_room(&mut self, cluster: &mut Cluster) {
         let mut index = 0;
         while let Some(wanting) = self.wanting.get(index) {
             let instance = wanting.instance;
@@ -79,20 +79,20 @@ impl FractionalPool {
                 self.wanting.iter().take(index).flat_map(|one| one.on.iter().copied()).collect();
             let Some(of) = self.instances.get(&instance) else { return };
             let (function, demand, node) = (of.function, of.demand, of.node);
-            if let Ok(placed) = self.place_beside(function, &demand, node, &reserved) {
+            if let Ok(placed) = self.place_beside(function, &demand, node, &reserved, cluster) {
                 self.wanting.remove(index);
                 for one in placed {
                     self.hold(instance, one.placement.id, one.placement.gpu);
                 }
                 if self.instances[&instance].state == State::Parked {
-                    self.order_unpark(instance, actions);
+                    self.order_unpark(instance, cluster);
                 } else {
-                    self.order_start(instance, actions);
+                    self.order_start(instance, cluster);
                 }
                 continue;
             }
-            if !self.makes_room_on(&self.wanting[index].on) {
-                let on = self.make_room(index, actions);
+            if !self.makes_room_on(&self.wanting[index].on, cluster) {
+                let on = self.make_room(index, cluster);
                 if let Some(one) = self.wanting.get_mut(index) {
                     one.on = on;
                 }
@@ -100,54 +100,53 @@ impl FractionalPool {
             index += 1;
         }
         if !self.wanting.is_empty() {
-            self.look_for_room_in(PARK_IDLE);
+            self.look_for_room_in(PARK_IDLE, cluster);
         }
     }
 
     /// Whether an instance on one of these devices is about to be parked.
-    fn makes_room_on(&self, on: &[GpuId]) -> bool {
-        !on.is_empty()
-            && self.instances.values().any(|of| {
-                matches!(of.state, State::Emptying | State::Parking)
-                    && of.placements.iter().any(|(_, at)| on.contains(at))
-            })
+    fn makes_room_on(&self, on: &[GpuId], cluster: &Cluster) -> bool {
+        let leaves = |id: InstanceId| {
+            self.instances.get(&id).is_some_and(|of| matches!(of.state, State::Emptying | State::Parking))
+        };
+        on.iter().any(|gpu| cluster.instances.on(*gpu).any(leaves))
     }
 
     /// Parks the fewest instances that free enough of one device, or of as many devices of one node as the instance needs;
     /// returns the devices, if there are any.
-    fn make_room(&mut self, index: usize, actions: &mut Vec<PoolAction>) -> Vec<GpuId> {
-        let Some(chosen) = self.cheapest_room(index) else { return Vec::new() };
+    fn make_room(&mut self, index: usize, cluster: &mut Cluster) -> Vec<GpuId> {
+        let Some(chosen) = self.cheapest_room(index, cluster) else { return Vec::new() };
         let on = chosen.iter().map(|(_, _, gpu, _)| *gpu).collect();
         // A spread instance may have to leave several of the devices.
         let victims: BTreeSet<InstanceId> = chosen.into_iter().flat_map(|(.., victims)| victims).collect();
         for victim in victims {
             self.close(victim);
             self.enter(victim, State::Emptying);
-            if self.instances.get(&victim).is_some_and(|of| of.requests.is_empty()) {
-                self.park(victim, actions);
+            if cluster.runs(victim) == 0 {
+                self.park(victim, cluster);
             }
         }
         on
     }
 
     /// The devices where room costs the instance the fewest victims; among equals, the victims longest unused.
-    fn cheapest_room(&self, index: usize) -> Option<Vec<Victims>> {
+    fn cheapest_room(&self, index: usize, cluster: &Cluster) -> Option<Vec<Victims>> {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
-        let count = self.functions[&of.function].spec.devices as usize;
-        let busy_too = self.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
+        let count = cluster.functions[&of.function].spec.devices as usize;
+        let busy_too = cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
         let taken = |gpu: GpuId| {
             let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
             others.any(|one| one.on.contains(&gpu))
         };
         let with = |least: usize| {
             let mut nodes: BTreeMap<NodeId, Vec<Victims>> = BTreeMap::new();
-            for (&gpu, device) in &self.devices {
-                if of.node.is_none_or(|node| node == device.node)
+            for (&gpu, &at) in &self.devices {
+                if of.node.is_none_or(|node| node == at)
                     && !taken(gpu)
-                    && let Some(victims) = self.victims_on(gpu, of, least, busy_too)
+                    && let Some(victims) = self.victims_on(gpu, of, (least, busy_too), cluster)
                 {
-                    nodes.entry(device.node).or_default().push(victims);
+                    nodes.entry(at).or_default().push(victims);
                 }
             }
             let cheapest = nodes.into_values().filter(|found| found.len() >= count).map(|mut found| {
@@ -168,11 +167,17 @@ impl FractionalPool {
 
     /// The instances, at least `least`, that must leave a device for this instance, the longest unused first; None if all of
     /// them are not enough.
-    fn victims_on(&self, gpu: GpuId, wanting: &Instance, least: usize, busy_too: bool) -> Option<Victims> {
+    fn victims_on(
+        &self,
+        gpu: GpuId,
+        wanting: &Instance,
+        (least, busy_too): (usize, bool),
+        cluster: &Cluster,
+    ) -> Option<Victims> {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
         let (mut memory, area_wanted) = (wanting.demand.memory.get(), area(&wanting.demand));
         let mut sharing = self.weights.on(gpu);
-        let own = self.functions[&wanting.function].spec.weights;
+        let own = cluster.functions[&wanting.function].spec.weights;
         // The instance's own weights stay when their other users leave.
         if let Some(own) = own.filter(|own| sharing.remove(&own.model).is_none()) {
             memory = memory.saturating_add(own.bytes.get());
@@ -181,14 +186,12 @@ impl FractionalPool {
         let mut free_memory = status.spec.memory.saturating_sub(status.memory_used).get();
         let whole = u64::from(status.spec.quota.get()) * u64::from(status.spec.sm.get());
         let mut free_area = whole.saturating_sub(status.area_used);
-        let mut victims: Vec<(bool, Timestamp, InstanceId)> = Vec::new();
-        self.packer.placements_on(gpu, &mut |placement| {
-            let Some(&id) = self.by_placement.get(&placement.id) else { return };
-            let Some((used, idle)) = self.may_be_parked(id, wanting.function) else { return };
-            if idle || busy_too {
-                victims.push((!idle, used, id));
-            }
-        });
+        let may = |id| {
+            let (used, idle) = self.may_be_parked(id, wanting.function, cluster)?;
+            (idle || busy_too).then_some((!idle, used, id))
+        };
+        let mut victims: Vec<(bool, Timestamp, InstanceId)> =
+            cluster.instances.on(gpu).filter_map(may).collect();
         victims.sort_unstable();
         let (mut chosen, mut latest) = (Vec::new(), Timestamp::ZERO);
         let mut victims = victims.into_iter();
@@ -196,7 +199,7 @@ impl FractionalPool {
             let (_, used, id) = victims.next()?;
             let victim = &self.instances[&id].demand;
             free_memory = free_memory.saturating_add(victim.memory.get());
-            let shared = self.functions[&self.instances[&id].function].spec.weights;
+            let shared = cluster.functions[&self.instances[&id].function].spec.weights;
             if let Some(weights) = shared
                 && let Some(users) = sharing.get_mut(&weights.model)
             {
@@ -211,30 +214,34 @@ impl FractionalPool {
     }
 
     /// The instance's last use and whether it is idle, if it may be parked for another function.
-    fn may_be_parked(&self, id: InstanceId, function: FunctionId) -> Option<(Timestamp, bool)> {
+    fn may_be_parked(
+        &self,
+        id: InstanceId,
+        function: FunctionId,
+        cluster: &Cluster,
+    ) -> Option<(Timestamp, bool)> {
         let of = self.instances.get(&id)?;
         let own = self.functions.get(&of.function)?;
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let stayed = self.now.saturating_since(of.came) >= PARK_STAY;
-        let rested = stayed && self.now.saturating_since(of.used) >= PARK_IDLE;
-        Some((of.used, of.requests.is_empty() && own.queue.is_empty() && rested))
+        let stayed = cluster.now.saturating_since(of.came) >= PARK_STAY;
+        let rested = stayed && cluster.now.saturating_since(of.used) >= PARK_IDLE;
+        Some((of.used, cluster.runs(id) == 0 && cluster.queue(of.function).is_empty() && rested))
     }
 
-    pub(super) fn park(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn park(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         if self.enter(instance, State::Parking).is_some() {
-            actions.push(PoolAction::Order(PlatformAction::Park { instance }));
+            cluster.order(PlatformAction::Park { instance });
         }
     }
 
-    fn order_unpark(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+    fn order_unpark(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.enter(instance, State::Unparking);
         let Some(of) = self.instances.get(&instance) else { return };
-        let (function, parts) = (of.function, self.parts(&self.instances[&instance]));
-        let spec = &self.functions[&function].spec;
+        let parts = self.parts(of, cluster);
         // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
-        let takes = spec.load_host;
-        actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));
+        let takes = cluster.functions[&of.function].spec.load_host;
+        cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
 }

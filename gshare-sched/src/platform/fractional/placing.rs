@@ -1,9 +1,8 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    InstanceReport, Part, PlacementId, PlatformAction, PoolAction, ProfilePoint, RequestRate, START_AGAIN,
-    State, StopCause, Timer,
+    Cluster, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
+    Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
@@ -13,49 +12,49 @@ use std::collections::BTreeSet;
 
 impl FractionalPool {
     /// Passes an event to the scaler and carries out its orders.
-    pub(super) fn scale(&mut self, event: HorizontalEvent, actions: &mut Vec<PoolAction>) {
+    pub(super) fn scale(&mut self, event: HorizontalEvent, cluster: &mut Cluster) {
         let mut orders = Vec::new();
         // The scaler's own view decides: an event for an instance it gave up changes nothing.
-        if self.scaler.handle(self.now, event, &mut orders).is_ok() {
-            self.scaled(orders, actions);
+        if self.scaler.handle(cluster.now, event, &mut orders).is_ok() {
+            self.scaled(orders, cluster);
         }
     }
 
-    pub(super) fn scaled(&mut self, orders: Vec<HorizontalAction>, actions: &mut Vec<PoolAction>) {
+    pub(super) fn scaled(&mut self, orders: Vec<HorizontalAction>, cluster: &mut Cluster) {
         for order in orders {
             match order {
                 HorizontalAction::Start { function, instance, point } => {
-                    self.start(function, instance, &point, actions);
+                    self.start(function, instance, &point, cluster);
                 }
                 HorizontalAction::Drain { instance } => {
                     if let Some(&instance) = self.by_scaler.get(&instance) {
-                        self.drain(instance, StopCause::Drained, actions);
+                        self.drain(instance, StopCause::Drained, cluster);
                     }
                 }
                 HorizontalAction::Stop { instance } => {
                     let Some(&instance) = self.by_scaler.get(&instance) else { continue };
                     self.forget_scaled(instance);
-                    self.stop(instance, StopCause::NotNeeded, actions);
+                    self.stop(instance, StopCause::NotNeeded, cluster);
                 }
                 // Load beyond the function's maximum of instances is no lack of devices.
-                HorizontalAction::Unmet { function, .. } if self.is_full(function) => {}
-                HorizontalAction::Unmet { function, .. } => actions.push(PoolAction::Unmet { function }),
+                HorizontalAction::Unmet { function, .. } if self.is_full(function, cluster) => {}
+                HorizontalAction::Unmet { function, .. } => cluster.unmet(function),
             }
         }
     }
 
     /// Whether a function has as many instances as it may have.
-    fn is_full(&self, function: FunctionId) -> bool {
+    fn is_full(&self, function: FunctionId, cluster: &Cluster) -> bool {
         let has = self.scaler.instances(function).map_or(0, |has| has.starting + has.ready);
-        self.functions.get(&function).is_some_and(|of| has >= of.spec.max_instances)
+        cluster.functions.get(&function).is_some_and(|of| has >= of.spec.max_instances)
     }
 
-    fn demand(&self, function: FunctionId, point: &ProfilePoint) -> Demand {
+    fn demand(&self, function: FunctionId, point: &ProfilePoint, cluster: &Cluster) -> Demand {
         let limit = u32::from(point.sm.get()) * u32::from(self.config.sm_limit_factor);
         let limit = u16::try_from(limit).ok().and_then(SmShare::new).unwrap_or(SmShare::WHOLE);
         Demand::new(point.quota, point.sm)
             .with_sm_limit(limit)
-            .with_memory(self.functions[&function].spec.memory_per_device())
+            .with_memory(cluster.functions[&function].spec.memory_per_device())
             .with_function(function)
     }
 
@@ -64,33 +63,34 @@ impl FractionalPool {
         function: FunctionId,
         scaled: InstanceId,
         point: &ProfilePoint,
-        actions: &mut Vec<PoolAction>,
+        cluster: &mut Cluster,
     ) {
-        let Some(of) = self.functions.get(&function).filter(|of| !of.removed) else { return };
+        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
+            return;
+        };
         let only = of
             .instances
             .iter()
             .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
-        let demand = self.demand(function, point);
-        match self.place_beside(function, &demand, None, &BTreeSet::new()) {
+        let demand = self.demand(function, point, cluster);
+        let serves = (point.batch.max(1), point.throughput);
+        match self.place_beside(function, &demand, None, &BTreeSet::new(), cluster) {
             Ok(placed) => {
-                let instance =
-                    self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
+                let instance = self.insert(function, Some(scaled), demand, serves, cluster);
                 for one in placed {
                     self.hold(instance, one.placement.id, one.placement.gpu);
                 }
-                self.order_start(instance, actions);
+                self.order_start(instance, cluster);
             }
             // A point within the size of some device may find room when other instances leave.
             Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if only => {
-                let instance =
-                    self.insert(function, Some(scaled), demand, point.batch.max(1), point.throughput);
-                self.want(instance);
-                actions.push(PoolAction::Unmet { function });
+                let instance = self.insert(function, Some(scaled), demand, serves, cluster);
+                self.want(instance, cluster);
+                cluster.unmet(function);
             }
             Err(_) => {
-                self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
-                self.no_room(function, point.setting(), actions);
+                self.scale(HorizontalEvent::StartRefused { instance: scaled }, cluster);
+                self.no_room(function, point.setting(), cluster);
             }
         }
     }
@@ -101,8 +101,8 @@ impl FractionalPool {
         function: FunctionId,
         scaled: Option<InstanceId>,
         demand: Demand,
-        capacity: u32,
-        throughput: RequestRate,
+        (capacity, throughput): (u32, RequestRate),
+        cluster: &mut Cluster,
     ) -> InstanceId {
         let of = Instance {
             function,
@@ -112,13 +112,12 @@ impl FractionalPool {
             capacity,
             throughput,
             placements: Vec::new(),
-            home: BTreeSet::new(),
             node: None,
-            requests: BTreeSet::new(),
-            used: self.now,
-            came: self.now,
+            open: None,
+            used: cluster.now,
+            came: cluster.now,
         };
-        let instance = self.names.give();
+        let instance = cluster.instances.name();
         if let Some(scaled) = scaled {
             self.by_scaler.insert(scaled, instance);
         }
@@ -131,14 +130,9 @@ impl FractionalPool {
 
     /// Books a placement for the instance.
     pub(super) fn hold(&mut self, instance: InstanceId, placement: PlacementId, gpu: GpuId) {
-        self.by_placement.insert(placement, instance);
-        let node = self.devices.get(&gpu).map(|device| device.node);
+        let node = self.devices.get(&gpu).copied();
         if let Some(of) = self.instances.get_mut(&instance) {
-            if of.placements.is_empty() {
-                of.home.clear();
-            }
             of.placements.push((placement, gpu));
-            of.home.insert(gpu);
             of.node = of.node.or(node);
         }
     }
@@ -146,7 +140,6 @@ impl FractionalPool {
     /// Gives placements back to the packer.
     pub(super) fn release(&mut self, placements: Vec<(PlacementId, GpuId)>) {
         for (placement, gpu) in placements {
-            self.by_placement.remove(&placement);
             // The packer knows every held placement.
             let _ = self.packer.release(placement);
             self.weights.leave(&mut *self.packer, placement, gpu);
@@ -155,8 +148,8 @@ impl FractionalPool {
     }
 
     /// The parts of the instance with their devices and shares.
-    pub(super) fn parts(&self, of: &Instance) -> Vec<Part> {
-        let share = self.share(of);
+    pub(super) fn parts(&self, of: &Instance, cluster: &Cluster) -> Vec<Part> {
+        let share = self.share(of, cluster);
         let part = |(stage, (_, gpu)): (usize, &(PlacementId, GpuId))| Part {
             gpu: *gpu,
             share,
@@ -169,70 +162,28 @@ impl FractionalPool {
 
     /// The placed quota is guaranteed. An instance may also use time that other instances leave, up to its function's limit or twice
     /// the quota, unless a training job's share says otherwise.
-    fn share(&self, of: &Instance) -> GpuShare {
+    fn share(&self, of: &Instance, cluster: &Cluster) -> GpuShare {
         let demand = &of.demand;
-        let function = self.functions.get(&of.function);
-        let training = function.and_then(|function| function.training_share());
+        let gang = self.functions.get(&of.function).and_then(|function| function.gang);
         let twice = Quota::new(demand.quota.get().saturating_mul(2)).unwrap_or(Quota::WHOLE);
-        let limit = function.and_then(|function| function.spec.time_limit);
+        let limit = cluster.functions.get(&of.function).and_then(|function| function.spec.time_limit);
         let most = limit.unwrap_or(twice).max(demand.quota);
         let elastic = QuotaRange::new(demand.quota, most).unwrap_or(QuotaRange::BEST_EFFORT);
-        let time = training.map_or(elastic, |share| share.time());
+        let time = gang.map_or(elastic, |gang| gang.share.time());
         let memory = Some(demand.memory).filter(|memory| memory.get() > 0);
         GpuShare::new(time, demand.sm, demand.limit(), memory).unwrap_or(GpuShare::WHOLE)
     }
 
     /// Starts the processes of an instance that has its placements.
-    pub(super) fn order_start(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn order_start(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.enter(instance, State::Starting);
         let Some(of) = self.instances.get(&instance) else { return };
         let (function, node) = (of.function, of.node);
         let from = node.map_or(Tier::Disk, |node| self.cache.tier(node, function));
-        let spec = &self.functions[&function].spec;
+        let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
-        let parts = self.parts(&self.instances[&instance]);
-        actions.push(PoolAction::Order(PlatformAction::Start {
-            instance,
-            function,
-            parts,
-            from,
-            takes,
-            parked: false,
-        }));
-    }
-
-    pub(super) fn reported(
-        &mut self,
-        instance: InstanceId,
-        report: InstanceReport,
-        actions: &mut Vec<PoolAction>,
-    ) {
-        // A report may cross an order, or come from a lost device: then it is out of date.
-        let Some(of) = self.instances.get(&instance) else { return };
-        let (state, function) = (of.state, of.function);
-        match (report, state) {
-            (InstanceReport::Ready, State::Starting) => self.ready(instance, actions),
-            (InstanceReport::Refused, State::Starting) => self.refused(instance, actions),
-            (InstanceReport::Parked, State::Parking) => {
-                self.enter(instance, State::Parked);
-                if let Some(of) = self.instances.get_mut(&instance) {
-                    let placements = core::mem::take(&mut of.placements);
-                    self.release(placements);
-                }
-                self.to_serve.insert(function);
-            }
-            (InstanceReport::Unparked, State::Unparking) => self.open(instance),
-            (InstanceReport::Completed, _) => self.completed(instance, actions),
-            // An instance stopped before its start reports the failed start.
-            (InstanceReport::Gone | InstanceReport::Refused, _) => {
-                self.gone(instance, actions);
-                // A death during the start may recur, so the restart waits for the scaler's next report.
-                if state != State::Starting {
-                    self.keep_minimum(function, actions);
-                }
-            }
-            _ => {}
-        }
+        let parts = self.parts(of, cluster);
+        cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 
     /// Changes the instance's state and returns the state before.
@@ -258,84 +209,66 @@ impl FractionalPool {
     }
 
     /// Opens an instance to requests.
-    fn open(&mut self, instance: InstanceId) {
+    pub(super) fn open(&mut self, instance: InstanceId, cluster: &Cluster) {
         self.enter(instance, State::Ready);
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        (of.used, of.came) = (self.now, self.now);
-        let (function, key) = (of.function, Self::open_key(instance, of));
-        if let Some(of) = self.functions.get_mut(&function)
-            && of.gang.is_none()
-        {
-            of.open.insert(key);
-            self.to_serve.insert(function);
-        }
+        (of.used, of.came) = (cluster.now, cluster.now);
+        self.to_serve.insert(of.function);
+        self.reopen(instance, cluster);
     }
 
-    fn ready(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
-        self.open(instance);
+    pub(super) fn ready(&mut self, instance: InstanceId, cluster: &mut Cluster) {
+        self.open(instance, cluster);
         let Some(of) = self.instances.get(&instance) else { return };
         let (function, node, scaled) = (of.function, of.node, of.scaled);
         if let Some(node) = node {
-            let (bytes, mut orders) = (self.functions[&function].spec.memory, Vec::new());
-            self.cache.loaded(node, function, bytes, &mut orders);
-            actions.extend(orders.into_iter().map(PoolAction::Order));
+            let bytes = cluster.functions[&function].spec.memory;
+            self.cache.loaded(node, function, bytes, &mut cluster.orders);
         }
         self.gang_ready(function);
-        if let Some(scaled) = scaled {
-            self.scale(HorizontalEvent::InstanceReady { instance: scaled }, actions);
-        }
-    }
-
-    fn refused(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.instances.get(&instance) else { return };
-        let (function, scaled) = (of.function, of.scaled);
-        self.forget_scaled(instance);
-        self.gone(instance, actions);
-        if let Some(scaled) = scaled {
-            self.timers.set(Timer::Minimum(function), self.now.saturating_add(START_AGAIN));
-            self.scale(HorizontalEvent::StartRefused { instance: scaled }, actions);
+        if let Some(instance) = scaled {
+            self.scale(HorizontalEvent::InstanceReady { instance }, cluster);
         }
     }
 
     /// Tells the host to end the instance.
-    pub(super) fn stop(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
+    pub(super) fn stop(&mut self, instance: InstanceId, cause: StopCause, cluster: &mut Cluster) {
         if self.instances.get(&instance).is_none_or(|of| of.state == State::Stopping) {
             return;
         }
         self.close(instance);
         if self.enter(instance, State::Stopping) == Some(State::WaitingForRoom) {
             // The host does not know the instance.
-            self.gone(instance, actions);
+            self.forget(instance, cluster);
         } else {
             self.unwant(instance);
-            actions.push(PoolAction::Order(PlatformAction::Stop { instance, cause }));
+            cluster.order(PlatformAction::Stop { instance, cause });
         }
     }
 
     /// Gives the instance no more requests, and stops it after its last one.
-    pub(super) fn drain(&mut self, instance: InstanceId, cause: StopCause, actions: &mut Vec<PoolAction>) {
+    pub(super) fn drain(&mut self, instance: InstanceId, cause: StopCause, cluster: &mut Cluster) {
         let Some(of) = self.instances.get(&instance) else { return };
         if matches!(of.state, State::Draining | State::Stopping) {
             return;
         }
-        if of.requests.is_empty() {
+        if cluster.runs(instance) == 0 {
             let ready = matches!(of.state, State::Ready | State::Emptying);
             if ready {
-                actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
+                cluster.order(PlatformAction::Drain { instance });
             }
-            self.stop(instance, cause, actions);
+            self.stop(instance, cause, cluster);
             return;
         }
         self.close(instance);
         self.enter(instance, State::Draining);
-        actions.push(PoolAction::Order(PlatformAction::Drain { instance }));
+        cluster.order(PlatformAction::Drain { instance });
     }
 
     /// Closes an instance to requests.
     pub(super) fn close(&mut self, instance: InstanceId) {
-        let Some(of) = self.instances.get(&instance) else { return };
-        let key = Self::open_key(instance, of);
-        if let Some(of) = self.functions.get_mut(&of.function) {
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        if let Some((key, of)) = of.open.take().zip(self.functions.get_mut(&of.function)) {
             of.open.remove(&key);
         }
     }
@@ -348,7 +281,7 @@ impl FractionalPool {
     }
 
     /// Forgets an instance that has ended entirely.
-    pub(super) fn gone(&mut self, instance: InstanceId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn forget(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.close(instance);
         self.unwant(instance);
         let scaled = self.instances.get(&instance).and_then(|of| of.scaled);
@@ -359,18 +292,11 @@ impl FractionalPool {
         if let Some(function) = self.functions.get_mut(&of.function) {
             function.instances.remove(&instance);
         }
-        for request in of.requests {
-            let Some(waits) = self.requests.get_mut(&request) else { continue };
-            waits.on = None;
-            if let Some(function) = self.functions.get_mut(&of.function) {
-                function.queue.insert((waits.arrived, request));
-            }
+        if let Some(instance) = scaled {
+            self.scale(HorizontalEvent::InstanceGone { instance }, cluster);
         }
-        if let Some(scaled) = scaled {
-            self.scale(HorizontalEvent::InstanceGone { instance: scaled }, actions);
-        }
-        self.gang_gone(of.function);
+        self.gang_gone(of.function, cluster);
         self.to_serve.insert(of.function);
-        self.drop_if_done(of.function);
+        self.drop_if_done(of.function, cluster);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::pool_config::PARK_IDLE;
 use super::{
-    Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, PlatformAction,
-    PoolAction, Request, RequestId, RequestRate, State, StopCause, TYPICAL_AREA, Timer, Timestamp,
+    Cluster, Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, OpenKey,
+    PlatformAction, RequestRate, State, StopCause, TYPICAL_AREA, Timer,
 };
 use crate::pipeline::KeepAlive;
 use crate::platform::WaitQueue;
@@ -17,64 +17,26 @@ impl Instance {
     }
 
     /// Whether a ready instance takes another request, or another batch.
-    pub(super) fn has_room(&self, batches: bool) -> bool {
-        if batches { self.requests.is_empty() } else { self.requests.len() < self.capacity as usize }
+    pub(super) fn has_room(&self, instance: InstanceId, cluster: &Cluster) -> bool {
+        let batches = cluster.functions.get(&self.function).is_some_and(|of| of.spec.batches);
+        cluster.runs(instance) < if batches { 1 } else { self.capacity as usize }
+    }
+
+    pub(super) fn open_key(&self, instance: InstanceId, cluster: &Cluster) -> OpenKey {
+        (cluster.runs(instance), u64::MAX - self.throughput.as_milli(), instance)
     }
 }
 
 impl Function {
-    /// The time the function's ready instances need for its waiting requests.
-    fn behind(&self) -> Duration {
-        Duration::from_wide_nanos(self.queue.len() as u128 * 1_000_000_000_000 / self.serves.max(1))
+    /// The time the function's ready instances need for this number of waiting requests.
+    fn behind(&self, waiting: usize) -> Duration {
+        Duration::from_wide_nanos(waiting as u128 * 1_000_000_000_000 / self.serves.max(1))
     }
 }
 
 impl FractionalPool {
-    /// The key by which ready instances are given requests.
-    pub(super) fn open_key(instance: InstanceId, of: &Instance) -> (u32, u64, InstanceId) {
-        let has = u32::try_from(of.requests.len()).unwrap_or(u32::MAX);
-        (has, u64::MAX - of.throughput.as_milli(), instance)
-    }
-
-    pub(super) fn arrived(
-        &mut self,
-        request: RequestId,
-        function: FunctionId,
-        arrived: Timestamp,
-        actions: &mut Vec<PoolAction>,
-    ) {
-        let now = self.now;
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        of.used = now;
-        of.queue.insert((arrived, request));
-        self.requests.insert(request, Request { function, arrived, on: None });
-        self.activate(function, actions);
-        self.report_early(function, actions);
-        self.to_serve.insert(function);
-    }
-
-    /// Counts a request of a function when it comes to the platform.
-    pub(super) fn called(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        of.arrived = of.arrived.saturating_add(1);
-        let gap = self.now.saturating_since(of.used);
-        of.arrivals.came(self.now);
-        of.used = self.now;
-        if gap >= Duration::from_secs(1) && (of.activated || of.gaps.total() > 0) {
-            of.gaps.add(gap);
-            of.visits += core::mem::take(&mut of.visit).max(1);
-            of.visits -= of.visits / 8;
-            self.gaps.add(gap);
-            self.plan_stays(function);
-        }
-        if let Some(of) = self.functions.get_mut(&function) {
-            of.visit += 1;
-        }
-        self.activate(function, actions);
-    }
-
     /// Decides when an instance pays, by what it books and by the requests that a cold start makes late.
-    fn plan_stays(&mut self, function: FunctionId) {
+    pub(super) fn plan_stays(&mut self, function: FunctionId) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         if let Some(instance) = of.instances.first() {
             let demand = &self.instances[instance].demand;
@@ -95,7 +57,7 @@ impl FractionalPool {
     }
 
     /// Gives a called function without instances its first.
-    fn activate(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn activate(&mut self, function: FunctionId, cluster: &mut Cluster) {
         let Some(counts) = self.scaler.instances(function) else { return };
         let Some(of) = self.functions.get_mut(&function) else { return };
         if of.activated || counts.starting + counts.ready > 0 {
@@ -103,21 +65,22 @@ impl FractionalPool {
         }
         of.activated = true;
         self.plan_stays(function);
-        self.tell_bounds(function, actions);
+        self.tell_bounds(function, cluster);
     }
 
-    pub(super) fn serve(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn serve(&mut self, function: FunctionId, cluster: &mut Cluster) {
         // The backlog hardly changes while open instances take some of it.
-        let backlog = self.functions.get(&function).map_or(Duration::ZERO, Function::behind);
-        while let Some(of) = self.functions.get_mut(&function) {
-            let Some(&key) = of.open.first() else { break };
-            let instance = key.2;
+        let waiting = cluster.queue(function).len();
+        let backlog = self.functions.get(&function).map_or(Duration::ZERO, |of| of.behind(waiting));
+        while let Some(of) = self.functions.get(&function) {
+            let Some(&(_, _, instance)) = of.open.first() else { break };
             let Some(on) = self.instances.get_mut(&instance) else { break };
+            let Some(known) = cluster.functions.get(&function) else { break };
             let (size, takes) = (on.capacity as usize, on.takes());
             self.timers.clear(Timer::Batch(function));
-            let mut count = of.queue.len().min(1);
-            if of.spec.batches {
-                match batch::next(self.now, &of.queue, (size, takes), of.spec.slo, &of.arrivals) {
+            let mut count = known.queue.len().min(1);
+            if known.spec.batches {
+                match batch::next(cluster.now, &known.queue, (size, takes), known.spec.slo, &of.arrivals) {
                     Batch::Now(all) => count = all,
                     Batch::Gathers(until) => {
                         self.timers.set(Timer::Batch(function), until);
@@ -128,62 +91,60 @@ impl FractionalPool {
             if count == 0 {
                 break;
             }
-            of.open.remove(&key);
-            on.used = self.now;
-            let done = self.now.saturating_add(takes);
+            on.used = cluster.now;
+            let done = cluster.now.saturating_add(takes);
+            self.close(instance);
+            let mut stands = true;
             for _ in 0..count {
+                let Some(of) = cluster.functions.get(&function) else { break };
                 let Some(&first) = of.queue.first() else { break };
                 let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
                 let chosen = self.order.next(&queue);
-                let waiting = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
-                of.queue.remove(&waiting);
-                let request = waiting.1;
-                if let Some(of) = self.requests.get_mut(&request) {
-                    of.on = Some(instance);
-                }
-                on.requests.insert(request);
-                actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance }));
+                let (_, request) = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
+                stands &= cluster.order(PlatformAction::Dispatch { request, instance });
             }
-            self.reopen(instance);
+            if stands {
+                self.reopen(instance, cluster);
+            }
         }
-        self.wake(function);
+        self.wake(function, cluster);
     }
 
     /// Lists the instance as open, if it has room for a request.
-    fn reopen(&mut self, instance: InstanceId) {
-        let Some(of) = self.instances.get(&instance) else { return };
-        let Some(function) = self.functions.get_mut(&of.function) else { return };
-        if of.state == State::Ready && of.has_room(function.spec.batches) {
-            function.open.insert(Self::open_key(instance, of));
+    pub(super) fn reopen(&mut self, instance: InstanceId, cluster: &Cluster) {
+        self.close(instance);
+        let Some(of) = self.instances.get_mut(&instance) else { return };
+        let Some(function) = self.functions.get_mut(&of.function).filter(|of| of.gang.is_none()) else {
+            return;
+        };
+        if of.state == State::Ready && of.has_room(instance, cluster) {
+            let key = of.open_key(instance, cluster);
+            of.open = Some(key);
+            function.open.insert(key);
         }
     }
 
-    pub(super) fn done(&mut self, request: RequestId, actions: &mut Vec<PoolAction>) {
-        let Some(Request { function, on: Some(instance), .. }) = self.requests.remove(&request) else {
-            return;
-        };
-        self.close(instance);
-        let now = self.now;
-        if let Some(of) = self.functions.get_mut(&function) {
-            of.used = now;
-        }
+    /// The instance has answered a request.
+    pub(super) fn answered(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         let Some(of) = self.instances.get_mut(&instance) else { return };
-        of.requests.remove(&request);
-        of.used = now;
-        let (state, empty) = (of.state, of.requests.is_empty());
+        of.used = cluster.now;
+        let (function, state, empty) = (of.function, of.state, cluster.runs(instance) == 0);
+        if let Some(of) = self.functions.get_mut(&function) {
+            of.used = cluster.now;
+        }
         match state {
             State::Ready => {
-                self.reopen(instance);
+                self.reopen(instance, cluster);
                 self.to_serve.insert(function);
                 if !self.wanting.is_empty() && empty {
-                    self.look_for_room_in(PARK_IDLE);
+                    self.look_for_room_in(PARK_IDLE, cluster);
                 }
             }
-            State::Emptying if empty => self.park(instance, actions),
+            State::Emptying if empty => self.park(instance, cluster),
             State::Draining if empty => {
-                let removed = self.functions.get(&function).is_some_and(|of| of.removed);
+                let removed = cluster.is_removed(function);
                 let cause = if removed { StopCause::Removed } else { StopCause::Drained };
-                self.stop(instance, cause, actions);
+                self.stop(instance, cause, cluster);
             }
             _ => {}
         }
@@ -191,21 +152,23 @@ impl FractionalPool {
 
     /// Reports the load as soon as the scaler takes a report, when more requests wait than can be served at once: a queue that
     /// grows for a whole tick costs most of an SLO.
-    pub(super) fn report_early(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
+    pub(super) fn report_early(&mut self, function: FunctionId, cluster: &mut Cluster) {
         if !self.scaler.early_reports() {
             return;
         }
         let half = self.scaler.tick().as_nanos() / 2;
         let Some(of) = self.functions.get(&function) else { return };
-        let due = self.now.saturating_since(of.reported).as_nanos() >= half;
-        if due && !of.queue.is_empty() && of.queue.len() as u64 >= of.at_once {
-            self.report(function, actions);
+        let due = cluster.now.saturating_since(of.reported).as_nanos() >= half;
+        let waiting = cluster.queue(function).len();
+        if due && waiting > 0 && waiting as u64 >= of.at_once {
+            self.report(function, cluster);
         }
     }
 
     /// Reports the load since the last report.
-    pub(super) fn report(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        let (now, tick) = (self.now, self.scaler.tick());
+    pub(super) fn report(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        let (now, tick) = (cluster.now, self.scaler.tick());
+        let waiting = cluster.queue(function).len();
         let Some(of) = self.functions.get_mut(&function) else { return };
         let arrived = u64::from(core::mem::take(&mut of.arrived));
         let over = now.saturating_since(of.reported).as_nanos();
@@ -214,29 +177,26 @@ impl FractionalPool {
         let mut rate = RequestRate::from_milli(arrived.saturating_mul(1_000_000_000_000) / over.max(1));
         if early {
             // The scaler should plan for the waiting requests to be served within a second.
-            let waiting = RequestRate::from_milli((of.queue.len() as u64).saturating_mul(1_000));
+            let waiting = RequestRate::from_milli((waiting as u64).saturating_mul(1_000));
             rate = rate.saturating_add(waiting);
         }
-        let waits = !of.queue.is_empty();
+        let waits = waiting > 0;
         let idle = now.saturating_since(of.used);
         let warm = of.stays.iter().any(|stay| stay.from <= idle && idle < stay.to);
-        let rest = of.activated
-            && !waits
-            && !warm
-            && of.instances.iter().all(|one| self.instances[one].requests.is_empty());
+        let rest = of.activated && !waits && !warm && of.instances.iter().all(|one| cluster.runs(*one) == 0);
         if rest {
             of.activated = false;
         }
         self.timers.set(Timer::Report(function), now.saturating_add(tick));
         if rest {
-            self.tell_bounds(function, actions);
+            self.tell_bounds(function, cluster);
         }
-        self.scale(HorizontalEvent::LoadReported { function, rate }, actions);
+        self.scale(HorizontalEvent::LoadReported { function, rate }, cluster);
         if waits || warm {
-            self.activate(function, actions);
+            self.activate(function, cluster);
         }
         if waits {
-            self.wake_one(function);
+            self.wake_one(function, cluster);
         }
         self.to_serve.insert(function);
     }

@@ -3,10 +3,10 @@
 //! An instance goes where its model's weights are, if there is room; elsewhere it needs room for them too. The packer has its
 //! placements without the weights, and sets those aside on the device until the last of them is gone.
 
-use super::{Bytes, Demand, GpuId, Packer, PlacementId};
+use super::{Demand, GpuId, Packer, PlacementId};
 use crate::pack::{PackError, Placed};
 use crate::platform::Weights;
-use gshare_core::ModelId;
+use gshare_core::{Bytes, ModelId};
 use std::collections::BTreeMap;
 
 /// The shared weights of all devices.

@@ -4,7 +4,7 @@
 //! devices with room, so that others stay whole for larger instances. Tensor parallelism needs equal parts. Dilu (section 3.3)
 //! spreads a model by the free memory instead, see [`place_split`](crate::pack::Packer::place_split).
 
-use super::{Demand, FractionalPool, FunctionId, GpuId, NodeId};
+use super::{Cluster, Demand, FractionalPool, FunctionId, GpuId, NodeId};
 use crate::pack::{PackError, Placed};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +19,9 @@ impl FractionalPool {
         demand: &Demand,
         node: Option<NodeId>,
         reserved: &BTreeSet<GpuId>,
+        cluster: &Cluster,
     ) -> Result<Vec<Placed>, PackError> {
-        let spec = self.functions.get(&function).map(|of| &of.spec);
+        let spec = cluster.functions.get(&function).map(|of| &of.spec);
         let (count, weights) = spec.map_or((1, None), |spec| (spec.devices, spec.weights));
         if count > 1 {
             return self.place_spread(count, demand, node, reserved);
@@ -29,7 +30,7 @@ impl FractionalPool {
             return Ok(vec![self.packer.place(demand)?]);
         }
         let devices = &self.devices;
-        let here = |gpu| node.is_none_or(|node| devices.get(&gpu).is_some_and(|of| of.node == node));
+        let here = |gpu| node.is_none_or(|node| devices.get(&gpu) == Some(&node));
         let allowed = |gpu| !reserved.contains(&gpu) && here(gpu);
         let placed = match weights {
             Some(weights) => self.weights.place(&mut *self.packer, demand, weights, &allowed),
@@ -46,13 +47,13 @@ impl FractionalPool {
         reserved: &BTreeSet<GpuId>,
     ) -> Result<Vec<Placed>, PackError> {
         let mut nodes: BTreeMap<NodeId, BTreeSet<GpuId>> = BTreeMap::new();
-        for (&gpu, device) in &self.devices {
+        for (&gpu, &at) in &self.devices {
             let fits = self
                 .packer
                 .gpu(gpu)
                 .is_some_and(|status| status.spec.memory.saturating_sub(status.memory_used) >= demand.memory);
-            if fits && node.is_none_or(|node| node == device.node) && !reserved.contains(&gpu) {
-                nodes.entry(device.node).or_default().insert(gpu);
+            if fits && node.is_none_or(|node| node == at) && !reserved.contains(&gpu) {
+                nodes.entry(at).or_default().insert(gpu);
             }
         }
         let mut nodes: Vec<BTreeSet<GpuId>> = nodes.into_values().collect();

@@ -3,23 +3,27 @@
 use super::SlicedPool;
 use crate::mig::GpuModel;
 use crate::pipeline::Goal;
-use crate::platform::{PoolError, PoolEvent, Work};
+use crate::platform::{FunctionSpec, PoolError, Work};
 use gshare_core::dag::{Component, Dag};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Bytes, SmShare};
+use gshare_core::{Bytes, FunctionId, SmShare};
 use std::collections::BTreeMap;
 
-/// The event with a pipeline in place of a measured inference function.
-pub(super) fn as_pipeline(mut event: PoolEvent) -> Result<PoolEvent, PoolError> {
-    if let PoolEvent::FunctionAdded { function, spec } = &mut event
-        && let Work::Inference { profile: Some(profile) } = &spec.work
-    {
-        let dag = dag(profile, spec.memory).map_err(|why| SlicedPool::REGIME.unsuitable(*function, why))?;
-        // The function's memory holds its run-time too.
-        let goal = Goal::default().with_runtime_memory(Bytes::ZERO);
-        spec.work = Work::Pipeline { dag: Box::new(dag), goal: Box::new(goal) };
+/// The pipeline of a function, or the pipeline in place of a measured inference function.
+pub(super) fn pipeline(
+    function: FunctionId,
+    spec: &FunctionSpec,
+) -> Result<(Box<Dag>, Box<Goal>), PoolError> {
+    match &spec.work {
+        Work::Pipeline { dag, goal } => Ok((dag.clone(), goal.clone())),
+        Work::Inference { profile: Some(profile) } => {
+            let dag = dag(profile, spec.memory);
+            let dag = dag.map_err(|why| SlicedPool::REGIME.unsuitable(function, why))?;
+            // The function's memory holds its run-time too.
+            Ok((Box::new(dag), Box::new(Goal::default().with_runtime_memory(Bytes::ZERO))))
+        }
+        _ => Err(SlicedPool::REGIME.unsuitable(function, "need a pipeline or a profile")),
     }
-    Ok(event)
 }
 
 /// On a slice the function takes the median time of its largest point within the slice's part of the SMs. The function gets no slice

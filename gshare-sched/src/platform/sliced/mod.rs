@@ -17,8 +17,7 @@
 //! 5. **Capacity** of an exclusive instance: enough requests to keep its busiest slice busy, and no more than it has slices, since
 //!    further requests would wait there out of reach of other instances.
 //! 6. **A minimum** of instances is kept by the nodes together: each keeps its present part, and missing instances start one by one, on
-//!    the node with the fewest slices held that can start them. They are checked again after each end or change of an instance or device,
-//!    and ten seconds after a failed start. The host learns `Unmet` where no node can.
+//!    the node with the fewest slices held that can start them. A function is unmet where no node can.
 //! 7. **An inference function** is a DAG of one component (`inference.rs`). Its time on a slice is measured at a point of its profile.
 //!
 //! # Example
@@ -27,14 +26,14 @@
 //!
 //! # Invariants
 //! Keepers, router and pool agree on instances, homes and requests; the residents of a slice, parking instances included, fit its memory;
-//! an owned slice has one instance; at the last check no node could start an instance still missing from a minimum.
+//! an owned slice has one instance.
 //!
 //! # Cost
 //! The router's and the keeper's cost for an event; O(instances) for a shortage; a plan per function and node for a joined or lost
 //! device; at an instance's end O(its nodes and instances) per function below its minimum.
 //!
 //! # Limits
-//! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the host learns `Unmet`. The default keepers let a minimum wait
+//! - Keepers without [`InstanceEvent::MinimumSet`] keep no minimum, and the function is unmet. The default keepers let a minimum wait
 //!   while other functions work on its slices;
 //! - `max_instances` bounds starts: a replacement and the old instance coexist for a while, and a lowered bound stops no instance;
 //! - limits of tenants, and the time in which a host must answer, are the platform's task.
@@ -46,17 +45,15 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use super::tickets::Tickets;
+use super::cluster::Cluster;
+use super::pool::Pool;
 use crate::mig::GpuModel;
 use crate::pipeline::{
     AssignedSlice, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper, Keeper, KeeperConfig,
     LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router,
     RouterConfig, SlackRouter,
 };
-use crate::platform::{
-    DeviceSpec, InstanceNames, InstanceView, Life, Part, Pool, PoolAction, PoolError, PoolEvent, Regime,
-    StopCause,
-};
+use crate::platform::{DeviceSpec, InstanceReport, Life, Part, PoolError, Regime, StopCause};
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
@@ -118,7 +115,6 @@ struct Instance {
     replaces: Option<InstanceId>,
     home: Home,
     parts: Vec<Part>,
-    life: Life,
     memory: Memory,
     /// The instance leaves its slice's memory: `Park` was not answered, or it was evicted after its `Stop`.
     leaving: bool,
@@ -126,11 +122,8 @@ struct Instance {
     up: bool,
     /// The router gives the instance no more requests.
     draining: bool,
-    /// The ticket for which the instance is unparked.
+    /// The request for which the instance is unparked.
     pending: Option<RequestId>,
-    requests: BTreeSet<RequestId>,
-    /// Tickets of withdrawn requests that ran here; the router learns of them after the instance's end.
-    withdrawn: Vec<RequestId>,
     cause: StopCause,
 }
 
@@ -142,10 +135,6 @@ impl Instance {
     /// Whether the instance takes any of its slice's memory.
     fn holds(&self) -> bool {
         self.leaving || matches!(self.memory, Memory::In | Memory::Unparking)
-    }
-
-    fn counts(&self) -> bool {
-        !self.draining && self.life != Life::Stopped
     }
 }
 
@@ -164,23 +153,15 @@ struct Function {
     dag: Box<Dag>,
     goal: Box<Goal>,
     slo: Option<Duration>,
-    min_instances: u32,
-    max_instances: u32,
     /// Each node's part of the minimum.
     kept: BTreeMap<NodeId, u32>,
-    /// No start for the minimum before this time, since a start has failed.
-    not_before: Timestamp,
-    removed: bool,
     /// Nodes that the function fits.
     nodes: BTreeSet<NodeId>,
     instances: BTreeSet<InstanceId>,
     /// Time of the last shortage, and the number of shortages in a row.
     short: Option<(Timestamp, usize)>,
-    /// Nodes with a keeper that has no slices for the function; then whether the host was told that no node has any, and at which
-    /// version of the pool.
+    /// Nodes with a keeper that has no slices for the function since its last start.
     unmet: BTreeSet<NodeId>,
-    told_unmet: bool,
-    version: u64,
 }
 
 /// An event that an engine has not heard of yet.
@@ -201,26 +182,16 @@ pub struct SlicedPool {
     gpus: BTreeMap<GpuId, NodeId>,
     functions: BTreeMap<FunctionId, Function>,
     instances: BTreeMap<InstanceId, Instance>,
-    names: InstanceNames,
-    tickets: Tickets,
-    /// Tickets that the router has given to an instance and has no answer for.
+    /// Requests that the router has given to an instance and has no answer for; some have ended since.
     given: BTreeMap<RequestId, InstanceId>,
     /// The router's numbers of shared slices.
     numbers: BTreeMap<(NodeId, SharedSlice), SharedSlice>,
-    now: Timestamp,
     tasks: VecDeque<Task>,
     /// Deadlines of keepers.
     due: BTreeSet<(Timestamp, NodeId)>,
-    /// Grows with each change that may give a function slices.
-    version: u64,
-    /// Functions that may be below their minimum, or have other bounds than their nodes know.
-    lacking: BTreeSet<FunctionId>,
-    /// Whether the event affected the functions in `lacking`; then the times for another look after failed starts.
-    look: bool,
-    retry: Option<Timestamp>,
 }
 
-gshare_core::debug_fields!(SlicedPool { now, gpus, instances });
+gshare_core::debug_fields!(SlicedPool { gpus, instances });
 
 impl SlicedPool {
     /// A pool without devices, with the default keepers.
@@ -242,17 +213,10 @@ impl SlicedPool {
             gpus: BTreeMap::new(),
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),
-            names: InstanceNames::default(),
-            tickets: Tickets::default(),
             given: BTreeMap::new(),
             numbers: BTreeMap::new(),
-            now: Timestamp::ZERO,
             tasks: VecDeque::new(),
             due: BTreeSet::new(),
-            version: 0,
-            lacking: BTreeSet::new(),
-            look: false,
-            retry: None,
         })
     }
 
@@ -272,7 +236,12 @@ impl SlicedPool {
     const REGIME: Regime = Regime::Sliced;
 
     /// Adds a device to its node's keeper, or makes the keeper.
-    fn join(&mut self, gpu: GpuId, spec: &DeviceSpec) -> Result<Vec<InstanceAction>, PoolError> {
+    fn join(
+        &mut self,
+        gpu: GpuId,
+        spec: &DeviceSpec,
+        cluster: &Cluster,
+    ) -> Result<Vec<InstanceAction>, PoolError> {
         let Some(layout) = &spec.mig else { return Ok(Vec::new()) };
         let (mut actions, slices) = (Vec::new(), layout.slices().to_vec());
         if let Some(node) = self.nodes.get_mut(&spec.node) {
@@ -285,7 +254,7 @@ impl SlicedPool {
             }
             let event = InstanceEvent::GpuJoined { gpu, slices };
             node.keeper
-                .handle(self.now, event, &mut actions)
+                .handle(cluster.now, event, &mut actions)
                 .map_err(|error| Self::REGIME.bad_device(gpu, error))?;
         } else {
             let model = layout.model().clone();
@@ -302,17 +271,15 @@ impl SlicedPool {
     }
 
     /// Tells a node's keeper of the functions that fit the node only now.
-    fn refit(&mut self, at: NodeId, actions: &mut Vec<PoolAction>) {
-        let all: Vec<FunctionId> =
-            self.functions.iter().filter(|(_, of)| !of.removed).map(|(function, _)| *function).collect();
-        for function in all {
-            self.fit(function, at, actions);
+    fn refit(&mut self, at: NodeId, cluster: &mut Cluster) {
+        for function in self.functions.keys().copied().collect::<Vec<_>>() {
+            if !cluster.is_removed(function) {
+                self.fit(function, at, cluster);
+            }
         }
-        self.version += 1;
-        self.look = true;
     }
 
-    fn fit(&mut self, function: FunctionId, at: NodeId, actions: &mut Vec<PoolAction>) {
+    fn fit(&mut self, function: FunctionId, at: NodeId, cluster: &mut Cluster) {
         let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) else {
             return;
         };
@@ -320,7 +287,7 @@ impl SlicedPool {
         let fits = node.keeper.fits(function).unwrap_or_else(|| {
             let (dag, goal) = (of.dag.clone(), of.goal.clone());
             let event = InstanceEvent::FunctionAdded { function, dag, goal };
-            node.keeper.handle(self.now, event, &mut orders).is_ok()
+            node.keeper.handle(cluster.now, event, &mut orders).is_ok()
         });
         let new = fits && of.nodes.insert(at);
         if !fits {
@@ -328,26 +295,28 @@ impl SlicedPool {
         }
         self.file(at);
         for order in orders {
-            self.obey(at, order, actions);
+            self.obey(at, order, cluster);
         }
-        if new && self.tickets.waiting(function) > 0 {
-            let node = self.node_for(function).unwrap_or(at);
+        if new && !cluster.queue(function).is_empty() {
+            let node = self.node_for(function, cluster).unwrap_or(at);
             self.keep(node, InstanceEvent::Requested { function });
         }
     }
 
     /// The keeper of `at` has no slices for the function, or no node fits the function.
-    fn unmet(&mut self, function: FunctionId, at: Option<NodeId>, actions: &mut Vec<PoolAction>) {
+    fn unmet(&mut self, function: FunctionId, at: Option<NodeId>, cluster: &mut Cluster) {
         let Some(of) = self.functions.get_mut(&function) else { return };
-        if of.version != self.version {
-            (of.version, of.told_unmet) = (self.version, false);
-            of.unmet.clear();
-        }
         of.unmet.extend(at);
-        if !of.told_unmet && of.nodes.is_subset(&of.unmet) {
-            of.told_unmet = true;
-            actions.push(PoolAction::Unmet { function });
+        if of.nodes.is_subset(&of.unmet) {
+            of.unmet.clear();
+            cluster.unmet(function);
         }
+    }
+
+    /// Whether the instance serves requests, or will: the router has not been told that it drains.
+    fn counts(&self, id: InstanceId, cluster: &Cluster) -> bool {
+        let stopped = || cluster.instances.get(id).is_none_or(|of| of.life == Life::Stopped);
+        self.instances.get(&id).is_some_and(|one| !one.draining) && !stopped()
     }
 
     /// Files the next deadline of a node's keeper; to be called after each event for the keeper.
@@ -361,89 +330,17 @@ impl SlicedPool {
     }
 
     /// The node that hears of a request: the first with instances of the function, else a node that the function fits.
-    fn node_for(&self, function: FunctionId) -> Option<NodeId> {
+    fn node_for(&self, function: FunctionId, cluster: &Cluster) -> Option<NodeId> {
         let of = self.functions.get(&function)?;
-        let with = of.instances.iter().map(|one| &self.instances[one]).find(|one| one.counts());
+        let with = of.instances.iter().find(|one| self.counts(**one, cluster));
         let own = || of.nodes.iter().nth(function.index() % of.nodes.len().max(1)).copied();
-        with.map(|one| one.node).or_else(own)
-    }
-
-    fn arrived(
-        &mut self,
-        request: RequestId,
-        function: FunctionId,
-        (arrived, deadline): (Timestamp, Option<Timestamp>),
-    ) {
-        let Some(of) = self.functions.get(&function) else { return };
-        let due = of.slo.map(|slo| arrived.saturating_add(slo));
-        let due = [due, deadline].into_iter().flatten().min();
-        let ticket = self.tickets.add(request, function);
-        if let Some(node) = self.node_for(function) {
-            self.keep(node, InstanceEvent::Requested { function });
-        }
-        self.route(RouteEvent::Arrived { request: ticket, function, deadline: due });
-    }
-
-    fn done(&mut self, request: RequestId, took: Duration) {
-        let Some(held) = self.tickets.remove(request) else { return };
-        let Some((id, one)) = held.on.and_then(|id| Some((id, self.instances.get_mut(&id)?))) else { return };
-        one.requests.remove(&request);
-        let (node, local) = (one.node, one.local);
-        let busy = match one.home {
-            // The share of the time in which the busiest slice worked.
-            Home::Exclusive { latency, interval, .. } => {
-                took.scaled(interval.as_nanos(), latency.as_nanos()).min(took)
-            }
-            _ => took,
-        };
-        self.keep(node, InstanceEvent::Served { instance: local, busy });
-        self.route(RouteEvent::Completed { request: held.ticket, instance: id });
-    }
-
-    fn remove(&mut self, function: FunctionId) {
-        if let Some(of) = self.functions.get_mut(&function) {
-            of.removed = true;
-        }
-        for (&id, node) in &self.nodes {
-            if node.keeper.fits(function).is_some() {
-                self.tasks.push_back(Task::Keep(id, InstanceEvent::FunctionRemoved { function }));
-            }
-        }
-        self.route(RouteEvent::FunctionRemoved { function });
-        self.forget_removed(function);
+        with.map(|one| self.instances[one].node).or_else(own)
     }
 
     fn forget_removed(&mut self, function: FunctionId) {
-        if self.functions.get(&function).is_some_and(|of| of.removed && of.instances.is_empty()) {
+        if self.functions.get(&function).is_some_and(|of| of.instances.is_empty()) {
             self.functions.remove(&function);
         }
-    }
-
-    fn lost(&mut self, gpu: GpuId, actions: &mut Vec<PoolAction>) {
-        let Some(at) = self.gpus.remove(&gpu) else { return };
-        let on = |(id, one): (&InstanceId, &Instance)| {
-            (one.node == at && one.home.slices().any(|slice| slice.gpu == gpu)).then_some(*id)
-        };
-        let lost: Vec<InstanceId> = self.instances.iter().filter_map(on).collect();
-        self.keep(at, InstanceEvent::GpuLost { gpu });
-        // The router must not give requests of one lost instance to another.
-        for &instance in lost.iter().filter(|id| self.instances[id].up && !self.instances[id].draining) {
-            self.tasks.push_back(Task::Route(RouteEvent::InstanceDraining { instance }));
-        }
-        for instance in lost {
-            self.forget(instance, actions);
-        }
-        if !self.gpus.values().any(|node| *node == at) {
-            if let Some(due) = self.nodes.remove(&at).and_then(|node| node.due) {
-                self.due.remove(&(due, at));
-            }
-            for of in self.functions.values_mut() {
-                of.nodes.remove(&at);
-                of.kept.remove(&at);
-            }
-        }
-        self.run(actions);
-        self.refit(at, actions);
     }
 
     fn keep(&mut self, node: NodeId, event: InstanceEvent) {
@@ -452,19 +349,6 @@ impl SlicedPool {
 
     fn route(&mut self, event: RouteEvent) {
         self.tasks.push_back(Task::Route(event));
-    }
-
-    /// Handles the deadlines before now.
-    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
-        let due = self.due.iter().take_while(|(at, _)| *at <= self.now);
-        self.tasks.extend(due.map(|&(_, node)| Task::Keep(node, InstanceEvent::DeadlineReached)));
-        if self.router.next_deadline().is_some_and(|at| at <= self.now) {
-            self.route(RouteEvent::DeadlineReached);
-        }
-        if self.retry.is_some_and(|at| at <= self.now) {
-            (self.retry, self.look) = (None, true);
-        }
-        self.run(actions);
     }
 
     /// The parts of an instance on their devices, with the memory each needs.
@@ -497,134 +381,171 @@ impl SlicedPool {
     }
 }
 
-impl Engine for SlicedPool {
-    type Event = PoolEvent;
-    type Action = PoolAction;
-    type Error = PoolError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: PoolEvent,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        let event = inference::as_pipeline(event)?;
-        let before = core::mem::replace(&mut self.now, now);
-        if let PoolEvent::DeviceJoined { gpu, spec } = &event {
-            let orders = self.join(*gpu, spec).inspect_err(|_| self.now = before)?;
-            for order in orders {
-                self.obey(spec.node, order, actions);
-            }
-        }
-        if let PoolEvent::FunctionRemoved { function } = event {
-            // Before any start for the function.
-            self.remove(function);
-        }
-        self.catch_up(actions);
-        match event {
-            PoolEvent::DeviceJoined { spec, .. } => self.refit(spec.node, actions),
-            PoolEvent::DeviceLost { gpu } => self.lost(gpu, actions),
-            PoolEvent::FunctionAdded { function, spec } => self.add(function, *spec, actions),
-            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                if let Some(of) = self.functions.get_mut(&function) {
-                    (of.min_instances, of.max_instances) = (min_instances, max_instances);
-                    self.look_at(function);
-                }
-            }
-            PoolEvent::Arrived { request, function, arrived, deadline, .. } => {
-                self.arrived(request, function, (arrived, deadline));
-            }
-            PoolEvent::Done { request, took } => self.done(request, took),
-            PoolEvent::Instance { instance, report } => self.report(instance, report, actions),
-            PoolEvent::FunctionRemoved { .. }
-            | PoolEvent::TenantLimited { .. }
-            | PoolEvent::Held { .. }
-            | PoolEvent::DeadlineReached => {}
-        }
-        self.run(actions);
-        self.keep_minimums(actions);
-        #[cfg(debug_assertions)]
-        self.invariants();
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        let keepers = self.due.first().map(|(at, _)| *at);
-        [keepers, self.router.next_deadline(), self.retry].into_iter().flatten().min()
-    }
-}
-
 impl Pool for SlicedPool {
     fn regime(&self) -> Regime {
         Self::REGIME
     }
 
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for (&instance, one) in &self.instances {
-            let there = one.holds() || !one.is_shared();
-            visit(&InstanceView {
-                instance,
-                function: one.function,
-                life: one.life,
-                parts: if there { one.parts.clone() } else { Vec::new() },
-                requests: u32::try_from(one.requests.len()).unwrap_or(u32::MAX),
-            });
+    fn device_joined(
+        &mut self,
+        cluster: &mut Cluster,
+        gpu: GpuId,
+        spec: &DeviceSpec,
+    ) -> Result<(), PoolError> {
+        for order in self.join(gpu, spec, cluster)? {
+            self.obey(spec.node, order, cluster);
+        }
+        self.run(cluster);
+        self.refit(spec.node, cluster);
+        Ok(())
+    }
+
+    fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]) {
+        let Some(at) = self.gpus.remove(&gpu) else { return };
+        self.keep(at, InstanceEvent::GpuLost { gpu });
+        // The router must not give requests of one lost instance to another.
+        for instance in lost.iter().copied() {
+            if self.instances.get(&instance).is_some_and(|one| one.up && !one.draining) {
+                self.route(RouteEvent::InstanceDraining { instance });
+            }
+        }
+        for one in lost {
+            self.forget(*one, cluster);
+        }
+        if !self.gpus.values().any(|node| *node == at) {
+            if let Some(due) = self.nodes.remove(&at).and_then(|node| node.due) {
+                self.due.remove(&(due, at));
+            }
+            for of in self.functions.values_mut() {
+                of.nodes.remove(&at);
+                of.kept.remove(&at);
+            }
+        }
+        self.run(cluster);
+        self.refit(at, cluster);
+    }
+
+    fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        let spec = &cluster.functions[&function].spec;
+        let (dag, mut goal) = inference::pipeline(function, spec)?;
+        if spec.slo.is_some() {
+            goal.slo = spec.slo;
+        }
+        // The slices are fixed by the devices.
+        goal.carve = false;
+        let new = Function {
+            dag,
+            slo: goal.slo,
+            goal,
+            kept: BTreeMap::new(),
+            nodes: BTreeSet::new(),
+            instances: BTreeSet::new(),
+            short: None,
+            unmet: BTreeSet::new(),
+        };
+        self.functions.insert(function, new);
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.fit(function, node, cluster);
+        }
+        Ok(())
+    }
+
+    fn bounds_changed(&mut self, _: &mut Cluster, _: FunctionId) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    fn function_removed(&mut self, _: &mut Cluster, function: FunctionId) {
+        for (&id, node) in &self.nodes {
+            if node.keeper.fits(function).is_some() {
+                self.tasks.push_back(Task::Keep(id, InstanceEvent::FunctionRemoved { function }));
+            }
+        }
+        self.route(RouteEvent::FunctionRemoved { function });
+        self.forget_removed(function);
+    }
+
+    fn called(&mut self, cluster: &mut Cluster, function: FunctionId) {
+        if let Some(node) = self.node_for(function, cluster) {
+            self.keep(node, InstanceEvent::Requested { function });
         }
     }
 
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.tickets.waiting(function)
+    fn arrived(&mut self, cluster: &mut Cluster, request: RequestId) {
+        let found = &cluster.requests[&request];
+        let Some(of) = self.functions.get(&found.function) else { return };
+        let due = of.slo.map(|slo| found.arrived.saturating_add(slo));
+        let deadline = [due, found.deadline].into_iter().flatten().min();
+        self.route(RouteEvent::Arrived { request, function: found.function, deadline });
     }
 
-    fn name_instances_by(&mut self, names: InstanceNames) {
-        self.names = names;
+    fn withdrawn(&mut self, request: RequestId) {
+        // Forgotten now, or after the arrival of the instance that is unparked for it.
+        self.route(RouteEvent::Cancelled { request });
+    }
+
+    fn done(&mut self, _: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration) {
+        let Some(one) = self.instances.get(&instance) else { return };
+        let busy = match one.home {
+            // The share of the time in which the busiest slice worked.
+            Home::Exclusive { latency, interval, .. } => {
+                took.scaled(interval.as_nanos(), latency.as_nanos()).min(took)
+            }
+            Home::Shared { .. } => took,
+        };
+        self.keep(one.node, InstanceEvent::Served { instance: one.local, busy });
+        self.route(RouteEvent::Completed { request, instance });
+    }
+
+    fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
+        self.report(instance, report, cluster);
+    }
+
+    fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, _: InstanceReport) {
+        let Some(one) = self.instances.get(&instance) else { return };
+        let (node, local) = (one.node, one.local);
+        self.forget(instance, cluster);
+        self.keep(node, InstanceEvent::Gone { instance: local });
+    }
+
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        self.keep_parts(function, may_start, cluster);
+    }
+
+    fn deadline(&mut self, cluster: &mut Cluster) {
+        let due = self.due.iter().take_while(|(at, _)| *at <= cluster.now);
+        self.tasks.extend(due.map(|&(_, node)| Task::Keep(node, InstanceEvent::DeadlineReached)));
+        if self.router.next_deadline().is_some_and(|at| at <= cluster.now) {
+            self.route(RouteEvent::DeadlineReached);
+        }
+    }
+
+    fn settle(&mut self, cluster: &mut Cluster) {
+        self.run(cluster);
+        #[cfg(debug_assertions)]
+        self.invariants(cluster);
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        let keepers = self.due.first().map(|(at, _)| *at);
+        [keepers, self.router.next_deadline()].into_iter().flatten().min()
     }
 
     fn fits(&self, function: FunctionId) -> bool {
         self.functions.get(&function).is_some_and(|of| !of.nodes.is_empty())
     }
 
-    fn withdraw(&mut self, request: RequestId) {
-        let Some(held) = self.tickets.remove(request) else { return };
-        match held.on.and_then(|id| self.instances.get_mut(&id)) {
-            Some(one) => {
-                one.requests.remove(&request);
-                one.withdrawn.push(held.ticket);
-            }
-            // Forgotten now, or after the arrival of the instance that is unparked for it.
-            None => self.route(RouteEvent::Cancelled { request: held.ticket }),
-        }
-    }
-
-    fn invariants(&self) {
-        self.tickets.invariants();
+    fn invariants(&self, _: &Cluster) {
         self.router.invariants();
         assert!(self.tasks.is_empty(), "an engine was not told something");
         let here: BTreeSet<NodeId> = self.gpus.values().copied().collect();
         assert_eq!(here, self.nodes.keys().copied().collect(), "nodes with devices");
-        let mut running = 0;
         for (id, one) in &self.instances {
             let node = &self.nodes[&one.node];
             assert_eq!(node.keeper.home(one.local), Some(&one.home), "home of {id}");
             assert_eq!(node.names.get(&one.local), Some(id), "name of {id}");
             assert!(self.functions[&one.function].instances.contains(id), "{id} is not of its function");
             assert!(one.home.slices().all(|slice| node.slices[&slice].contains(id)), "slices of {id}");
-            assert!(
-                one.requests
-                    .iter()
-                    .all(|request| self.tickets.get(*request).is_some_and(|held| held.on == Some(*id)))
-            );
             assert!(one.pending.is_none() || one.memory != Memory::In, "{id} is there and its request waits");
-            running += one.requests.len();
-        }
-        assert_eq!(
-            running,
-            self.tickets.iter().filter(|(_, held)| held.on.is_some()).count(),
-            "requests that run"
-        );
-        for (id, of) in self.functions.iter().filter(|(_, of)| !of.removed) {
-            let (stay, least) = (self.staying(of).count(), of.min_instances as usize);
-            assert!(stay >= least || self.lacking.contains(id), "{id} has {stay} of {least}");
         }
         let due = self.nodes.iter().filter_map(|(at, node)| Some((node.keeper.next_deadline()?, *at)));
         assert_eq!(due.collect::<BTreeSet<_>>(), self.due, "deadlines of keepers");

@@ -1,18 +1,17 @@
 //! Orders of the keepers and the router, turned into orders for the host and events for each other.
 
-use super::{Function, Instance, Memory, Node, SlicedPool, Task};
+use super::{Cluster, Instance, Memory, Node, SlicedPool, Task};
 use crate::pipeline::{
     AssignedSlice, Home, InstanceAction, InstanceEvent, InstanceReason, RouteAction, RouteEvent, RouteReject,
     Service,
 };
-use crate::platform::{Life, PlatformAction, PoolAction, Rejection, StopCause};
+use crate::platform::{Life, PlatformAction, Rejection, StopCause};
 use crate::request::Tier;
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, NodeId, RequestId, SharedSlice};
-use std::collections::BTreeSet;
 
 impl SlicedPool {
     /// Passes the queued events to the engines one by one, and carries out the answers.
-    pub(super) fn run(&mut self, actions: &mut Vec<PoolAction>) {
+    pub(super) fn run(&mut self, cluster: &mut Cluster) {
         while let Some(task) = self.tasks.pop_front() {
             match task {
                 Task::Keep(at, event) => {
@@ -20,16 +19,16 @@ impl SlicedPool {
                     let mut orders = Vec::new();
                     // A keeper may know of no minimums.
                     let may_refuse = matches!(event, InstanceEvent::MinimumSet { .. });
-                    let told = node.keeper.handle(self.now, event, &mut orders);
+                    let told = node.keeper.handle(cluster.now, event, &mut orders);
                     debug_assert!(may_refuse || told.is_ok(), "keeper of {at}: {told:?}");
                     self.file(at);
                     for order in orders {
-                        self.obey(at, order, actions);
+                        self.obey(at, order, cluster);
                     }
                 }
                 Task::Route(event) => {
                     match event {
-                        RouteEvent::InstanceDraining { instance } => self.drains(instance, actions),
+                        RouteEvent::InstanceDraining { instance } => self.drains(instance, cluster),
                         // Its dispatch is answered without a caller.
                         RouteEvent::Cancelled { request } if self.given.contains_key(&request) => continue,
                         RouteEvent::Completed { request, .. } => {
@@ -39,12 +38,12 @@ impl SlicedPool {
                         _ => {}
                     }
                     let mut orders = Vec::new();
-                    let told = self.router.handle(self.now, event, &mut orders);
+                    let told = self.router.handle(cluster.now, event, &mut orders);
                     // The router may have rejected the request just before.
                     let given_up = matches!(event, RouteEvent::Cancelled { .. });
                     debug_assert!(given_up || told.is_ok(), "router: {told:?}");
                     for order in orders {
-                        self.direct(order, actions);
+                        self.direct(order, cluster);
                     }
                 }
             }
@@ -52,23 +51,23 @@ impl SlicedPool {
     }
 
     /// Carries out a keeper's order. An unknown name belongs to a gone instance, which the keeper learns next.
-    pub(super) fn obey(&mut self, at: NodeId, order: InstanceAction, actions: &mut Vec<PoolAction>) {
+    pub(super) fn obey(&mut self, at: NodeId, order: InstanceAction, cluster: &mut Cluster) {
         let named = |local: InstanceId| self.nodes.get(&at).and_then(|node| node.names.get(&local)).copied();
         match order {
             InstanceAction::Start { instance, function, home, from, takes, reason } => {
-                self.start(at, (instance, function, home), (from, takes), reason, actions);
+                self.start(at, (instance, function, home), (from, takes), reason, cluster);
             }
             InstanceAction::Load { instance, takes } => {
                 let Some(id) = named(instance) else { return };
                 if let Some(one) = self.instances.get_mut(&id) {
                     one.memory = Memory::Coming { takes };
                     let slices: Vec<AssignedSlice> = one.home.slices().collect();
-                    self.unpark(at, &slices, actions);
+                    self.unpark(at, &slices, cluster);
                 }
             }
             InstanceAction::Evict { instance, .. } => {
                 if let Some(id) = named(instance) {
-                    self.evict(id, actions);
+                    self.evict(id, cluster);
                 }
             }
             InstanceAction::Moved { instance, home, .. } => {
@@ -78,7 +77,7 @@ impl SlicedPool {
                 let parts = self.parts(one.function, &node.model, &home);
                 if let Some(one) = self.instances.get_mut(&id) {
                     // A newly shared slice may suit other functions.
-                    self.look = true;
+                    cluster.look = true;
                     (one.home, one.parts) = (home, parts);
                     if one.up && !one.draining {
                         let service = self.service(id);
@@ -96,29 +95,31 @@ impl SlicedPool {
             InstanceAction::Stop { instance, reason } => {
                 let Some(id) = named(instance) else { return };
                 if let Some(one) = self.instances.get_mut(&id) {
-                    if one.life == Life::Starting {
+                    if cluster.instances.get(id).is_some_and(|of| of.life == Life::Starting) {
                         one.cause = cause(reason);
                     }
-                    one.life = Life::Stopped;
-                    actions.push(PoolAction::Order(PlatformAction::Stop { instance: id, cause: one.cause }));
+                    cluster.order(PlatformAction::Stop { instance: id, cause: one.cause });
                 }
             }
             InstanceAction::Prewarm { function } => {
-                actions.push(PoolAction::Order(PlatformAction::Fetch { node: at, function }));
+                cluster.order(PlatformAction::Fetch { node: at, function });
             }
             InstanceAction::Forget { function } => {
-                actions.push(PoolAction::Order(PlatformAction::Forget { node: at, function }));
+                cluster.order(PlatformAction::Forget { node: at, function });
             }
             InstanceAction::Unmet { function } => {
-                self.unmet(function, Some(at), actions);
+                self.unmet(function, Some(at), cluster);
             }
         }
     }
 
     /// Whether one more instance is within the function's bound; a replacement does not count as one more.
-    fn may_start(&self, of: &Function, replaces: Option<InstanceId>) -> bool {
-        let counts = |id: &&InstanceId| Some(**id) != replaces && self.instances[*id].counts();
-        of.instances.iter().filter(counts).count() < of.max_instances as usize
+    fn may_start(&self, function: FunctionId, replaces: Option<InstanceId>, cluster: &Cluster) -> bool {
+        let (Some(of), Some(own)) = (cluster.functions.get(&function), self.functions.get(&function)) else {
+            return false;
+        };
+        let counts = |id: &&InstanceId| Some(**id) != replaces && self.counts(**id, cluster);
+        own.instances.iter().filter(counts).count() < of.spec.max_instances as usize
     }
 
     fn start(
@@ -127,23 +128,22 @@ impl SlicedPool {
         (local, function, home): (InstanceId, FunctionId, Home),
         (from, takes): (Tier, Duration),
         reason: InstanceReason,
-        actions: &mut Vec<PoolAction>,
+        cluster: &mut Cluster,
     ) {
-        let (Some(of), Some(node)) = (self.functions.get(&function), self.nodes.get(&at)) else { return };
+        let Some(node) = self.nodes.get(&at) else { return };
         let replaces = match reason {
             InstanceReason::Migrated { from } => node.names.get(&from).copied(),
             _ => None,
         };
-        if !self.may_start(of, replaces) {
+        if !self.may_start(function, replaces, cluster) {
             return self.keep(at, InstanceEvent::Gone { instance: local });
         }
         let parts = self.parts(function, &node.model, &home);
-        let id = self.names.give();
+        let id = cluster.instances.name();
         let parked = matches!(home, Home::Shared { .. });
         if let (Some(of), Some(node)) = (self.functions.get_mut(&function), self.nodes.get_mut(&at)) {
             of.instances.insert(id);
             of.unmet.clear();
-            of.told_unmet = false;
             node.names.insert(local, id);
             for slice in home.slices() {
                 node.slices.entry(slice).or_default().insert(id);
@@ -156,39 +156,31 @@ impl SlicedPool {
             replaces,
             home,
             parts: parts.clone(),
-            life: Life::Starting,
             memory: if parked { Memory::Out } else { Memory::In },
             leaving: false,
             up: false,
             draining: false,
             pending: None,
-            requests: BTreeSet::new(),
-            withdrawn: Vec::new(),
             cause: StopCause::Drained,
         };
         self.instances.insert(id, new);
         let start = PlatformAction::Start { instance: id, function, parts, from, takes, parked };
-        actions.push(PoolAction::Order(start));
+        cluster.order(start);
     }
 
-    fn evict(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
+    fn evict(&mut self, id: InstanceId, cluster: &mut Cluster) {
         let Some(one) = self.instances.get_mut(&id) else { return };
         let Home::Shared { load, .. } = one.home else { return };
         (one.memory, one.leaving) = (Memory::Out, true);
-        match one.life {
-            // The instance's memory is free once it is gone.
-            Life::Stopped => return,
-            Life::Ready => one.life = Life::Parked,
-            _ => {}
-        }
-        actions.push(PoolAction::Order(PlatformAction::Park { instance: id }));
-        if !one.draining {
+        let draining = one.draining;
+        // The memory of a stopped instance is free once it is gone.
+        if cluster.order(PlatformAction::Park { instance: id }) && !draining {
             self.route(RouteEvent::LoadChanged { instance: id, load });
         }
     }
 
     /// Orders the `Unpark` that slices wait for, unless an instance still has to leave them.
-    pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], actions: &mut Vec<PoolAction>) {
+    pub(super) fn unpark(&mut self, at: NodeId, slices: &[AssignedSlice], cluster: &mut Cluster) {
         // While the instances of a lost device are forgotten one by one, none of them may return.
         let there = slices.iter().filter(|slice| self.gpus.contains_key(&slice.gpu));
         for on in there.filter_map(|slice| self.nodes.get(&at)?.slices.get(slice)) {
@@ -201,7 +193,7 @@ impl SlicedPool {
                 {
                     one.memory = Memory::Unparking;
                     let parts = one.parts.clone();
-                    actions.push(PoolAction::Order(PlatformAction::Unpark { instance, parts, takes }));
+                    cluster.order(PlatformAction::Unpark { instance, parts, takes });
                 }
             }
         }
@@ -209,43 +201,36 @@ impl SlicedPool {
 
     /// The router gives the instance no more requests. The host learns this after the dispatch of the request for which the
     /// instance is unparked.
-    fn drains(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
+    fn drains(&mut self, id: InstanceId, cluster: &mut Cluster) {
         if let Some(one) = self.instances.get_mut(&id) {
             one.draining = true;
-            let (function, pending) = (one.function, one.pending);
-            if pending.is_none() {
-                self.announce_drain(id, actions);
+            if one.pending.is_none() {
+                cluster.order(PlatformAction::Drain { instance: id });
             }
-            self.look_at(function);
-        }
-    }
-
-    pub(super) fn announce_drain(&mut self, id: InstanceId, actions: &mut Vec<PoolAction>) {
-        if let Some(one) = self.instances.get_mut(&id).filter(|one| one.life != Life::Stopped) {
-            one.life = Life::Draining;
-            actions.push(PoolAction::Order(PlatformAction::Drain { instance: id }));
+            cluster.has_fewer(one.function);
         }
     }
 
     /// Carries out the router's order.
-    fn direct(&mut self, order: RouteAction, actions: &mut Vec<PoolAction>) {
+    fn direct(&mut self, order: RouteAction, cluster: &mut Cluster) {
         match order {
             RouteAction::Dispatch { request, instance } => {
                 self.given.insert(request, instance);
-                self.dispatch(request, instance, actions);
+                self.dispatch(request, instance, cluster);
             }
-            RouteAction::Reject { request: ticket, reason } => {
-                if let Some(request) = self.tickets.holder(ticket) {
-                    self.tickets.remove(request);
+            RouteAction::Reject { request, reason } => {
+                if cluster.is_open(request) {
                     let reason = match reason {
                         RouteReject::Removed => Rejection::Removed,
                         // The SLO: at its deadline the request was withdrawn.
                         _ => Rejection::WouldBeLate,
                     };
-                    actions.push(PoolAction::Order(PlatformAction::Reject { request, reason }));
+                    cluster.order(PlatformAction::Reject { request, reason });
                 }
             }
-            RouteAction::Short { function, waiting, behind } => self.short(function, waiting, behind),
+            RouteAction::Short { function, waiting, behind } => {
+                self.short(function, waiting, behind, cluster)
+            }
             RouteAction::Drained { instance } => {
                 if let Some(one) = self.instances.get(&instance) {
                     let event = InstanceEvent::Drained { instance: one.local };
@@ -255,51 +240,46 @@ impl SlicedPool {
         }
     }
 
-    fn dispatch(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
+    fn dispatch(&mut self, request: RequestId, id: InstanceId, cluster: &mut Cluster) {
         // Unknown if the instance is gone: the router learns this next, and the request waits again.
         let Some(one) = self.instances.get_mut(&id) else { return };
         let (node, local, function) = (one.node, one.local, one.function);
-        if one.memory != Memory::In && self.tickets.holder(ticket).is_some() {
-            one.pending = Some(ticket);
+        if one.memory != Memory::In && cluster.is_open(request) {
+            one.pending = Some(request);
             self.keep(node, InstanceEvent::Needed { instance: local });
         } else {
-            self.send(ticket, id, actions);
+            self.send(request, id, cluster);
         }
-        if self.node_for(function) != Some(node)
-            && self.functions.get(&function).is_some_and(|of| !of.removed)
-        {
+        if self.node_for(function, cluster) != Some(node) && !cluster.is_removed(function) {
             self.keep(node, InstanceEvent::Requested { function });
         }
     }
 
     /// Lets the host run a request, or answers in its place when no caller waits any more.
-    pub(super) fn send(&mut self, ticket: RequestId, id: InstanceId, actions: &mut Vec<PoolAction>) {
-        let Some(request) = self.tickets.holder(ticket) else {
-            return self.route(RouteEvent::Completed { request: ticket, instance: id });
-        };
-        self.tickets.dispatch(request, id);
-        if let Some(one) = self.instances.get_mut(&id) {
-            one.requests.insert(request);
+    pub(super) fn send(&mut self, request: RequestId, instance: InstanceId, cluster: &mut Cluster) {
+        if cluster.is_open(request) {
+            cluster.order(PlatformAction::Dispatch { request, instance });
+        } else {
+            self.route(RouteEvent::Completed { request, instance });
         }
-        actions.push(PoolAction::Order(PlatformAction::Dispatch { request, instance: id }));
     }
 
     /// Tells a keeper that the function's instances cannot serve the waiting requests in time: first the node with the fewest
     /// slices held, and while the shortage lasts the others in turn.
-    fn short(&mut self, function: FunctionId, waiting: u32, behind: Duration) {
-        let Some(of) = self.functions.get(&function) else { return };
-        if of.removed || of.nodes.is_empty() || !self.may_start(of, None) {
+    fn short(&mut self, function: FunctionId, waiting: u32, behind: Duration, cluster: &Cluster) {
+        let Some(of) = self.functions.get(&function).filter(|of| !of.nodes.is_empty()) else { return };
+        if cluster.is_removed(function) || !self.may_start(function, None, cluster) {
             return;
         }
         let held = |node: &NodeId| self.nodes.get(node).map_or(0, |node: &Node| node.slices.len());
         let mut nodes: Vec<NodeId> = of.nodes.iter().copied().collect();
         nodes.sort_by_key(|node| (held(node), *node));
-        let lasts = |&(at, _): &(_, usize)| self.now.saturating_since(at) <= super::SHORT_LASTS;
+        let lasts = |&(at, _): &(_, usize)| cluster.now.saturating_since(at) <= super::SHORT_LASTS;
         let turn = of.short.filter(lasts).map_or(0, |(_, turn)| turn + 1);
         let node = nodes[turn % nodes.len()];
         let new = !of.instances.iter().any(|id| self.instances[id].node == node);
         if let Some(of) = self.functions.get_mut(&function) {
-            of.short = Some((self.now, turn));
+            of.short = Some((cluster.now, turn));
         }
         self.keep(node, InstanceEvent::Short { function, waiting, behind });
         if new {

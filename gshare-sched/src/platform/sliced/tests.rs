@@ -4,17 +4,20 @@ use super::*;
 use crate::Wrapped;
 use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
-use crate::platform::{FunctionSpec, InstanceReport, MigLayout, PlatformAction, Rejection, Work};
+use crate::platform::{
+    FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work,
+};
 use crate::request::Tier;
-use gshare_core::Quota;
+use core::sync::atomic::{AtomicU32, Ordering};
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Quota, TenantId};
 
 type Host = testing::Host<SlicedPool>;
 
 impl Host {
     fn new(devices: &[(u32, u32, &[&str])]) -> Self {
-        let mut host = Self { pool: SlicedPool::with_config(SlicedConfig::default()).unwrap(), now: 0 };
+        let mut host = Self::around(SlicedPool::with_config(SlicedConfig::default()).unwrap());
         for &(gpu, node, slices) in devices {
             host.join(gpu, node, slices);
         }
@@ -22,17 +25,19 @@ impl Host {
     }
 
     fn join(&mut self, gpu: u32, node: u32, slices: &[&str]) -> Vec<PlatformAction> {
-        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec: mig(node, "A100-80", slices) })
+        self.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec: mig(node, "A100-80", slices) })
     }
 
     fn add(&mut self, function: u32, spec: FunctionSpec) {
-        let event = PoolEvent::FunctionAdded { function: FunctionId::new(function), spec: Box::new(spec) };
+        let event =
+            PlatformEvent::FunctionDeployed { function: FunctionId::new(function), spec: Box::new(spec) };
         assert_eq!(self.tell(event), []);
     }
 
     fn lives(&self) -> Vec<(u64, Life, usize)> {
         let mut lives = Vec::new();
-        self.pool.instances(&mut |view| lives.push((view.instance.number(), view.life, view.parts.len())));
+        self.platform
+            .instances(&mut |view| lives.push((view.instance.number(), view.life, view.parts.len())));
         lives
     }
 }
@@ -84,7 +89,7 @@ fn an_inference_function_is_served_on_a_slice_as_large_as_its_point() {
     host.done(0);
     // A slice that is too slow for the latency is none at all.
     host.add(1, measured(14, 1, 20).with_slo(Duration::from_millis(10)));
-    assert_eq!(host.arrive(1, 1, None), []);
+    assert_eq!(host.arrive(1, 1, None), [reject(1, Rejection::NeverFits)]);
 }
 
 fn is_unpark(actions: &[PlatformAction], instance: u64) -> bool {
@@ -137,12 +142,12 @@ fn an_instance_that_dies_while_it_leaves_its_slice_has_left_it() {
 fn a_request_that_misses_its_slo_and_has_no_deadline_is_rejected_as_late() {
     let router = RouterConfig::default().with_late(Late::Reject);
     let pool = SlicedPool::with_config(SlicedConfig::default().with_router(router)).unwrap();
-    let mut host = Host { pool, now: 0 };
+    let mut host = Host::around(pool);
     host.join(0, 0, &["2g.20gb"]);
     host.add(0, chain(2, 6).with_slo(Duration::from_millis(500)));
     host.arrive(0, 0, None);
     host.now = 500;
-    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(0, Rejection::WouldBeLate)]);
+    assert_eq!(host.tell(PlatformEvent::DeadlineReached), [reject(0, Rejection::WouldBeLate)]);
 }
 
 #[test]
@@ -154,13 +159,12 @@ fn a_request_that_is_withdrawn_while_an_instance_comes_for_it_is_forgotten() {
     host.now = 400;
     assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
     host.now = 500;
-    assert_eq!(host.withdraw(0), []);
-    assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
-    // The name may return at once.
-    assert_eq!(host.arrive(0, 0, None), []);
+    assert_eq!(host.tell(PlatformEvent::DeadlineReached), [reject(0, Rejection::DeadlineMissed)]);
+    assert_eq!(host.platform.waiting(FunctionId::new(0)), 1);
+    assert_eq!(host.arrive(2, 0, None), []);
     host.now = 600;
     assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(1, 0)]);
-    assert_eq!(host.done(1), [dispatch(0, 0)]);
+    assert_eq!(host.done(1), [dispatch(2, 0)]);
 }
 
 #[test]
@@ -174,7 +178,7 @@ fn a_pipeline_that_loses_a_part_is_gone_and_its_request_is_served_elsewhere() {
     assert_eq!((places.len(), places[0].1, places[1].1), (2, 0, 1));
     assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)]);
     host.join(2, 1, &["4g.40gb"]);
-    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(1) });
+    let lost = host.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(1) });
     let stops = |one: &PlatformAction| matches!(one, PlatformAction::Stop { .. });
     assert!(!lost.iter().any(stops), "the host ends the other part by itself: {lost:?}");
     let starts = |actions: &[PlatformAction]| {
@@ -185,7 +189,7 @@ fn a_pipeline_that_loses_a_part_is_gone_and_its_request_is_served_elsewhere() {
     let mut all = lost;
     while !starts(&all) {
         host.now += 100;
-        all.extend(host.tell(PoolEvent::DeadlineReached));
+        all.extend(host.tell(PlatformEvent::DeadlineReached));
         assert!(host.now < 2_000, "it is never started elsewhere: {all:?}");
     }
     for report in [InstanceReport::Gone, InstanceReport::Ready, InstanceReport::Parked] {
@@ -206,31 +210,29 @@ fn no_more_instances_are_started_than_the_function_may_have() {
         }
         for _ in 0..20 {
             host.now += 100;
-            host.tell(PoolEvent::DeadlineReached);
+            host.tell(PlatformEvent::DeadlineReached);
         }
         host.lives().len()
     };
     assert_eq!([starts(1), starts(2), starts(9)], [1, 2, 3]);
 }
 
-/// Instances by node, without ending ones; and whether the function was reported unmet.
+/// Instances by node, without ending ones.
 fn on_nodes(host: &Host, function: u32) -> Vec<(u32, usize)> {
-    let of = &host.pool.functions[&FunctionId::new(function)];
+    let cluster = &host.platform.cluster;
     let mut on: BTreeMap<u32, usize> = BTreeMap::new();
-    for one in host.pool.staying(of) {
-        *on.entry(one.node.number()).or_default() += 1;
+    for gpu in (0..4).map(GpuId::new) {
+        let here = cluster.instances.on(gpu).filter_map(|id| cluster.instances.get(id));
+        let here = here.filter(|one| one.stays() && one.function == FunctionId::new(function)).count();
+        if here > 0 {
+            *on.entry(cluster.devices.get(gpu).unwrap().node.number()).or_default() += here;
+        }
     }
     on.into_iter().collect()
 }
 
-fn unmet(host: &mut Host, event: PoolEvent) -> usize {
-    let mut actions = Vec::new();
-    host.pool.handle(Timestamp::from_millis(host.now), event, &mut actions).unwrap();
-    actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
-}
-
-fn bounds(min_instances: u32) -> PoolEvent {
-    PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances, max_instances: 8 }
+fn bounds(min_instances: u32) -> PlatformEvent {
+    PlatformEvent::BoundsChanged { function: FunctionId::new(0), min_instances, max_instances: 8 }
 }
 
 /// On two nodes: a minimum exists from the deployment on, spread; lost instances come back, and impossible ones wait.
@@ -239,26 +241,26 @@ fn a_minimum_is_kept_by_all_nodes_together() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     let function = FunctionId::new(0);
     let spec = Box::new(chain(1, 12).with_instances(3, 8));
-    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function, spec }), 1, "one slice, told once");
+    assert_eq!(host.unmet(0, PlatformEvent::FunctionDeployed { function, spec }), 1, "one slice, told once");
     assert_eq!(on_nodes(&host, 0), [(0, 1)]);
-    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0);
+    assert_eq!(host.unmet(0, PlatformEvent::DeadlineReached), 0);
     host.join(1, 1, &["2g.20gb"; 3]);
     assert_eq!(on_nodes(&host, 0), [(0, 1), (1, 2)], "as soon as there are slices");
     for instance in 0..3 {
         host.report(instance, InstanceReport::Ready);
     }
     host.now = 86_400_000;
-    host.tell(PoolEvent::DeadlineReached);
+    host.tell(PlatformEvent::DeadlineReached);
     assert_eq!(on_nodes(&host, 0), [(0, 1), (1, 2)], "after a day without a request");
     host.report(0, InstanceReport::Gone);
     assert_eq!(host.lives().len(), 3, "one that died is replaced");
-    host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(1) });
+    host.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(1) });
     assert_eq!(on_nodes(&host, 0), [(0, 1)]);
     host.join(2, 2, &["2g.20gb"; 3]);
     assert_eq!(on_nodes(&host, 0), [(0, 1), (2, 2)], "on another device");
     host.tell(bounds(4));
     assert_eq!(on_nodes(&host, 0), [(0, 1), (2, 3)]);
-    for instance in 0..16 {
+    for instance in 0..7 {
         host.report(instance, InstanceReport::Ready);
     }
     host.tell(bounds(1));
@@ -266,7 +268,7 @@ fn a_minimum_is_kept_by_all_nodes_together() {
     host.tell(bounds(0));
     assert_eq!(on_nodes(&host, 0), []);
     host.tell(bounds(2));
-    host.tell(PoolEvent::FunctionRemoved { function });
+    host.tell(PlatformEvent::FunctionRemoved { function });
     assert!(host.lives().iter().all(|(_, life, _)| matches!(life, Life::Stopped | Life::Draining)));
 }
 
@@ -274,11 +276,14 @@ fn a_minimum_is_kept_by_all_nodes_together() {
 fn a_start_that_failed_is_tried_again_later() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     let spec = Box::new(chain(1, 12).with_instances(1, 8));
-    host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(0), spec });
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec });
     host.report(0, InstanceReport::Refused);
-    assert_eq!((host.lives().len(), host.pool.next_deadline()), (0, Some(Timestamp::from_millis(10_000))));
+    assert_eq!(
+        (host.lives().len(), host.platform.next_deadline()),
+        (0, Some(Timestamp::from_millis(10_000)))
+    );
     host.now = 10_000;
-    host.tell(PoolEvent::DeadlineReached);
+    host.tell(PlatformEvent::DeadlineReached);
     assert_eq!(host.lives().len(), 1);
 }
 
@@ -293,15 +298,44 @@ fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is
             _ => keeper.handle(now, event, actions),
         })))
     };
-    let mut host = Host::new(&[]);
-    host.pool = SlicedPool::with_config(SlicedConfig::default()).unwrap().with_keepers(Arc::new(make));
+    let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap();
+    let mut host = Host::around(pool.with_keepers(Arc::new(make)));
     host.join(0, 0, &["2g.20gb"]);
     let spec = Box::new(chain(1, 6).with_instances(1, 8));
-    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function: FunctionId::new(0), spec }), 1);
+    assert_eq!(host.unmet(0, PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec }), 1);
     assert_eq!(host.lives(), []);
     host.arrive(0, 0, None);
     assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
     assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
+}
+
+#[test]
+fn a_request_that_waits_for_its_tenant_counts_as_load_once() {
+    let heard = Arc::new(AtomicU32::new(0));
+    let counts = Arc::clone(&heard);
+    let make = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
+        let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
+        let counts = Arc::clone(&counts);
+        Ok(Box::new(Wrapped::new(Box::new(keeper), move |keeper, now, event, actions| {
+            counts.fetch_add(u32::from(matches!(event, InstanceEvent::Requested { .. })), Ordering::Relaxed);
+            keeper.handle(now, event, actions)
+        })))
+    };
+    let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap();
+    let mut host = Host::around(pool.with_keepers(Arc::new(make)));
+    host.join(0, 0, &["2g.20gb"]);
+    host.add(0, chain(2, 6));
+    let limits = TenantLimits { max_requests: 1, ..TenantLimits::default() };
+    host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits });
+    host.arrive(0, 0, None);
+    assert_eq!(heard.load(Ordering::Relaxed), 1);
+    host.arrive(1, 0, None);
+    assert_eq!(heard.load(Ordering::Relaxed), 2, "the second request waits for its tenant");
+    host.report(0, InstanceReport::Ready);
+    host.report(0, InstanceReport::Unparked);
+    assert_eq!(host.done(0), [dispatch(1, 0)]);
+    assert_eq!(heard.load(Ordering::Relaxed), 2);
 }
 
 #[test]
@@ -313,10 +347,9 @@ fn a_removed_function_finishes_what_runs_and_frees_its_name() {
     host.report(0, InstanceReport::Unparked);
     assert_eq!(host.arrive(1, 0, None), []);
     let function = FunctionId::new(0);
-    host.pool.withdraw(RequestId::new(1));
-    let removed = host.tell(PoolEvent::FunctionRemoved { function });
+    let removed = host.tell(PlatformEvent::FunctionRemoved { function });
     let drain = PlatformAction::Drain { instance: InstanceId::new(0) };
-    assert_eq!(removed, [drain]);
+    assert_eq!(removed, [reject(1, Rejection::Removed), drain]);
     let stop = PlatformAction::Stop { instance: InstanceId::new(0), cause: StopCause::Removed };
     assert_eq!(host.done(0), [stop]);
     let forget = PlatformAction::Forget { node: NodeId::new(0), function };
@@ -328,9 +361,10 @@ fn a_removed_function_finishes_what_runs_and_frees_its_name() {
 fn a_device_of_another_model_than_its_nodes_is_refused() {
     let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     let spec = mig(0, "H100-80", &["1g.10gb"]);
-    let other = host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(1), spec }).unwrap_err();
+    let other = host.try_tell(PlatformEvent::DeviceFound { gpu: GpuId::new(1), spec }).unwrap_err();
     assert!(other.contains("mig.model is H100-80, that of the other devices of node0 is A100-80"), "{other}");
-    let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(measured(14, 4, 9)) };
+    let event =
+        PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(measured(14, 4, 9)) };
     let text = host.try_tell(event).unwrap_err();
     assert!(text.starts_with("fn0 cannot run on sliced devices: profile: need a point of batch 1"), "{text}");
 }

@@ -1,8 +1,7 @@
 //! The kept copy of a model: a request without a caller has it loaded, and the pool pins it where it is.
 
-use super::super::START_AGAIN;
 use super::carry::rejection;
-use super::{Device, Life, PoolAction, Rejection, RequestEvent, WholePool};
+use super::{Cluster, Device, Rejection, RequestEvent, WholePool};
 use crate::request::RejectReason;
 use gshare_core::{FunctionId, GpuId, RequestId};
 use std::collections::BTreeMap;
@@ -16,45 +15,15 @@ pub(super) fn check(min_instances: u32) -> Result<(), String> {
 }
 
 impl WholePool {
-    /// Schedules a check of minimums after the event: the function has another minimum, or its copies have moved.
-    pub(super) fn look_at(&mut self, function: FunctionId) {
-        let of = self.functions.get(&function);
-        if of.is_some_and(|of| of.spec.min_instances > 0 || of.pin.is_some()) {
-            self.lacking.insert(function);
-        }
-        self.look = true;
-    }
-
-    /// Pins and requests the kept copies, and reports copies that no device can hold now.
-    pub(super) fn keep_minimums(&mut self, actions: &mut Vec<PoolAction>) {
-        if !self.look {
-            return;
-        }
-        // A load ordered for a minimum is pinned in the next round.
-        while core::mem::take(&mut self.look) {
-            for function in self.lacking.clone() {
-                if self.keep_minimum(function) {
-                    self.lacking.remove(&function);
-                }
-                self.run(actions);
-            }
-        }
-        for function in self.lacking.clone() {
-            if !self.fits_beside_pins(function) {
-                self.unmet(function, actions);
-            }
-        }
-    }
-
     /// Whether a device has memory for a copy beside the kept copies. All other copies there make room when idle.
     fn fits_beside_pins(&self, function: FunctionId) -> bool {
         let mut pinned: BTreeMap<GpuId, u64> = BTreeMap::new();
         for of in self.functions.values() {
             if let Some(gpu) = of.pin {
-                *pinned.entry(gpu).or_default() += of.spec.memory.get();
+                *pinned.entry(gpu).or_default() += of.memory.get();
             }
         }
-        let needs = self.functions.get(&function).map_or(0, |of| of.spec.memory.get());
+        let needs = self.functions.get(&function).map_or(0, |of| of.memory.get());
         let fits = |(gpu, device): (&GpuId, &Device)| {
             let kept = pinned.get(gpu).copied().unwrap_or(0);
             device.memory.get().saturating_sub(kept) >= needs
@@ -62,70 +31,66 @@ impl WholePool {
         self.devices.iter().any(fits)
     }
 
-    /// Reports once that no device can hold the copy.
-    pub(super) fn unmet(&mut self, function: FunctionId, actions: &mut Vec<PoolAction>) {
-        if let Some(of) = self.functions.get_mut(&function)
-            && !core::mem::replace(&mut of.told_unmet, true)
-        {
-            actions.push(PoolAction::Unmet { function });
-        }
-    }
-
-    /// Returns false while there is no copy.
-    fn keep_minimum(&mut self, function: FunctionId) -> bool {
-        let Some(of) = self.functions.get_mut(&function) else { return true };
+    /// Pins the first copy of a function with a minimum, and no copy of another.
+    pub(super) fn pin(&mut self, function: FunctionId, cluster: &Cluster) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
         let (model, before) = (of.model, of.pin);
-        let wanted = of.spec.min_instances > 0 && !of.removed;
-        let here = of.instances.iter().map(|id| &self.instances[id]).filter(|one| one.life != Life::Stopped);
-        let here: Vec<GpuId> = here.filter(|_| wanted).map(|one| one.gpu).collect();
-        let pin = before.filter(|gpu| here.contains(gpu)).or(here.first().copied());
-        of.pin = pin;
+        let least = cluster.functions.get(&function).map_or(0, |of| of.spec.min_instances);
+        let wanted = least > 0 && !cluster.is_removed(function);
+        let here = |gpu: &GpuId| wanted && self.resident.contains_key(&(*gpu, model));
+        let first = of.instances.iter().map(|id| self.instances[id].gpu).find(here);
+        of.pin = before.filter(here).or(first);
+        let pin = of.pin;
         if pin != before {
             let lost = before.filter(|gpu| self.devices.contains_key(gpu));
             for (gpu, pinned) in [(lost, false), (pin, true)] {
                 self.tasks.extend(gpu.map(|gpu| RequestEvent::ModelPinned { model, gpu, pinned }));
             }
         }
-        if pin.is_some() {
-            of.told_unmet = false;
-            return true;
-        }
-        let asked = self.warming.iter().find(|(_, of)| **of == function).map(|(ticket, _)| *ticket);
-        if !wanted {
-            if let Some(request) = asked {
-                self.warming.remove(&request);
-                self.tasks.push_back(RequestEvent::Cancelled { request });
+    }
+
+    /// Has a missing copy loaded, or counts the function as unmet where no device can hold the copy.
+    pub(super) fn warm(&mut self, function: FunctionId, may_start: bool, cluster: &mut Cluster) {
+        let Some(of) = self.functions.get(&function) else { return };
+        if cluster.missing(function) == 0 {
+            if cluster.functions.get(&function).is_none_or(|of| of.spec.min_instances == 0) {
+                self.cool(function);
             }
-            return true;
+            return;
         }
-        if of.not_before > self.now {
-            self.retry = Some(self.retry.map_or(of.not_before, |at| at.min(of.not_before)));
-        } else if asked.is_none() && !self.kinds.is_empty() {
-            let (request, tenant) = (self.tickets.fresh(), of.spec.tenant);
+        if !may_start {
+            return;
+        }
+        if self.warming.values().all(|warmed| *warmed != function) && !self.kinds.is_empty() {
+            let (model, request) = (of.model, RequestId::new(self.next_warming));
+            self.next_warming += 1;
             self.warming.insert(request, function);
+            let tenant = cluster.functions[&function].spec.tenant;
             self.tasks.push_back(RequestEvent::Arrived { request, model, tenant, deadline: None });
+            self.run(cluster);
         }
-        false
+        let loads = self.functions.get(&function).is_some_and(|of| of.pin.is_some());
+        if !loads && !self.fits_beside_pins(function) {
+            cluster.unmet(function);
+        }
+    }
+
+    /// Ends the request for the load of a copy that is not missing any more.
+    pub(super) fn cool(&mut self, function: FunctionId) {
+        if let Some((&request, _)) = self.warming.iter().find(|(_, of)| **of == function) {
+            self.warming.remove(&request);
+            self.tasks.push_back(RequestEvent::Cancelled { request });
+        }
     }
 
     /// The request for the load of a copy was rejected. Another one follows later, or only after a change if no device can hold
     /// the model.
-    pub(super) fn not_warmed(
-        &mut self,
-        ticket: RequestId,
-        reason: RejectReason,
-        actions: &mut Vec<PoolAction>,
-    ) {
-        let Some(function) = self.warming.remove(&ticket) else { return };
+    pub(super) fn not_warmed(&mut self, request: RequestId, reason: RejectReason, cluster: &mut Cluster) {
+        let Some(function) = self.warming.remove(&request) else { return };
         match rejection(reason) {
-            Rejection::NeverFits => self.unmet(function, actions),
+            Rejection::NeverFits => cluster.unmet(function),
             Rejection::Cancelled => {}
-            _ => {
-                if let Some(of) = self.functions.get_mut(&function) {
-                    of.not_before = self.now.saturating_add(START_AGAIN);
-                }
-                self.look_at(function);
-            }
+            _ => cluster.start_failed(function),
         }
     }
 }

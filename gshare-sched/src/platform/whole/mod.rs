@@ -16,8 +16,8 @@
 //! `Dropped`. A function is one model, numbered by the pool, since a function's name may return with other memory.
 //!
 //! **A minimum** of 1: a request without a caller makes the scheduler load the model where it suits best. The pool pins the copy there
-//! and answers the request at once. A lost copy is loaded and pinned again, or ten seconds after a failed load. The host learns `Unmet`
-//! when no device has room beside the copies kept for others, or the tenant may not have the memory, but not while a device is busy.
+//! and answers the request at once. A lost copy is loaded and pinned again. The function is unmet when no device has room beside the
+//! copies kept for others, but not while a device is busy.
 //!
 //! **A maximum** is left to the scheduler ([`RequestEvent::ModelLimited`]), which alone knows the alternatives of a request without a new
 //! copy. A load declined by the pool would look like a failed load, which counts as an attempt of the request.
@@ -44,10 +44,12 @@ mod minimum;
 #[cfg(test)]
 mod tests;
 
-use super::tickets::Tickets;
+use super::admission::MOST_REQUESTS;
+use super::cluster::Cluster;
+use super::pool::Pool;
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceNames, InstanceReport, InstanceView, Life, Part, PlatformAction, Pool,
-    PoolAction, PoolError, PoolEvent, Regime, Rejection, StopCause, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, PoolError, Regime, Rejection,
+    StopCause, TenantLimits, Work,
 };
 use crate::request::{
     LocalityScheduler, ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler,
@@ -57,7 +59,7 @@ use gshare_core::dag::ComponentSet;
 use gshare_core::share::GpuShare;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    SmShare, Timestamp, resource::QuotaRange,
+    SmShare, TenantId, Timestamp, resource::QuotaRange,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -69,16 +71,12 @@ struct Device {
 
 #[derive(Debug)]
 struct Function {
-    spec: FunctionSpec,
     infer: Duration,
+    memory: Bytes,
     model: ModelId,
-    removed: bool,
     instances: BTreeSet<InstanceId>,
-    told_unmet: bool,
     /// The GPU with the pinned copy.
     pin: Option<GpuId>,
-    /// No load for the pinned copy before this time, since loads have failed.
-    not_before: Timestamp,
 }
 
 #[derive(Debug)]
@@ -86,11 +84,9 @@ struct Instance {
     function: FunctionId,
     model: ModelId,
     gpu: GpuId,
-    life: Life,
-    since: Timestamp,
-    requests: BTreeSet<RequestId>,
-    /// Tickets of withdrawn requests that ran here; the scheduler learns of them after the instance's end.
-    withdrawn: Vec<RequestId>,
+    loaded: bool,
+    /// Requests that the scheduler has dispatched here, and that it has not been told to be over.
+    given: BTreeSet<RequestId>,
 }
 
 /// GPUs that serve one request at a time and keep models in their memory, under any request scheduler.
@@ -105,26 +101,18 @@ pub struct WholePool {
     retired: BTreeMap<Bytes, Vec<ModelId>>,
     next_model: u32,
     instances: BTreeMap<InstanceId, Instance>,
-    names: InstanceNames,
     /// The instance of each model on each GPU, without stopped instances.
     resident: BTreeMap<(GpuId, ModelId), InstanceId>,
-    tickets: Tickets,
     /// Removed functions.
     ending: BTreeSet<FunctionId>,
-    /// Tickets from before the first device, with the deadlines of their requests.
-    early: BTreeMap<RequestId, Option<Timestamp>>,
-    /// Tickets without a request, for the load of a copy that is to be kept.
+    /// Requests without a caller, for the load of a copy that is to be kept.
     warming: BTreeMap<RequestId, FunctionId>,
-    /// Functions that may lack their kept copy, or have it pinned at a wrong place.
-    lacking: BTreeSet<FunctionId>,
-    /// Whether the event affected the functions in `lacking`; then the times for another look after failed loads.
-    look: bool,
-    retry: Option<Timestamp>,
-    now: Timestamp,
+    /// Number of the next request of this kind.
+    next_warming: u64,
     tasks: VecDeque<RequestEvent>,
 }
 
-gshare_core::debug_fields!(WholePool { now, devices, instances });
+gshare_core::debug_fields!(WholePool { devices, instances });
 
 impl WholePool {
     const REGIME: Regime = Regime::Whole;
@@ -140,16 +128,10 @@ impl WholePool {
             retired: BTreeMap::new(),
             next_model: 0,
             instances: BTreeMap::new(),
-            names: InstanceNames::default(),
             resident: BTreeMap::new(),
-            tickets: Tickets::default(),
             ending: BTreeSet::new(),
-            early: BTreeMap::new(),
             warming: BTreeMap::new(),
-            lacking: BTreeSet::new(),
-            look: false,
-            retry: None,
-            now: Timestamp::ZERO,
+            next_warming: MOST_REQUESTS,
             tasks: VecDeque::new(),
         }
     }
@@ -162,7 +144,7 @@ impl WholePool {
         Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
     }
 
-    fn check_function(function: FunctionId, spec: &FunctionSpec) -> Result<(), PoolError> {
+    fn check_function(function: FunctionId, spec: &FunctionSpec) -> Result<Duration, PoolError> {
         let unsuitable = |why: &str| Err(Self::REGIME.unsuitable(function, why));
         let Some(infer) = infer(spec) else {
             return unsuitable(
@@ -177,7 +159,8 @@ impl WholePool {
                 return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
-        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))
+        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
+        Ok(infer)
     }
 
     /// Passes an event to the scheduler, which may refuse it; a refused event has changed nothing.
@@ -185,156 +168,21 @@ impl WholePool {
         &mut self,
         event: RequestEvent,
         refused: impl FnOnce(RequestError) -> PoolError,
-        actions: &mut Vec<PoolAction>,
+        cluster: &mut Cluster,
     ) -> Result<(), PoolError> {
-        let orders = self.scheduler.orders(self.now, event).map_err(refused)?;
+        let orders = self.scheduler.orders(cluster.now, event).map_err(refused)?;
         for order in orders {
-            self.obey(order, actions);
+            self.obey(order, cluster);
         }
         Ok(())
     }
 
-    /// Passes the events that only the scheduler can judge, before any other change.
-    fn admit(&mut self, event: &PoolEvent, actions: &mut Vec<PoolAction>) -> Result<(), PoolError> {
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => {
-                let DeviceSpec { node, kind, memory, .. } = *spec;
-                let joined = RequestEvent::GpuJoined { gpu: *gpu, kind, node, memory };
-                self.try_tell(joined, |why| Self::REGIME.bad_device(*gpu, why), actions)
-            }
-            PoolEvent::TenantLimited { tenant, limits } => {
-                let limited = RequestEvent::TenantLimited { tenant: *tenant, memory: limits.memory };
-                self.try_tell(limited, |why| Self::REGIME.refused(why), actions)
-            }
-            PoolEvent::BoundsChanged { function, min_instances, max_instances } => {
-                minimum::check(*min_instances)
-                    .map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))?;
-                let Some(of) = self.functions.get_mut(function) else { return Ok(()) };
-                let limited = RequestEvent::ModelLimited { model: of.model, copies: *max_instances };
-                let told = self.scheduler.orders(self.now, limited);
-                let orders = told.map_err(|why| Self::REGIME.refused(format_args!("{function}: {why}")))?;
-                of.spec.max_instances = *max_instances;
-                for order in orders {
-                    self.obey(order, actions);
-                }
-                Ok(())
-            }
-            PoolEvent::FunctionAdded { function, spec } => {
-                Self::check_function(*function, spec)?;
-                let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
-                let model = known.unwrap_or(ModelId::new(self.next_model));
-                let added = RequestEvent::ModelAdded { model, memory: spec.memory };
-                let limited = RequestEvent::ModelLimited { model, copies: spec.max_instances };
-                for event in [added, limited] {
-                    self.try_tell(event, |why| Self::REGIME.unsuitable(*function, why), actions)?;
-                }
-                match known {
-                    Some(_) => {
-                        self.retired.get_mut(&spec.memory).and_then(Vec::pop);
-                    }
-                    None => self.next_model += 1,
-                }
-                let new = Function {
-                    spec: (**spec).clone(),
-                    infer: infer(spec).unwrap_or_default(),
-                    model,
-                    removed: false,
-                    instances: BTreeSet::new(),
-                    told_unmet: false,
-                    pin: None,
-                    not_before: Timestamp::ZERO,
-                };
-                self.functions.insert(*function, new);
-                self.models.insert(model, *function);
-                Ok(())
-            }
-            PoolEvent::Arrived { request, function, deadline, .. } => {
-                self.arrived(*request, *function, *deadline, actions)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn arrived(
-        &mut self,
-        request: RequestId,
-        function: FunctionId,
-        deadline: Option<Timestamp>,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        let ticket = self.tickets.add(request, function);
-        if self.kinds.is_empty() {
-            self.early.insert(ticket, deadline);
-            return Ok(());
-        }
-        let told = match self.arrival(ticket, deadline) {
-            Some(event) => self.try_tell(event, |why| Self::REGIME.refused(why), actions),
-            None => Ok(()),
-        };
-        if told.is_err() {
-            self.tickets.remove(request);
-        }
-        told
-    }
-
-    /// The scheduler's event for a request.
-    fn arrival(&self, ticket: RequestId, deadline: Option<Timestamp>) -> Option<RequestEvent> {
-        let held = self.tickets.get(self.tickets.holder(ticket)?)?;
-        let of = self.functions.get(&held.function)?;
-        let (model, tenant) = (of.model, of.spec.tenant);
-        Some(RequestEvent::Arrived { request: ticket, model, tenant, deadline })
-    }
-
-    /// A device joined: models get costs on its kind, and early requests go to the scheduler.
-    fn joined(&mut self, gpu: GpuId, spec: &DeviceSpec) {
-        self.devices.insert(gpu, Device { node: spec.node, memory: spec.memory });
-        for of in self.functions.values_mut() {
-            of.told_unmet = false;
-        }
-        self.look = true;
-        if self.kinds.insert(spec.kind) {
-            let all: Vec<RequestEvent> = self.functions.values().map(|of| profiled(of, spec.kind)).collect();
-            self.tasks.extend(all);
-        }
-        for (ticket, deadline) in core::mem::take(&mut self.early) {
-            self.tasks.extend(self.arrival(ticket, deadline));
-        }
-    }
-
-    fn lost(&mut self, gpu: GpuId) {
-        self.devices.remove(&gpu);
-        let on = self.instances.iter().filter(|(_, one)| one.gpu == gpu).map(|(id, _)| *id);
-        let mut withdrawn = Vec::new();
-        for id in on.collect::<Vec<_>>() {
-            withdrawn.extend(self.forget(id));
-        }
-        for of in self.functions.values_mut() {
-            of.told_unmet = false;
-        }
-        self.look = true;
-        self.tasks.push_back(RequestEvent::GpuLost { gpu });
-        // They wait at the scheduler by then.
-        self.tasks.extend(withdrawn.into_iter().map(|request| RequestEvent::Cancelled { request }));
-    }
-
-    fn remove(&mut self, function: FunctionId) {
-        if let Some(of) = self.functions.get_mut(&function) {
-            of.removed = true;
-            self.ending.insert(function);
-        }
-        self.look_at(function);
-    }
-
-    /// Handles the deadlines before now.
-    fn catch_up(&mut self, actions: &mut Vec<PoolAction>) {
-        if self.scheduler.next_deadline().is_some_and(|at| at <= self.now) {
-            self.tasks.push_back(RequestEvent::DeadlineReached);
-            self.run(actions);
-        }
-        if self.retry.is_some_and(|at| at <= self.now) {
-            (self.retry, self.look) = (None, true);
-        }
-        self.run(actions);
+    /// The scheduler's event for a request of the queue.
+    fn arrival(&self, request: RequestId, cluster: &Cluster) -> Option<RequestEvent> {
+        let found = cluster.requests.get(&request)?;
+        let model = self.functions.get(&found.function)?.model;
+        let (tenant, deadline) = (cluster.functions[&found.function].spec.tenant, found.deadline);
+        Some(RequestEvent::Arrived { request, model, tenant, deadline })
     }
 }
 
@@ -345,63 +193,11 @@ fn infer(spec: &FunctionSpec) -> Option<Duration> {
     single.max_by_key(|point| point.area()).map(|point| point.p50).filter(|p50| !p50.is_zero())
 }
 
-fn profiled(of: &Function, kind: GpuKind) -> RequestEvent {
-    let FunctionSpec { load_disk, load_host, .. } = of.spec;
+/// The costs of a function's model on a kind of device.
+fn profiled(of: &Function, spec: &FunctionSpec, kind: GpuKind) -> RequestEvent {
+    let FunctionSpec { load_disk, load_host, .. } = *spec;
     let profile = ModelProfile { load_disk, load_host, infer: of.infer };
     RequestEvent::ModelProfiled { model: of.model, kind, profile }
-}
-
-impl Engine for WholePool {
-    type Event = PoolEvent;
-    type Action = PoolAction;
-    type Error = PoolError;
-
-    fn handle(
-        &mut self,
-        now: Timestamp,
-        event: PoolEvent,
-        actions: &mut Vec<PoolAction>,
-    ) -> Result<(), PoolError> {
-        let before = core::mem::replace(&mut self.now, now);
-        self.admit(&event, actions).inspect_err(|_| self.now = before)?;
-        if let PoolEvent::FunctionRemoved { function } = event {
-            // Before any start for the function.
-            self.remove(function);
-        }
-        self.catch_up(actions);
-        match event {
-            PoolEvent::DeviceJoined { gpu, spec } => self.joined(gpu, &spec),
-            PoolEvent::DeviceLost { gpu } => self.lost(gpu),
-            PoolEvent::TenantLimited { .. } => self.look = true,
-            PoolEvent::FunctionAdded { function, .. } => {
-                if let Some(of) = self.functions.get(&function) {
-                    self.tasks.extend(self.kinds.iter().map(|kind| profiled(of, *kind)));
-                }
-                self.look_at(function);
-            }
-            PoolEvent::BoundsChanged { function, min_instances, .. } => {
-                if let Some(of) = self.functions.get_mut(&function) {
-                    let before = core::mem::replace(&mut of.spec.min_instances, min_instances);
-                    if before != min_instances {
-                        self.look_at(function);
-                    }
-                }
-            }
-            PoolEvent::Done { request, took } => self.done(request, took),
-            PoolEvent::Instance { instance, report } => self.report(instance, report),
-            _ => {}
-        }
-        self.run(actions);
-        self.keep_minimums(actions);
-        self.end_removed(actions);
-        #[cfg(debug_assertions)]
-        self.invariants();
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        [self.scheduler.next_deadline(), self.retry].into_iter().flatten().min()
-    }
 }
 
 impl Pool for WholePool {
@@ -409,74 +205,183 @@ impl Pool for WholePool {
         Self::REGIME
     }
 
-    fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for (&instance, one) in &self.instances {
-            visit(&InstanceView {
-                instance,
-                function: one.function,
-                life: one.life,
-                parts: vec![self.part(one.function, one.gpu)],
-                requests: u32::try_from(one.requests.len()).unwrap_or(u32::MAX),
-            });
+    fn device_joined(
+        &mut self,
+        cluster: &mut Cluster,
+        gpu: GpuId,
+        spec: &DeviceSpec,
+    ) -> Result<(), PoolError> {
+        let DeviceSpec { node, kind, memory, .. } = *spec;
+        let joined = RequestEvent::GpuJoined { gpu, kind, node, memory };
+        self.try_tell(joined, |why| Self::REGIME.bad_device(gpu, why), cluster)?;
+        self.devices.insert(gpu, Device { node, memory });
+        let first = self.kinds.is_empty();
+        if self.kinds.insert(kind) {
+            let profiled =
+                |(id, of): (&FunctionId, &Function)| profiled(of, &cluster.functions[id].spec, kind);
+            self.tasks.extend(self.functions.iter().map(profiled));
+        }
+        if first {
+            // Requests from before the first device have waited in their functions' queues alone.
+            let waiting = self.functions.keys().flat_map(|function| cluster.queue(*function));
+            let waiting: BTreeSet<RequestId> = waiting.map(|(_, request)| *request).collect();
+            let arrivals: Vec<_> = waiting.into_iter().filter_map(|one| self.arrival(one, cluster)).collect();
+            self.tasks.extend(arrivals);
+        }
+        Ok(())
+    }
+
+    fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]) {
+        self.devices.remove(&gpu);
+        let given: Vec<RequestId> = lost.iter().flat_map(|one| self.forget(*one)).collect();
+        self.tasks.push_back(RequestEvent::GpuLost { gpu });
+        // They wait at the scheduler by then.
+        let ended = given.into_iter().filter(|request| !cluster.is_open(*request));
+        self.tasks.extend(ended.map(|request| RequestEvent::Cancelled { request }));
+        for function in self.functions.keys().copied().collect::<Vec<_>>() {
+            self.pin(function, cluster);
         }
     }
 
-    fn waiting(&self, function: FunctionId) -> usize {
-        self.tickets.waiting(function)
+    fn tenant_limited(&mut self, cluster: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
+        let limited = RequestEvent::TenantLimited { tenant, memory: limits.memory };
+        self.tasks.push_back(limited);
+        self.run(cluster);
     }
 
-    fn name_instances_by(&mut self, names: InstanceNames) {
-        self.names = names;
+    fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        let spec = cluster.functions[&function].spec.clone();
+        let infer = Self::check_function(function, &spec)?;
+        let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
+        let model = known.unwrap_or(ModelId::new(self.next_model));
+        let added = RequestEvent::ModelAdded { model, memory: spec.memory };
+        let limited = RequestEvent::ModelLimited { model, copies: spec.max_instances };
+        for event in [added, limited] {
+            self.try_tell(event, |why| Self::REGIME.unsuitable(function, why), cluster)?;
+        }
+        match known {
+            Some(_) => {
+                self.retired.get_mut(&spec.memory).and_then(Vec::pop);
+            }
+            None => self.next_model += 1,
+        }
+        let new = Function { infer, memory: spec.memory, model, instances: BTreeSet::new(), pin: None };
+        self.tasks.extend(self.kinds.iter().map(|kind| profiled(&new, &spec, *kind)));
+        self.functions.insert(function, new);
+        self.models.insert(model, function);
+        Ok(())
     }
 
-    fn fits(&self, function: FunctionId) -> bool {
-        let memory = self.functions.get(&function).map(|of| of.spec.memory);
-        self.devices.values().any(|device| memory.is_some_and(|memory| device.memory >= memory))
+    fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
+        let (Some(of), Some(own)) = (cluster.functions.get(&function), self.functions.get(&function)) else {
+            return Ok(());
+        };
+        let refused = |why: &dyn core::fmt::Display| Self::REGIME.refused(format_args!("{function}: {why}"));
+        minimum::check(of.spec.min_instances).map_err(|why| refused(&why))?;
+        let limited = RequestEvent::ModelLimited { model: own.model, copies: of.spec.max_instances };
+        self.try_tell(limited, |why| refused(&why), cluster)?;
+        self.pin(function, cluster);
+        Ok(())
     }
 
-    fn withdraw(&mut self, request: RequestId) {
-        let Some(held) = self.tickets.remove(request) else { return };
-        if let Some(one) = held.on.and_then(|id| self.instances.get_mut(&id)) {
-            one.requests.remove(&request);
-            one.withdrawn.push(held.ticket);
-        } else if self.early.remove(&held.ticket).is_none() {
-            // A request with a GPU cannot be cancelled; its dispatch is answered at once.
-            self.tasks.push_back(RequestEvent::Cancelled { request: held.ticket });
+    fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId) {
+        self.ending.insert(function);
+        self.pin(function, cluster);
+        self.cool(function);
+    }
+
+    fn arrived(&mut self, cluster: &mut Cluster, request: RequestId) {
+        if !self.kinds.is_empty() {
+            self.tasks.extend(self.arrival(request, cluster));
         }
     }
 
-    fn invariants(&self) {
-        self.tickets.invariants();
+    fn withdrawn(&mut self, request: RequestId) {
+        // A request with a GPU cannot be cancelled; its dispatch is answered at once.
+        if !self.kinds.is_empty() {
+            self.tasks.push_back(RequestEvent::Cancelled { request });
+        }
+    }
+
+    fn done(&mut self, _: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration) {
+        if let Some(one) = self.instances.get_mut(&instance) {
+            one.given.remove(&request);
+            self.tasks.push_back(RequestEvent::Completed { gpu: one.gpu, request, took });
+        }
+    }
+
+    fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
+        let Some(one) = self.instances.get_mut(&instance) else { return };
+        let since = cluster.instances.get(instance).map_or(cluster.now, |of| of.since);
+        if report == InstanceReport::Ready {
+            one.loaded = true;
+            let took = cluster.now.saturating_since(since);
+            self.tasks.push_back(RequestEvent::Loaded { gpu: one.gpu, model: one.model, took });
+        }
+    }
+
+    fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, _: InstanceReport) {
+        let Some(one) = self.instances.get(&instance) else { return };
+        let Instance { function, gpu, model, loaded, .. } = *one;
+        let resident = self.resident.get(&(gpu, model)) == Some(&instance);
+        let (open, over): (Vec<_>, Vec<_>) =
+            self.forget(instance).into_iter().partition(|request| cluster.is_open(*request));
+        for request in over {
+            self.tasks.push_back(self.without_caller((gpu, model), request));
+        }
+        self.tasks.push_back(match (resident, open.first()) {
+            (false, _) => RequestEvent::Evicted { gpu, model },
+            (true, _) if !loaded => RequestEvent::LoadFailed { gpu, model },
+            (true, Some(&request)) => RequestEvent::NotResident { gpu, request },
+            (true, None) => RequestEvent::Dropped { gpu, model },
+        });
+        self.pin(function, cluster);
+    }
+
+    fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
+        self.warm(function, may_start, cluster);
+    }
+
+    fn deadline(&mut self, _: &mut Cluster) {
+        self.tasks.push_back(RequestEvent::DeadlineReached);
+    }
+
+    fn settle(&mut self, cluster: &mut Cluster) {
+        self.run(cluster);
+        self.end_removed(cluster);
+        #[cfg(debug_assertions)]
+        self.invariants(cluster);
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.scheduler.next_deadline()
+    }
+
+    fn invariants(&self, cluster: &Cluster) {
         assert!(self.tasks.is_empty(), "the scheduler was not told something");
-        let mut running = 0;
         let mut used: BTreeMap<GpuId, u64> = BTreeMap::new();
         for (id, one) in &self.instances {
-            let resident = self.resident.get(&(one.gpu, one.model)) == Some(id);
-            assert_eq!(resident, one.life != Life::Stopped, "{id} is the one on its GPU");
-            assert!(one.requests.is_empty() || one.life == Life::Ready, "{id} runs a request");
-            let on = |request: &RequestId| self.tickets.get(*request).and_then(|held| held.on);
-            assert!(one.requests.iter().all(|request| on(request) == Some(*id)), "requests of {id}");
             let of = &self.functions[&one.function];
             assert!(of.instances.contains(id) && of.model == one.model, "{id} is not of its function");
-            *used.entry(one.gpu).or_default() += of.spec.memory.get();
-            running += one.requests.len();
+            assert!(
+                one.given.is_empty() || self.resident.get(&(one.gpu, one.model)) == Some(id),
+                "{id} runs"
+            );
+            *used.entry(one.gpu).or_default() += of.memory.get();
         }
-        assert_eq!(
-            self.resident.len(),
-            self.instances.values().filter(|one| one.life != Life::Stopped).count()
-        );
         for (gpu, used) in used {
             assert!(used <= self.devices[&gpu].memory.get(), "{gpu} is too full");
         }
-        assert_eq!(
-            running,
-            self.tickets.iter().filter(|(_, held)| held.on.is_some()).count(),
-            "requests that run"
-        );
         assert_eq!(self.models.len(), self.functions.len(), "models of functions");
-        for (id, of) in self.functions.iter().filter(|(_, of)| of.spec.min_instances > 0 && !of.removed) {
-            let kept = of.pin.is_some_and(|gpu| self.resident.contains_key(&(gpu, of.model)));
-            assert!(kept || self.lacking.contains(id), "the copy of {id} is not kept");
+        for (function, of) in &self.functions {
+            let here = |gpu| self.resident.contains_key(&(gpu, of.model));
+            assert!(of.pin.is_none_or(here), "the pinned copy of {function} is not there");
+            let kept = cluster.functions.get(function).is_some_and(|of| of.spec.min_instances > 0);
+            let any = of
+                .instances
+                .iter()
+                .any(|id| self.resident.get(&(self.instances[id].gpu, of.model)) == Some(id));
+            assert_eq!(of.pin.is_some(), kept && any && !cluster.is_removed(*function), "pin of {function}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the mappings one by one, against a host with scripted answers.
 
 use super::*;
+use crate::platform::PlatformEvent;
 use crate::platform::testing::{self, dispatch, reject};
 use crate::request::Tier;
 use gshare_core::Quota;
@@ -12,7 +13,7 @@ impl Host {
     /// GPUs of 16 GiB.
     fn new(gpus: u32) -> Self {
         let pool = WholePool::with_config(SchedulerConfig::evict_cost_aware()).unwrap();
-        let mut host = Self { pool, now: 0 };
+        let mut host = Self::around(pool);
         for gpu in 0..gpus {
             host.join(gpu);
         }
@@ -21,12 +22,14 @@ impl Host {
 
     fn join(&mut self, gpu: u32) -> Vec<PlatformAction> {
         let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16)).with_regime(Regime::Whole);
-        self.tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec })
+        self.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec })
     }
 
     fn add(&mut self, function: u32, gib: u64) {
-        let event =
-            PoolEvent::FunctionAdded { function: FunctionId::new(function), spec: Box::new(inference(gib)) };
+        let event = PlatformEvent::FunctionDeployed {
+            function: FunctionId::new(function),
+            spec: Box::new(inference(gib)),
+        };
         assert_eq!(self.tell(event), []);
     }
 
@@ -90,7 +93,7 @@ fn a_process_that_dies_is_started_again_for_the_request_that_it_ran() {
     host.request(0, 0);
     host.report(0, InstanceReport::Ready);
     assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
-    assert_eq!(host.pool.waiting(FunctionId::new(0)), 1);
+    assert_eq!(host.platform.waiting(FunctionId::new(0)), 1);
     assert_eq!(host.report(0, InstanceReport::Gone), [], "an old report");
     assert_eq!(host.report(1, InstanceReport::Ready), [dispatch(0, 1)]);
     assert_eq!(host.done(0), []);
@@ -117,19 +120,11 @@ fn a_request_that_came_before_the_first_device_is_served_and_one_that_fits_none_
     for request in 0..3 {
         assert_eq!(host.request(request, u32::from(request == 2)), []);
     }
-    host.pool.withdraw(RequestId::new(1));
+    host.cancel(1);
     let actions = host.join(0);
     assert!(actions.contains(&reject(2, Rejection::NeverFits)), "{actions:?}");
     assert_eq!(actions.len(), 2, "{actions:?}");
-    let event = |request| PoolEvent::Arrived {
-        request: RequestId::new(request),
-        function: FunctionId::new(1),
-        arrived: Timestamp::ZERO,
-        held: false,
-        deadline: None,
-    };
-    // The first request already told the host of the lack of a suitable device.
-    assert_eq!(host.try_tell(event(3)).unwrap(), [PoolAction::Order(reject(3, Rejection::NeverFits))]);
+    assert_eq!(host.request(3, 1), [reject(3, Rejection::NeverFits)]);
 }
 
 #[test]
@@ -138,7 +133,7 @@ fn what_ran_on_a_lost_device_is_served_by_another_one() {
     host.add(0, 9);
     let (_, _, gpu) = started(&host.request(0, 0)).unwrap();
     host.report(0, InstanceReport::Ready);
-    let again = started(&host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(gpu) })).unwrap();
+    let again = started(&host.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(gpu) })).unwrap();
     assert_eq!((again.0, again.2), (1, 1 - gpu));
     for report in [InstanceReport::Gone, InstanceReport::Ready] {
         assert_eq!(host.report(0, report), [], "an old report");
@@ -151,11 +146,11 @@ fn a_caller_that_gives_up_while_the_model_loads_leaves_the_gpu_free() {
     let mut host = Host::new(1);
     host.add(0, 9);
     host.request(0, 0);
-    assert_eq!(host.withdraw(0), []);
-    assert_eq!(host.pool.waiting(FunctionId::new(0)), 0);
-    assert_eq!(host.request(0, 0), [], "its name may be used again");
-    assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(0, 0)], "the second of that name");
-    assert_eq!(host.done(0), []);
+    assert_eq!(host.cancel(0), []);
+    assert_eq!(host.platform.waiting(FunctionId::new(0)), 0);
+    assert_eq!(host.request(1, 0), []);
+    assert_eq!(host.report(0, InstanceReport::Ready), [dispatch(1, 0)]);
+    assert_eq!(host.done(1), []);
 }
 
 #[test]
@@ -166,15 +161,14 @@ fn a_removed_function_is_stopped_once_idle_and_its_name_is_free_for_another_size
     host.report(0, InstanceReport::Ready);
     host.request(1, 0);
     let function = FunctionId::new(0);
-    host.pool.withdraw(RequestId::new(1));
-    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), []);
+    assert_eq!(host.tell(PlatformEvent::FunctionRemoved { function }), [reject(1, Rejection::Removed)]);
     assert_eq!(host.done(0), ended(0, StopCause::Removed));
     assert_eq!(host.report(0, InstanceReport::Gone), []);
     host.add(0, 4);
-    assert_eq!(started(&host.request(0, 0)), Some((1, 0, 0)));
+    assert_eq!(started(&host.request(2, 0)), Some((1, 0, 0)));
     // No request waits for the starting instance, so it ends as soon as it is ready.
-    host.pool.withdraw(RequestId::new(0));
-    assert_eq!(host.tell(PoolEvent::FunctionRemoved { function }), []);
+    host.cancel(2);
+    assert_eq!(host.tell(PlatformEvent::FunctionRemoved { function }), []);
     assert_eq!(host.report(1, InstanceReport::Ready), ended(1, StopCause::Removed));
 }
 
@@ -186,36 +180,39 @@ fn a_deadline_rejects_what_can_no_longer_be_complete() {
     host.report(0, InstanceReport::Ready);
     let (request, function) = (RequestId::new(1), FunctionId::new(0));
     let deadline = Some(Timestamp::from_millis(100));
-    let event = PoolEvent::Arrived { request, function, arrived: Timestamp::ZERO, held: false, deadline };
+    let event = PlatformEvent::RequestArrived { request, function, deadline };
     assert_eq!(host.tell(event), []);
-    let at = host.pool.next_deadline().unwrap();
+    let at = host.platform.next_deadline().unwrap();
     assert!(at > Timestamp::from_millis(79) && at <= Timestamp::from_millis(81), "{at}");
     host.now = 81;
-    assert_eq!(host.tell(PoolEvent::DeadlineReached), [reject(1, Rejection::WouldBeLate)]);
+    assert_eq!(host.tell(PlatformEvent::DeadlineReached), [reject(1, Rejection::WouldBeLate)]);
 }
 
 #[test]
 fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
     let mut host = Host::new(1);
     let mut device = |gpu: u32, spec: DeviceSpec| {
-        host.try_tell(PoolEvent::DeviceJoined { gpu: GpuId::new(gpu), spec }).unwrap_err()
+        host.try_tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec }).unwrap_err()
     };
-    let of = |gib| DeviceSpec::new(NodeId::new(0), Bytes::from_gib(gib));
+    let of = |gib| DeviceSpec::new(NodeId::new(0), Bytes::from_gib(gib)).with_regime(Regime::Whole);
     assert!(device(1, of(17)).contains("memory of gpu1 is"), "GPUs of a kind are alike");
     assert!(device(1 << 20, of(16)).contains("must be below 65536"));
     let mut function = |spec: FunctionSpec| {
-        let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec: Box::new(spec) };
+        let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(spec) };
         host.try_tell(event).unwrap_err()
     };
-    let unprofiled = FunctionSpec::new(Work::Inference { profile: None }, Bytes::from_gib(1));
-    assert!(function(unprofiled).contains("need an inference function whose profile has a point of batch 1"));
+    let time = Duration::from_millis(20);
+    let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 8, 50.0, time, time).unwrap();
+    let profile = Some(ProfileTable::sparse(vec![point]).unwrap());
+    let batches = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(1));
+    assert!(function(batches).contains("need an inference function whose profile has a point of batch 1"));
     let slow = inference(1).with_loads(Duration::from_secs(3_601), Duration::ZERO);
     assert!(function(slow).contains("load_disk is 3601s: need at most 3600s"));
 }
 
-fn kept(min_instances: u32) -> PoolEvent {
+fn kept(min_instances: u32) -> PlatformEvent {
     let spec = Box::new(inference(9).with_instances(min_instances, 4));
-    PoolEvent::FunctionAdded { function: FunctionId::new(0), spec }
+    PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec }
 }
 
 #[test]
@@ -234,12 +231,12 @@ fn a_copy_that_is_kept_is_there_without_a_request_and_no_other_model_takes_its_p
     host.report(1, InstanceReport::Ready);
     host.done(0);
     host.report(2, InstanceReport::Ready);
-    let lost = host.tell(PoolEvent::DeviceLost { gpu: GpuId::new(0) });
+    let lost = host.tell(PlatformEvent::DeviceLost { gpu: GpuId::new(0) });
     assert_eq!(lost, ended(1, StopCause::Evicted));
     assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((3, 0, 1)));
     host.report(3, InstanceReport::Ready);
     let function = FunctionId::new(0);
-    let none = PoolEvent::BoundsChanged { function, min_instances: 0, max_instances: 4 };
+    let none = PlatformEvent::BoundsChanged { function, min_instances: 0, max_instances: 4 };
     assert_eq!(host.tell(none), [], "it stays until another needs the room");
     assert_eq!(host.request(2, 1), ended(3, StopCause::Evicted));
 }
@@ -247,27 +244,21 @@ fn a_copy_that_is_kept_is_there_without_a_request_and_no_other_model_takes_its_p
 #[test]
 fn a_copy_that_cannot_be_loaded_is_unmet_once_and_tried_again_later() {
     let mut host = Host::new(0);
-    assert_eq!(unmet(&mut host, kept(1)), 1, "no device");
-    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0, "told once");
+    assert_eq!(host.unmet(0, kept(1)), 1, "no device");
+    assert_eq!(host.unmet(0, PlatformEvent::DeadlineReached), 0, "told once");
     assert_eq!(started(&host.join(0)), Some((0, 0, 0)));
     for instance in 0..2 {
         let again = host.report(instance, InstanceReport::Refused);
         assert_eq!(started(&again), Some((instance + 1, 0, 0)));
     }
     assert_eq!(host.report(2, InstanceReport::Refused), [], "three in a row");
-    assert_eq!(host.pool.next_deadline(), Some(Timestamp::from_millis(10_000)));
+    assert_eq!(host.platform.next_deadline(), Some(Timestamp::from_millis(10_000)));
     host.now = 10_000;
-    assert_eq!(started(&host.tell(PoolEvent::DeadlineReached)), Some((3, 0, 0)));
-    host.tell(PoolEvent::FunctionRemoved { function: FunctionId::new(0) });
+    assert_eq!(started(&host.tell(PlatformEvent::DeadlineReached)), Some((3, 0, 0)));
+    host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(0) });
     host.report(3, InstanceReport::Ready);
     host.report(3, InstanceReport::Gone);
-    assert!(host.pool.functions.is_empty() && host.pool.warming.is_empty());
-}
-
-/// Number of `Unmet` in the answer to an event.
-fn unmet(host: &mut Host, event: PoolEvent) -> usize {
-    let actions = host.try_tell(event).unwrap();
-    actions.iter().filter(|one| matches!(one, PoolAction::Unmet { .. })).count()
+    assert!(host.platform.function(FunctionId::new(0)).is_none());
 }
 
 #[test]
@@ -275,41 +266,41 @@ fn a_copy_that_waits_for_a_busy_device_is_not_unmet() {
     let mut host = Host::new(1);
     host.add(1, 10);
     assert_eq!(started(&host.request(0, 1)), Some((0, 1, 0)));
-    assert_eq!(unmet(&mut host, kept(1)), 0, "it starts");
+    assert_eq!(host.unmet(0, kept(1)), 0, "it starts");
     host.report(0, InstanceReport::Ready);
     assert_eq!(host.done(0), ended(0, StopCause::Evicted), "and makes room when it is idle");
     assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((1, 0, 0)));
     // Beside the kept copy there is no room for another.
     let second = FunctionId::new(2);
     let spec = Box::new(inference(9).with_instances(1, 1));
-    assert_eq!(unmet(&mut host, PoolEvent::FunctionAdded { function: second, spec }), 1);
-    assert_eq!(unmet(&mut host, PoolEvent::DeadlineReached), 0, "told once");
+    assert_eq!(host.unmet(2, PlatformEvent::FunctionDeployed { function: second, spec }), 1);
+    assert_eq!(host.unmet(2, PlatformEvent::DeadlineReached), 0, "told once");
     assert_eq!(started(&host.join(1)), Some((2, 2, 1)));
-    assert_eq!(unmet(&mut host, PoolEvent::DeviceLost { gpu: GpuId::new(1) }), 1, "told again");
+    assert_eq!(host.unmet(2, PlatformEvent::DeviceLost { gpu: GpuId::new(1) }), 1, "told again");
 }
 
 #[test]
 fn a_copy_that_no_device_holds_is_unmet() {
     let mut host = Host::new(1);
     let spec = Box::new(inference(17).with_instances(1, 1));
-    let event = PoolEvent::FunctionAdded { function: FunctionId::new(0), spec };
-    assert_eq!(unmet(&mut host, event), 1);
+    let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec };
+    assert_eq!(host.unmet(0, event), 1);
 }
 
-fn bounded(max_instances: u32) -> PoolEvent {
-    PoolEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
+fn bounded(max_instances: u32) -> PlatformEvent {
+    PlatformEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
 }
 
 /// Load balancing loads a copy for each request to a busy device.
 #[test]
 fn no_more_copies_start_than_a_function_may_have() {
     let config = SchedulerConfig::paper(crate::request::Policy::LoadBalance);
-    let mut host = Host { pool: WholePool::with_config(config).unwrap(), now: 0 };
+    let mut host = Host::around(WholePool::with_config(config).unwrap());
     (0..4).for_each(|gpu| {
         host.join(gpu);
     });
     let spec = Box::new(inference(9).with_instances(0, 2));
-    host.tell(PoolEvent::FunctionAdded { function: FunctionId::new(0), spec });
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec });
     let starts = |actions: &[PlatformAction]| {
         actions.iter().filter(|order| matches!(order, PlatformAction::Start { .. })).count()
     };
@@ -335,8 +326,6 @@ fn no_more_copies_start_than_a_function_may_have() {
         matches!(next[..], [PlatformAction::Dispatch { instance: on, .. }] if on == instance),
         "{next:?}"
     );
-    let none = host.try_tell(bounded(0)).unwrap_err();
-    assert!(none.ends_with("fn0: copies of model0 is 0: need more than 0"), "{none}");
 }
 
 #[test]
@@ -346,6 +335,6 @@ fn more_than_one_copy_cannot_be_kept() {
     assert!(host.try_tell(kept(2)).unwrap_err().ends_with(text));
     host.add(0, 9);
     let function = FunctionId::new(0);
-    let two = PoolEvent::BoundsChanged { function, min_instances: 2, max_instances: 4 };
+    let two = PlatformEvent::BoundsChanged { function, min_instances: 2, max_instances: 4 };
     assert!(host.try_tell(two).unwrap_err().ends_with(text));
 }

@@ -24,7 +24,8 @@ use gshare_core::{
 };
 use gshare_sched::pipeline::Goal;
 use gshare_sched::platform::{
-    FunctionSpec, FunctionState, InstanceReport, PlatformAction, PlatformEvent, Regime, Rejection, Work,
+    FunctionSpec, FunctionState, InstanceReport, Moving, PlatformAction, PlatformEvent, Regime, Rejection,
+    Work,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -218,12 +219,10 @@ impl Host {
 
     /// A companion's instance has its device: its request may come.
     pub(super) fn turn_may_come(&mut self, instance: InstanceId) {
-        let Some(known) = self.instances.get_mut(&instance) else { return };
-        let report = match known.doing {
-            super::Doing::Unparking => InstanceReport::Unparked,
+        let report = match self.life(instance) {
+            Some((_, Some(Moving::In))) => InstanceReport::Unparked,
             _ => InstanceReport::Ready,
         };
-        known.doing = super::Doing::Ready;
         self.report(instance, report);
     }
 
@@ -243,11 +242,11 @@ impl Host {
 
     /// Ends the turn of a companion's instance after its trials, successful or not.
     pub(super) fn end_turn(&mut self, instance: InstanceId) {
+        let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let (trial, took) = (known.function, self.last.saturating_since(known.ordered));
         known.stop = None;
         known.processes.clear();
-        let leaves = matches!(known.doing, super::Doing::Stopping | super::Doing::Parking);
         if let Some(request) = self.turn_of(trial) {
             self.turns.remove(&request);
             self.events.push_back(PlatformEvent::RequestDone { request, took });

@@ -35,8 +35,8 @@ use crossbeam_channel::Sender;
 use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
-    DeviceSpec, FunctionStats, InstanceReport, Part, Platform, PlatformAction, PlatformEvent, Rejection,
-    StopCause,
+    DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
+    Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -116,6 +116,8 @@ pub struct Go {
 pub enum Turn {
     /// An instance is free for the request.
     Go(Go),
+    /// Another version serves its function: it waits under this number now.
+    Again(RequestId),
     /// The request was rejected.
     No(Rejection),
     /// No share can meet the function's goal, for this reason.
@@ -187,18 +189,6 @@ struct Known {
     completed: bool,
 }
 
-/// The order that an instance carries out, or has carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doing {
-    Starting,
-    Ready,
-    Draining,
-    Parking,
-    Parked,
-    Unparking,
-    Stopping,
-}
-
 #[derive(Debug, Default)]
 struct Process {
     process: Option<HookedProcess>,
@@ -211,7 +201,6 @@ struct Process {
 #[derive(Debug)]
 struct Instance {
     function: FunctionId,
-    doing: Doing,
     parts: Vec<Part>,
     processes: Vec<Process>,
     requests: BTreeSet<RequestId>,
@@ -320,7 +309,7 @@ impl Host {
         told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
         self.devices.extend(found);
         self.carry_out(actions);
-        while let Some(event) = self.events.pop_front() {
+        while let Some(event) = self.next_event() {
             let mut actions = Vec::new();
             let learns = match &event {
                 PlatformEvent::ProfileLearned { function, .. } => Some(*function),
@@ -344,15 +333,40 @@ impl Host {
         }
     }
 
+    /// Where the platform has an instance in its life, and the order to park it or bring it back that is not answered. None: the
+    /// platform has forgotten the instance.
+    fn life(&self, instance: InstanceId) -> Option<(Life, Option<Moving>)> {
+        self.platform.instance(instance).map(|view| (view.life, view.moving))
+    }
+
+    /// Whether the processes of an instance are to end, to stop or to park it.
+    fn leaves(&self, instance: InstanceId) -> bool {
+        matches!(self.life(instance), None | Some((Life::Stopped, _) | (_, Some(Moving::Out))))
+    }
+
     fn report(&mut self, instance: InstanceId, report: InstanceReport) {
         self.events.push_back(PlatformEvent::Instance { instance, report });
     }
 
     /// Passes reports on to the platform.
     fn settle(&mut self) {
-        if let Some(event) = self.events.pop_front() {
+        if let Some(event) = self.next_event() {
             self.inform(self.last, event);
         }
+    }
+
+    /// The next event that the platform is to be told. A request that comes again has a new number.
+    fn next_event(&mut self) -> Option<PlatformEvent> {
+        let mut event = self.events.pop_front()?;
+        if let PlatformEvent::RequestArrived { request, .. } = &mut event {
+            let before = core::mem::replace(request, RequestId::new(self.next_request));
+            self.next_request += 1;
+            if let Some(of) = self.requests.remove(&before) {
+                let _ = of.turn.send(Turn::Again(*request));
+                self.requests.insert(*request, of);
+            }
+        }
+        Some(event)
     }
 
     fn carry_out(&mut self, actions: Vec<PlatformAction>) {
@@ -366,7 +380,6 @@ impl Host {
                 }
                 PlatformAction::Park { instance } => {
                     let Some(known) = self.instances.get_mut(&instance) else { continue };
-                    known.doing = Doing::Parking;
                     if let Some(of) = self.versions.get_mut(&known.function) {
                         of.parked += 1;
                     }
@@ -375,21 +388,16 @@ impl Host {
                 }
                 PlatformAction::Unpark { instance, parts, .. } => {
                     if let Some(known) = self.instances.get_mut(&instance) {
-                        (known.doing, known.parts) = (Doing::Unparking, parts);
+                        known.parts = parts;
                         match self.takes_turns(instance) {
                             true => self.turn_may_come(instance),
                             false => self.launch(instance),
                         }
                     }
                 }
-                PlatformAction::Drain { instance } => {
-                    if let Some(known) = self.instances.get_mut(&instance) {
-                        known.doing = Doing::Draining;
-                    }
-                }
+                PlatformAction::Drain { .. } => {}
                 PlatformAction::Stop { instance, cause } => {
                     let Some(known) = self.instances.get_mut(&instance) else { continue };
-                    known.doing = Doing::Stopping;
                     if cause == StopCause::Replaced
                         && let Some(of) = self.versions.get_mut(&known.function)
                     {

@@ -1,10 +1,10 @@
 //! Processes of instances: order, start and end, and the reports that follow about the instance.
 
-use super::{Doing, Host, Instance, Known, Launch, Order, Process};
+use super::{Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
 use gshare_core::{FunctionId, InstanceId, Timestamp};
 use gshare_runner::HookedProcess;
-use gshare_sched::platform::{InstanceReport, Part, PlatformEvent};
+use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,7 @@ impl Host {
         process: HookedProcess,
         port: u16,
     ) {
+        let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else {
             // The instance's device was lost before the process started.
             process.kill();
@@ -34,7 +35,7 @@ impl Host {
             return;
         };
         // Another process of the instance may have failed meanwhile.
-        let unwanted = known.ends || matches!(known.doing, Doing::Stopping | Doing::Parking);
+        let unwanted = known.ends || leaves;
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
         let Some(place) = known.processes.get_mut(index) else { return };
         if unwanted {
@@ -50,19 +51,19 @@ impl Host {
     /// A process of an instance accepts connections. The instance is ready when all of its processes do.
     pub fn listens(&mut self, now: Timestamp, instance: InstanceId, index: usize) {
         self.last = self.last.max(now);
+        let life = self.life(instance);
         let Some(known) = self.instances.get_mut(&instance).filter(|known| !known.ends) else { return };
         if let Some(process) = known.processes.get_mut(index) {
             process.listens = true;
         }
         if known.processes.iter().all(|process| process.listens) {
-            let report = match known.doing {
-                Doing::Starting => InstanceReport::Ready,
-                Doing::Unparking => InstanceReport::Unparked,
+            let report = match life {
+                Some((Life::Starting, _)) => InstanceReport::Ready,
+                Some((Life::Parked | Life::Draining, Some(Moving::In))) => InstanceReport::Unparked,
                 _ => return,
             };
-            let (from, until, parked) = (known.ordered, self.last, known.doing == Doing::Unparking);
+            let (from, until, parked) = (known.ordered, self.last, report == InstanceReport::Unparked);
             known.load = Some(Load { from, until, parked });
-            known.doing = Doing::Ready;
             if let Some(of) = self.versions.get_mut(&known.function) {
                 of.problem = None;
             }
@@ -142,20 +143,21 @@ impl Host {
 
     /// Reports an instance after its last process has ended.
     pub(super) fn if_all_ended(&mut self, instance: InstanceId) {
+        let life = self.life(instance);
         let Some(known) = self.instances.get_mut(&instance) else { return };
         if !known.processes.iter().all(|process| process.ended) {
             return;
         }
         let function = known.function;
-        let completed = known.doing == Doing::Ready
+        let completed = matches!(life, Some((Life::Ready, _)))
             && known.processes.iter().all(|process| process.status.is_some_and(|status| status.success()));
-        if known.doing == Doing::Parking {
-            (known.doing, known.ends) = (Doing::Parked, false);
+        if matches!(life, Some((Life::Parked | Life::Draining, Some(Moving::Out)))) {
+            known.ends = false;
             known.processes.clear();
             Self::settle_time(&mut self.versions, known);
             return self.report(instance, InstanceReport::Parked);
         }
-        let starting = known.doing == Doing::Starting;
+        let starting = matches!(life, Some((Life::Starting, _)));
         let requests = core::mem::take(&mut known.requests);
         Self::settle_time(&mut self.versions, known);
         self.instances.remove(&instance);
@@ -212,10 +214,8 @@ impl Host {
         parts: Vec<Part>,
         parked: bool,
     ) {
-        let doing = if parked { Doing::Parked } else { Doing::Starting };
         let known = Instance {
             function,
-            doing,
             parts,
             processes: Vec::new(),
             requests: BTreeSet::new(),
@@ -316,7 +316,7 @@ mod tests {
         let mut late = process("sleep 10; echo has lived");
         let mut output = late.take_output().0.unwrap();
         host.started(NOW, id, second.index, late, 2);
-        assert_eq!(host.instances[&id].doing, Doing::Starting, "{way}: half of a job is not ready");
+        assert_eq!(host.life(id), Some((Life::Starting, None)), "{way}: half of a job is not ready");
         let mut said = String::new();
         output.read_to_string(&mut said).unwrap();
         assert_eq!(said, "", "{way}");
@@ -346,7 +346,7 @@ mod tests {
         host.started(NOW, id, first.index, process("exit 0"), 1);
         wait(&mut host, id, first.index);
         host.started(NOW, id, second.index, process("exit 0"), 2);
-        assert_eq!(host.instances[&id].doing, Doing::Ready);
+        assert_eq!(host.life(id), Some((Life::Ready, None)));
         wait(&mut host, id, second.index);
         assert!(host.view("f").unwrap().completed);
         host.invariants();

@@ -1,10 +1,10 @@
 //! Deployment and removal of functions, and the change from one version of a function to the next.
 
-use super::{Doing, Function, Host, Known, Measuring, Totals, Version};
+use super::{Function, Host, Instance, Known, Measuring, Totals, Version};
 use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
-use gshare_core::{FunctionId, Timestamp};
-use gshare_sched::platform::{FunctionState, PlatformEvent, Work};
+use gshare_core::{FunctionId, InstanceId, Timestamp};
+use gshare_sched::platform::{FunctionState, Life, PlatformEvent, Work};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -88,7 +88,10 @@ impl Host {
                 let known = &self.versions.get(&next)?.version.plan;
                 let of = |id| self.instances.values().filter(move |instance| instance.function == id);
                 let view = self.platform.function(next);
-                let over = of(next).any(|instance| instance.doing == Doing::Ready)
+                let is_ready = |(id, one): (&InstanceId, &Instance)| {
+                    one.function == next && matches!(self.life(*id), Some((Life::Ready, _)))
+                };
+                let over = self.instances.iter().any(is_ready)
                     || of(function.serving).next().is_none()
                     || view.as_ref().is_some_and(|view| view.stats.unmet > 0)
                     || matches!(known.wants, Wants::Training { .. })

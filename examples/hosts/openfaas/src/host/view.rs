@@ -1,6 +1,6 @@
 //! Views of functions for the API, and checks of the host's books against the platform's.
 
-use super::{Doing, Host, Totals, Version, client};
+use super::{Host, Totals, Version, client};
 use crate::deployment::Wants;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
@@ -235,8 +235,7 @@ impl Host {
             known.insert(view.instance);
         });
         for (id, instance) in &self.instances {
-            // A stopping instance may be gone from the platform already.
-            assert!(known.contains(id) || instance.doing == Doing::Stopping, "{id} is not the platform's");
+            assert!(known.contains(id), "{id} is not the platform's");
             for request in &instance.requests {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} is elsewhere");
             }
