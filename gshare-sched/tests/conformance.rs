@@ -101,7 +101,7 @@ fn a_packer_that_ignores_the_filter_is_found_out() {
 fn a_packer_of_sums_does_not_pass_for_one_of_rectangles() {
     let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
     let claim = broken(packer(&|| Box::new(dilu()), Shares::Rectangles, 0..20));
-    assert_eq!(claim, "no two rectangles of a GPU overlap");
+    assert_eq!(claim, "by rectangles: no two rectangles of a GPU overlap");
 }
 
 fn lazy() -> Box<dyn HorizontalScaler> {
@@ -125,12 +125,12 @@ fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
         }
     };
     let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..20));
-    assert_eq!(claim, "an instance that was ready is drained, not stopped");
+    assert_eq!(claim, "only an instance that was never ready is stopped without a drain");
     let tamper = |actions: &mut Vec<HorizontalAction>| {
         actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
     };
     let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..3));
-    assert_eq!(claim, "load that it cannot serve is reported");
+    assert_eq!(claim, "load that no instance can serve is reported");
 }
 
 fn dilu_vertical() -> Box<dyn VerticalScaler> {
@@ -160,7 +160,7 @@ fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
     };
     let claim = broken(vertical_scaler(&|| tampered(dilu_vertical(), tamper), 0..5));
     let claims = [
-        "the tokens issued on a GPU add up to at most its MaxTokens, after each action",
+        "the tokens issued on a GPU add up to at most its `MaxTokens`, after each action",
         "a client that leaves frees its tokens in the same call",
     ];
     assert!(claims.contains(&claim), "{claim}");
