@@ -8,7 +8,7 @@ mod chaos;
 mod confined;
 mod images;
 mod openfaas;
-mod settings;
+mod settings_page;
 mod spans;
 mod story;
 mod weights;
