@@ -27,7 +27,7 @@ impl Platform {
                 self.pool_of(regime).ok_or(PlatformError::NoPool { regime })?;
                 Ok(check_device(*gpu, spec)?)
             }
-            PlatformEvent::DeviceLost { gpu } if !self.cluster.devices.get(*gpu).is_some() => {
+            PlatformEvent::DeviceLost { gpu } if self.cluster.devices.get(*gpu).is_none() => {
                 Err(PlatformError::UnknownDevice { gpu: *gpu })
             }
             PlatformEvent::TenantLimited { tenant, limits } => {

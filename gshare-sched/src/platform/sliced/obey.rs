@@ -229,7 +229,7 @@ impl SlicedPool {
                 }
             }
             RouteAction::Short { function, waiting, behind } => {
-                self.short(function, waiting, behind, cluster)
+                self.short(function, waiting, behind, cluster);
             }
             RouteAction::Drained { instance } => {
                 if let Some(one) = self.instances.get(&instance) {
