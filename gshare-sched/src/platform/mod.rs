@@ -40,7 +40,7 @@
 //!
 //! # Invariants
 //! A request is answered once, or rejected once, or waits in one place; it is dispatched only to a ready instance of its function. No
-//! device holds more than it has (see [`Pool`]). A started instance is known until its host reports it gone or its device is lost.
+//! device holds more than it has. A started instance is known until its host reports it gone or its device is lost.
 //!
 //! # Cost
 //! O(log n) over requests, instances and devices, plus the pool's cost; O(its instances) for a removed function.

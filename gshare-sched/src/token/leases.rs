@@ -29,7 +29,7 @@ use gshare_core::{
     TokenScheduler,
 };
 
-/// A token scheduler with the rule `R`. See the [module](self).
+/// A token scheduler with the rule `R`.
 pub struct Leases<R> {
     ledger: Ledger,
     rule: R,

@@ -19,7 +19,7 @@ use gshare_modelstore::store::ModelStore;
 use gshare_sched::platform::OwnPolicies;
 use gshare_sched::scale::VerticalScaler;
 
-/// The host of `gshare up`, before it starts. See the [module](self).
+/// The host of `gshare up`, before it starts.
 pub struct Builder {
     pub(super) options: Options,
     pub(super) policies: OwnPolicies,
