@@ -55,7 +55,7 @@ enum Scenario {
     ///
     /// A seed draws the bursts, the arrivals and the branches of a run, the same for every policy. The first table is of all seeds
     /// together: counts and times are added up, times of requests (P95, P99, longest, mean) averaged. Each further one has a policy of ours
-    /// minus another one seed by seed (on a trace: window by window), in percent of the other: mean ± its standard error (the mean of ever
+    /// minus another policy seed by seed (on a trace: window by window), in percent of the other: mean ± its standard error (the mean of ever
     /// more seeds would be within about two of them 19 times in 20), and "better", "worse", or "level" where it is within two standard
     /// errors of 0. The first of them is ours beside the paper's keeper on our order of the queue. Below a table is in how many cells ours
     /// is not worse by the first one, without tolerance. The runs are spread over the CPUs; the output does not depend on their number.

@@ -1,6 +1,6 @@
 //! Requests of a function that takes several at once (`gshare/batch`): gathered by the platform, sent as one.
 //!
-//! # What the function sees
+//! # Contract with the function
 //! A `POST` of the bodies, one after the other, with their lengths in `gshare-batch`; [`gshare_profile::batch`] has the wire format.
 //! The requests of a call have the same path and the same `content-type`, which the call has too; no other header of theirs. In
 //! Python:
@@ -106,7 +106,7 @@ impl Batch {
     }
 }
 
-/// Serves a request as one of a batch. `path` is what the function sees.
+/// Serves a request as one of a batch. The function sees `path`.
 ///
 /// # Errors
 /// As [`proxy::forward`], and 413 for a body of more than 16 MiB.

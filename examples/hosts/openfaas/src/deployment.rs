@@ -73,7 +73,7 @@ impl Model {
     /// The model in a safetensors file.
     ///
     /// # Errors
-    /// What is wrong with the file, for people.
+    /// The fault of the file, in words for people.
     pub fn of(path: &Path) -> Result<Self, String> {
         // Another file may never end, or have nothing to read for ever.
         let about = std::fs::metadata(path).map_err(|error| error.to_string())?;
@@ -267,7 +267,7 @@ impl Plan {
     }
 
     /// The weights that its instances share on a device whose time is shared. A training job changes its own, a spread model has a part on
-    /// each device, and a pipeline's components say what they take.
+    /// each device, and a pipeline's components state their memory.
     pub fn weights(&self) -> Option<Weights> {
         let shares = matches!(self.wants, Wants::Share { .. } | Wants::Measured | Wants::Profile { .. });
         let model = self.model.as_ref().filter(|_| shares && self.devices == 1)?;

@@ -55,7 +55,7 @@ pub fn start(
     let mut mounts = vec![Mount { host: secrets, inside: SECRETS.into(), writable: false }];
     if let Some(model) = &plan.model {
         mounts.extend([Mount::read(&model.path), Mount::read(node.store_of(launch))]);
-        let client = runner.store_client.iter().flat_map(|client| [&client.python, &client.library]);
+        let client = runner.store_client.iter().flat_map(|client| [&client.python, &client.shared_object]);
         mounts.extend(client.map(Mount::read));
     }
     let uses_gpu = !matches!(plan.wants, Wants::NoGpu { .. }) && runner.hook.is_some();

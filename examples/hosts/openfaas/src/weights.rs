@@ -5,7 +5,7 @@
 //! in an account, once. The store takes the memory when the first instance asks for the weights, and every instance maps them. They
 //! stay while an instance of the model runs there, and are freed before the platform hears of the end of the last one.
 //!
-//! # What is enforced
+//! # Limits of the protection
 //! An instance maps the weights for reading: the driver refuses its copies into them, and a kernel that writes there faults. But a
 //! process chooses the access of its own map. A program that calls the driver itself can therefore change the weights of the other
 //! instances of its model, and of no other model.
@@ -113,7 +113,7 @@ impl Weights {
     /// thread, with which it ends; then there is a descriptor too, readable at the end of the store, for [`lost`](Self::lost).
     ///
     /// # Errors
-    /// When the file is not what it was, or the store cannot be started.
+    /// When the file has changed since the deployment, or the store cannot be started.
     pub fn take(
         self: &Arc<Self>,
         model: &Model,
@@ -218,7 +218,7 @@ impl Drop for Use {
 #[derive(Debug)]
 pub struct StoreClient {
     /// `libgshare_store.so`.
-    pub library: PathBuf,
+    pub shared_object: PathBuf,
     /// Goes first into `PYTHONPATH`: PyTorch's programs take their weights from the store then.
     pub python: PathBuf,
 }
@@ -229,9 +229,9 @@ impl StoreClient {
     /// # Errors
     /// When there is no library, or the folder cannot be written.
     pub fn write(python: PathBuf) -> anyhow::Result<Self> {
-        let library = gshare_runner::libraries::STORE.find()?;
+        let shared_object = gshare_runner::libraries::STORE.find()?;
         gshare_modelstore::python::write_shim(&python).with_context(|| python.display().to_string())?;
-        Ok(Self { library, python })
+        Ok(Self { shared_object, python })
     }
 
     /// Gives a command the client, before the function's own `PYTHONPATH` or the host's.
@@ -242,6 +242,6 @@ impl StoreClient {
             path.push(":");
             path.push(before);
         }
-        command.env("PYTHONPATH", path).env("GSHARE_STORE_LIBRARY", &self.library);
+        command.env("PYTHONPATH", path).env("GSHARE_STORE_LIBRARY", &self.shared_object);
     }
 }

@@ -1,4 +1,4 @@
-//! Weights that instances share on a device: what the simulated driver, the daemon and the platform have in their books, in the life of the
+//! Weights that instances share on a device: the accounts of the simulated driver, the daemon and the platform, in the life of the
 //! instances and of the store.
 
 use crate::common::within;

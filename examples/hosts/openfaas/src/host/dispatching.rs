@@ -76,7 +76,7 @@ impl Host {
         serving.is_some_and(|of| of.version.plan.batch.is_some())
     }
 
-    /// Gives a request to an instance; `batches` are those of the same answer of the platform.
+    /// Gives a request to an instance; `batches` are the batches of the platform's same answer.
     pub(super) fn dispatch(
         &mut self,
         request: RequestId,

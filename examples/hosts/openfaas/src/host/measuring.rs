@@ -411,7 +411,7 @@ impl Host {
         }
     }
 
-    /// Replaces the latencies of a point by those of served requests, if these differ by more than a quarter. A point that
+    /// Replaces the latencies of a point by the latencies of served requests, if they differ by more than a quarter. A point that
     /// became too slow is left for another point.
     fn correct(
         &mut self,
