@@ -104,7 +104,7 @@ reasons! {
         4 UnknownDevice "unknown_device" "the daemon does not manage this device"
         5 Protocol "protocol" "a message did not fit the state of the connection"
     }
-    /// Why a launch waits. The process itself knows the first four reasons, the daemon knows the others.
+    /// Why a launch waits. The process itself knows the first four reasons and the last, the daemon knows the others.
     Wait {
         16 Token "token" "the daemon was asked for a token, and has given none yet"
         17 InFlight "in_flight" "as much work is queued on the device as may be"
@@ -115,12 +115,27 @@ reasons! {
         22 Paced "paced" "its overuse is paid back first, although SMs are free"
         23 Holder "holder" "others hold tokens, and its SMs do not fit beside theirs"
         24 Sibling "sibling" "another process of its instance holds the instance's token"
+        25 Parked "parked" "its memory is in host memory, or on the way to or from there"
     }
     /// Why a client gets no memory, or no other share of its device.
     Denial {
         32 InstanceMemory "instance_memory" "the memory limit of its instance leaves less"
         33 DeviceMemory "device_memory" "the device has less memory left"
         34 NotScaled "not_scaled" "vertical scaling leaves its share as it is"
+    }
+    /// Why device memory of a process does not go to host memory, or does not come back.
+    Obstacle {
+        64 Devices "devices" "it sees several devices"
+        65 Driver "driver" "its driver or its kernel lacks functions for it"
+        66 Capture "capture" "it captures a graph"
+        67 Work "work" "its work on the device does not end"
+        68 HostMemory "host_memory" "host memory has no room for it"
+        69 Copy "copy" "its driver failed to copy or to map it"
+        70 Device "device" "the device has no room for it"
+        71 Pools "pools" "it lies in memory pools or in graphs"
+        72 Handles "handles" "the program maps it by itself"
+        73 Objects "objects" "it is managed memory, arrays, or smaller than 2 MiB"
+        74 Shared "shared" "other devices or processes may use it"
     }
     /// Why the daemon ended a connection, apart from refusals.
     Fault {
@@ -153,6 +168,7 @@ mod tests {
                 RefusalCode::from_code(code).map(Reason::from),
                 Wait::from_code(code).map(Reason::from),
                 Denial::from_code(code).map(Reason::from),
+                Obstacle::from_code(code).map(Reason::from),
                 Fault::from_code(code).map(Reason::from),
             ];
             let known = Reason::ALL.iter().find(|reason| reason.code() == code);

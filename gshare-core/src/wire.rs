@@ -33,7 +33,7 @@
 
 use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
 pub use crate::reason::RefusalCode;
-use crate::reason::{Fault, Reason, Wait};
+use crate::reason::{Fault, Obstacle, Reason, Wait};
 use crate::resource::{QuotaRange, ResourceSpec};
 use crate::service_class::ServiceClass;
 use crate::token::{ThrottleReason, UseState};
@@ -120,6 +120,23 @@ pub enum OnDaemonLoss {
     Open,
     /// The client launches nothing, and after a bounded wait its launches fail with a CUDA error.
     Closed,
+}
+
+/// The place of a client's movable memory. A client launches only while it is resident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+pub enum Residence {
+    /// On the device.
+    #[default]
+    Resident,
+    /// On its way to host memory.
+    Parking,
+    /// In host memory.
+    Parked,
+    /// In host memory, and a thread of the program waits for it.
+    Missed,
+    /// On its way back to the device.
+    Returning,
 }
 
 /// The wait of a process for a lost or silent daemon, or for the end of a refusal: 200 ms to 600 s, 5 s by default.
@@ -278,6 +295,21 @@ wrapped_fields! {
         _ => None,
     };
     RefusalCode as u8: |code| code.code(), |raw| RefusalCode::from_code(raw);
+    Obstacle as u8: |obstacle| obstacle.code(), |raw| Obstacle::from_code(raw);
+    Residence as u8: |residence| match residence {
+        Residence::Resident => 0,
+        Residence::Parking => 1,
+        Residence::Parked => 2,
+        Residence::Missed => 3,
+        Residence::Returning => 4,
+    }, |raw| match raw {
+        0 => Some(Residence::Resident),
+        1 => Some(Residence::Parking),
+        2 => Some(Residence::Parked),
+        3 => Some(Residence::Missed),
+        4 => Some(Residence::Returning),
+        _ => None,
+    };
     Wait as u8: |wait| wait.code(), |raw| Wait::from_code(raw);
 }
 
@@ -461,6 +493,8 @@ messages! {
     ///  MemoryQuery{client}               ──▶
     ///                                    ◀──  MemoryMember{client, pid, used} for each sibling, then MemoryView{client}
     ///  Waiting{client, reason}           ──▶                              a launch waits for 10 ms and more
+    ///  Parking{client, residence, bytes} ──▶                              after Attached if its memory can move, and at each change
+    ///                                    ◀──  Park{client, on}
     /// ```
     /// The daemon answers the Attaches of a connection in their order. After a reconnect the hook says Hello and Attach again, and
     /// `Attach` re-states the totals of the process: its allocated memory, its used GPU time, and its last `allowed`.
@@ -589,6 +623,18 @@ messages! {
         uid: u32,
         /// The proof, from [`ToClient::Ticket`].
         ticket: u128,
+    }
+    /// The place of the client's movable memory. An older daemon may not know this frame, so the hook sends it only where the user
+    /// asked for a process that can be parked.
+    15 Parking {
+        /// The client with the memory.
+        client: ClientId,
+        /// The place of the memory.
+        residence: Residence,
+        /// Bytes that can move, or that have moved.
+        bytes: Bytes,
+        /// Why the last order of the daemon was not carried out, or why none of the client's memory can move.
+        obstacle: Option<Obstacle>,
     }
 }
 
@@ -719,6 +765,14 @@ messages! {
         /// The proof for [`ToDaemon::Resume`].
         ticket: u128,
     }
+    /// The place for the client's movable memory; the last order holds. A client without its daemon takes its memory back when a
+    /// thread of the program waits for it.
+    17 Park {
+        /// The client with the memory.
+        client: ClientId,
+        /// Not 0: in host memory. 0: on the device, as soon as there is room.
+        on: u8,
+    }
 }
 
 impl ToDaemon {
@@ -813,6 +867,12 @@ mod tests {
             ToDaemon::Waiting { client, reason: Some(Wait::Draining) },
             ToDaemon::Waiting { client, reason: None },
             ToDaemon::Resume { uid: 3, ticket: 4 },
+            ToDaemon::Parking {
+                client,
+                residence: Residence::Missed,
+                bytes: Bytes(4),
+                obstacle: Some(Obstacle::Capture),
+            },
         ]
     }
 
@@ -851,6 +911,7 @@ mod tests {
             ToClient::MemoryView { client },
             ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: Some(spec()) },
             ToClient::Ticket { uid: 3, ticket: 4 },
+            ToClient::Park { client, on: 1 },
         ]
     }
 
@@ -883,6 +944,7 @@ mod tests {
             "040d 1200 0a000000 0200000001000000 01 12".into(),
             "040d 1100 0b000000 0200000001000000 00".into(),
             "040e 1c00 0c000000 03000000 04000000000000000000000000000000".into(),
+            "040f 1b00 0d000000 0200000001000000 03 0400000000000000 01 42".into(),
         ];
         for (n, (message, golden)) in to_daemon().iter().zip(golden_to_daemon).enumerate() {
             let mut bytes = Vec::new();
@@ -906,6 +968,7 @@ mod tests {
             "040e 1000 0d000000 0200000001000000",
             "040f 1c00 0e000000 02 026e6f 01 b80b401f6009000000400000000000",
             "0410 1c00 0f000000 03000000 04000000000000000000000000000000",
+            "0411 1100 10000000 0200000001000000 01",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

@@ -31,7 +31,8 @@
 //! a part; once the daemon has been away for the same wait, the allocations fail, and one line says why.
 //!
 //! # Invariants
-//! - Launches are let in while the device's turn is Holding, or by the local clock, and at no other time (asserted).
+//! - Launches are let in while the device's turn is Holding, or by the local clock, and at no other time (asserted). Nor are they let in
+//!   while the device's memory is in host memory.
 //! - The total use reported to the daemon never shrinks. Every [`Ticket`] is answered once.
 //! - Without a daemon, the process never holds more memory than its part.
 //!
@@ -56,6 +57,7 @@ pub use memory_account::MemoryAccount;
 pub use meter::Meter;
 pub use segment::{Measured, SHORT_NS, Segment, SegmentId};
 
+use gshare_core::reason::Obstacle;
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, Duration, ResourceSpec, ServiceClass, Timestamp};
 
@@ -106,6 +108,30 @@ pub struct Facts {
     pub presumed: u64,
     /// Open launches of each run of each thread; a run keeps its place.
     pub open: Vec<OpenRun>,
+    /// The memory that can go to host memory; `None` for a process that cannot be parked.
+    pub movable: Option<Movable>,
+}
+
+/// Memory of a device that can go to host memory and come back to the same addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Movable {
+    /// Bytes that can move, or that have moved.
+    pub bytes: u64,
+    /// Why the rest of the process's memory stays on the device.
+    pub obstacle: Option<Obstacle>,
+    /// Threads now waiting for the memory to be on the device.
+    pub missed: u64,
+}
+
+/// An order for the movable memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// To host memory, once the device has finished the process's work.
+    ToHost,
+    /// To the device.
+    ToDevice,
+    /// Give up a move to host memory for which the device is still at work.
+    Cancel,
 }
 
 /// Launches of one thread on one stream, not yet covered by a recorded event.
@@ -218,6 +244,13 @@ pub enum MeterEvent<G> {
         /// Counters, each as the host saw it.
         facts: Facts,
     },
+    /// A move of the memory has ended, or has failed without effect.
+    Moved {
+        /// The process's number of the device.
+        device: Ordinal,
+        /// The reason for a failure.
+        result: Result<(), Obstacle>,
+    },
     /// Time has passed.
     DeadlineReached,
     /// The process is about to end. Looks go on until the answer.
@@ -269,6 +302,14 @@ pub enum MeterAction {
         run: usize,
         /// Charged cost of the launches, in ns.
         predicted: u64,
+    },
+    /// Move the memory of a device. Launches have stopped, and [`MeterEvent::Moved`] answers. After an order to cancel, only a move that
+    /// was given up is answered at once.
+    MoveMemory {
+        /// The process's number of the device.
+        device: Ordinal,
+        /// The order.
+        order: Move,
     },
     /// Print a line for the program's user.
     Tell(String),

@@ -228,6 +228,10 @@ impl<G: Ground> Meter<G> {
                 let around = self.around();
                 self.devices[index].looked(now, &facts, around, actions);
             }
+            MeterEvent::Moved { device, result } => {
+                let index = self.index(device);
+                self.devices[index].moved(result, self.settings.daemon_wait, now, actions);
+            }
             MeterEvent::DeadlineReached => {}
             MeterEvent::Leaving { ticket } => {
                 if let Some(before) = self.leaving.replace(Leaving { ticket, by: now + LEAVE_WAIT }) {
@@ -453,6 +457,11 @@ impl<G: Ground> Meter<G> {
             ToClient::Throttle { client, until, .. } => {
                 if let Some(device) = self.of_client(client) {
                     device.throttled_until = until.as_nanos();
+                }
+            }
+            ToClient::Park { client, on } => {
+                if let Some(device) = self.of_client(client) {
+                    device.park(on != 0, now);
                 }
             }
             message => self.heard_of_memory(&message, actions),

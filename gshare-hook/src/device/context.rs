@@ -328,6 +328,11 @@ impl Contexts {
         Some(context)
     }
 
+    /// The handles of the contexts, without green contexts, which are part of another.
+    pub(crate) fn handles(&self) -> Vec<usize> {
+        self.known.lock().iter().map(|context| context.host).collect()
+    }
+
     /// Marks a context before the program destroys it, so its events are not used from here on.
     pub(crate) fn destroying(&self, handle: usize) {
         let mut known = self.known.lock();

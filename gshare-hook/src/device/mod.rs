@@ -1,5 +1,6 @@
 //! One GPU as a process launches on it: its credit and costs, the measurements under way, and the threads waiting for credit.
 
+pub(crate) mod blocks;
 pub(crate) mod book;
 pub(crate) mod context;
 pub(crate) mod devices;

@@ -9,6 +9,7 @@ use gshare_cuda_abi::types::{CUdevice, CUresult, sys};
 use crate::device::context;
 use crate::exports::macros::wrappers;
 use crate::launch::control::{ALL_STREAMS, CONTROL};
+use crate::launch::guarded::inside;
 use crate::launch::segments::{self, synchronise};
 use crate::launch::streams::{self, PER_THREAD_STREAM, stream_of};
 use crate::process::runtime::PROCESS;
@@ -71,6 +72,9 @@ fn destroyed(context: usize) {
     let Some(runtime) = PROCESS.runtime() else { return };
     for (_, record) in runtime.book.drain(|_, record| record.context == context) {
         runtime.release(record.device, record.bytes);
+    }
+    if let Some(blocks) = runtime.blocks() {
+        blocks.forget(context);
     }
 }
 
@@ -211,7 +215,8 @@ fn destroy_stream(stream: sys::CUstream, call: impl FnOnce() -> CUresult) -> CUr
 fn begin_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
     segments::synchronising();
     CONTROL.capture_began();
-    let result = call();
+    // Memory that leaves the device while a stream captures would spoil the capture.
+    let result = inside(call);
     if result.is_ok() {
         captures().push(Capture { origin: stream, context: streams::context_of(stream) });
     } else {

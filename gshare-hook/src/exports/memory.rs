@@ -8,6 +8,7 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys
 use crate::device::Device;
 use crate::device::book::{Key, Kind, Record};
 use crate::device::devices::current_ordinal;
+use crate::exports::blocks::{allocate_block, free_block, shared};
 use crate::exports::macros::wrappers;
 use crate::exports::pools::{GRAPHS, graph_launched, settle_for_good, trim_pools};
 use crate::launch::control::{CONTROL, State};
@@ -23,6 +24,8 @@ const LOCATION_DOMAIN: c_uint = 6;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`, and its default: part of a context's own memory.
 const LIMIT_HEAP: c_uint = 2;
 const HEAP: u64 = 8 << 20;
+/// The unit of the rows of pitched memory, as drivers choose it.
+const PITCH: usize = 512;
 
 /// The metered value. Without a value it returns the driver's call or a refusal.
 macro_rules! metered {
@@ -224,6 +227,9 @@ wrappers! { MEMORY:
         allocate(bytes.into(), || unsafe { real(address, bytes) }, || (pointer(read(address).into()), bytes.into()), || {})
     }
     cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) |real| {
+        if let Some(result) = allocate_block(bytes as u64, |block| write(address, block)) {
+            return result;
+        }
         // SAFETY: as above.
         allocate(bytes as u64, || unsafe { real(address, bytes) }, || (pointer(read(address)), bytes as u64), || {})
     }
@@ -249,6 +255,12 @@ wrappers! { MEMORY:
         element: c_uint) |real| {
         let made = || (pointer(read(address)), (read(pitch) as u64).saturating_mul(height as u64));
         let before = (read(address), read(pitch));
+        let rows = width.checked_next_multiple_of(PITCH).and_then(|row| Some((row, row.checked_mul(height)?)));
+        if let Some((row, bytes)) = rows.filter(|_| !pitch.is_null() && matches!(element, 4 | 8 | 16))
+            && let Some(result) = allocate_block(bytes as u64, |block| { write(address, block); write(pitch, row); })
+        {
+            return result;
+        }
         let undo = || if let Some(free) = real!(cuMemFree_v2) {
             // SAFETY: the driver has just given it.
             let _ = unsafe { free(read(address)) };
@@ -265,7 +277,7 @@ wrappers! { MEMORY:
     }
     cuMemFree_v2(address: CUdeviceptr) |real| {
         // SAFETY: as above.
-        free(pointer(address), || unsafe { real(address) })
+        free_block(address).unwrap_or_else(|| free(pointer(address), || unsafe { real(address) }))
     }
     cuMemCreate(out: *mut sys::CUmemGenericAllocationHandle, bytes: usize, prop: *const sys::CUmemAllocationProp,
         flags: c_ulonglong) |real| {
@@ -296,7 +308,7 @@ wrappers! { MEMORY:
     }
     cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
         // SAFETY: as above.
-        let result = unsafe { real(out, address) };
+        let result = shared(address.addr() as u64, 1, || unsafe { real(out, address) });
         if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
             runtime.book.link(Key(Kind::Handle, read(out)));
         }

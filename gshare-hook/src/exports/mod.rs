@@ -13,6 +13,7 @@
 //! | `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister` | host memory is not the device's |
 
 mod array;
+mod blocks;
 mod context;
 mod copies;
 mod launch;

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
-use crate::exports::{array, context, copies, launch, memory, pools, resolve, waits};
+use crate::exports::{array, blocks, context, copies, launch, memory, pools, resolve, waits};
 
 /// Wrappers by index into the table, with null for a function without a wrapper.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
@@ -21,6 +21,8 @@ static WRAPPERS: Wrappers = Wrappers({
         memory::MEMORY,
         pools::POOLS,
         array::ARRAYS,
+        blocks::TOUCHING,
+        blocks::SHARING,
         context::CONTEXTS,
         waits::WAITS,
     ];

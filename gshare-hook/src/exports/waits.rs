@@ -9,6 +9,7 @@ use core::ffi::{c_uint, c_void};
 use gshare_cuda_abi::types::{CUdeviceptr, sys};
 
 use crate::exports::macros::wrappers;
+use crate::launch::guarded::inside;
 use crate::launch::segments::waits;
 use crate::launch::streams::stream_of;
 
@@ -19,12 +20,12 @@ macro_rules! waits {
             $($legacy($($arg: $type),*) |real| {
                 waits(stream_of($stream, false));
                 // SAFETY: the caller's own arguments.
-                unsafe { real($($arg),*) }
+                inside(|| unsafe { real($($arg),*) })
             }
             $per_thread($($arg: $type),*) |real| {
                 waits(stream_of($stream, true));
                 // SAFETY: the caller's own arguments.
-                unsafe { real($($arg),*) }
+                inside(|| unsafe { real($($arg),*) })
             })*
         }
     };

@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsiz
 use crate::device::Device;
 use crate::device::context::Contexts;
 use crate::device::devices::Devices;
+use crate::launch::guard::Guard;
 use crate::launch::threads::Threads;
 use crate::sys::bell::Bell;
 use crate::sys::config::OnFailure;
@@ -71,6 +72,8 @@ pub(crate) struct Control {
     /// The device of every launch, while a launch has to do nothing but spend credit: launches are metered, there is one device,
     /// and no capture is under way. Null otherwise.
     fast: AtomicPtr<Device>,
+    /// Whether calls may touch device memory.
+    pub(crate) guard: Guard,
     updating: Lock<()>,
 }
 
@@ -83,6 +86,7 @@ pub(crate) static CONTROL: Control = Control {
     blocking_streams: AtomicBool::new(false),
     told: AtomicU32::new(0),
     fast: AtomicPtr::new(core::ptr::null_mut()),
+    guard: Guard::new(),
     updating: Lock::new(()),
 };
 
@@ -214,6 +218,7 @@ extern "C" fn forget() {
     CONTROL.metering.store(core::ptr::null_mut(), Ordering::Relaxed);
     CONTROL.fast.store(core::ptr::null_mut(), Ordering::Relaxed);
     CONTROL.captures.store(0, Ordering::Relaxed);
+    CONTROL.guard.forget();
     CONTROL.told.store(0, Ordering::Relaxed);
     CONTROL.state.store(State::Armed as u32, Ordering::Relaxed);
 }

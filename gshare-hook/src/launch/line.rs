@@ -141,6 +141,19 @@ fn wait_in_handler(metering: &Metering, device: &Device, cost: u64, began: u64) 
     }
 }
 
+/// Waits while `is_closed` holds, and returns `false` if calls fail meanwhile. A signal handler may wait as well, so there is no lock.
+pub(crate) fn wait_for_return(metering: &Metering, is_closed: impl Fn() -> bool) -> bool {
+    let Some(device) = metering.devices.iter().next() else { return true };
+    let mut watch = Watch::new(metering, clock::now_ns());
+    while is_closed() {
+        match look(metering, device, &mut watch, clock::now_ns()) {
+            Found::Nothing => std::thread::sleep(LOOK_IN_HANDLER),
+            Found::Ended(_) | Found::HelperGone => return false,
+        }
+    }
+    true
+}
+
 fn passes(metering: &Metering, found: &Found) -> Passed {
     match found {
         Found::Ended(passed) => *passed,

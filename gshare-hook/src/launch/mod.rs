@@ -3,6 +3,8 @@
 pub(crate) mod admit;
 pub(crate) mod control;
 pub(crate) mod failure;
+pub(crate) mod guard;
+pub(crate) mod guarded;
 pub(crate) mod line;
 pub(crate) mod segments;
 pub(crate) mod streams;

@@ -78,6 +78,24 @@ pub(crate) fn end_segments(thread: &ThreadRecord, why: Ending) {
     }
 }
 
+/// Drops the calling thread's segments and the measurement of its present launch, which will be delayed.
+pub(crate) fn drop_segments(thread: &ThreadRecord) {
+    // SAFETY: the record is the calling thread's own.
+    for mut run in unsafe { thread.all_runs() } {
+        let open = run.open;
+        run.hide();
+        if let Some((event, context)) = run.run.waits(open) {
+            context.give_back(event);
+        }
+    }
+    // SAFETY: as above.
+    if let Some(alone) = unsafe { (*thread.alone.get()).as_mut() }
+        && let Some((start, context)) = alone.start.take()
+    {
+        alone.lead.take().into_iter().chain([start]).for_each(|event| context.give_back(event));
+    }
+}
+
 /// Ends the calling thread's segments because it will wait for credit. A signal handler that launches meanwhile waits as well, and
 /// must not keep from the helper thread the locks that its own thread holds here. So signals are blocked.
 pub(crate) fn end_to_wait(thread: &ThreadRecord) {

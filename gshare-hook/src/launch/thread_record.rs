@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // a thread's own record behind its thread-local word
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use gshare_meter::OpenRun;
@@ -173,6 +173,8 @@ pub(crate) struct ThreadRecord {
     runs: [Place; RUNS],
     /// The launch being measured alone, between its two events.
     pub(crate) alone: UnsafeCell<Option<Alone>>,
+    /// Calls of the thread under the guard, more than one in a signal handler. Only the thread writes it.
+    in_calls: AtomicU32,
 }
 
 // SAFETY: only the record's own thread touches `alone` and the `own` part of each run (`run`, `all_runs` and `alone` say so), and
@@ -189,7 +191,22 @@ impl ThreadRecord {
             ending: AtomicUsize::new(NO_STREAM),
             runs: core::array::from_fn(|_| Place::new()),
             alone: UnsafeCell::new(None),
+            in_calls: AtomicU32::new(0),
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin_call(&self) {
+        self.in_calls.store(self.in_calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn end_call(&self) {
+        self.in_calls.store(self.in_calls.load(Ordering::Relaxed) - 1, Ordering::Release);
+    }
+
+    pub(crate) fn is_in_call(&self) -> bool {
+        self.in_calls.load(Ordering::Acquire) > 0
     }
 
     /// The open launches of each run on a device, for the helper thread.

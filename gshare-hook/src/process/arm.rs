@@ -1,6 +1,7 @@
 //! The decision, made once per process, whether to meter it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration as StdDuration;
 
 use gshare_cuda_abi::SYMBOLS;
@@ -13,7 +14,7 @@ use crate::launch::control::{CONTROL, Metering, State};
 use crate::launch::failure::{Why, cannot_meter};
 use crate::launch::threads::{self, Threads};
 use crate::process::runtime::{Metered, PROCESS, Runtime};
-use crate::process::{end, helper, helper_thread};
+use crate::process::{end, helper, helper_thread, parking};
 use crate::sys::bell::Bell;
 use crate::sys::config::Config;
 use crate::sys::leak::leak;
@@ -144,7 +145,13 @@ fn decide(device: Option<CUdevice>) -> Result<Decision, Why> {
     // A daemon named in the settings may come later, and a daemon that serves the process may set a limit at any time.
     let alone = !daemon_expected && !runtime.served.load(Ordering::Relaxed);
     let idle = alone && !runtime.config.limited && !runtime.config.spec.is_observed();
-    Ok(Decision::Is(if idle && only && visible_devices() == 1 { State::Off } else { State::Active }))
+    if idle && only && visible_devices() == 1 {
+        return Ok(Decision::Is(State::Off));
+    }
+    if runtime.config.parks && runtime.parking.get().is_none() {
+        parking::begin(runtime, ordinal);
+    }
+    Ok(Decision::Is(State::Active))
 }
 
 fn new_runtime(config: Config) -> Runtime {
@@ -160,6 +167,7 @@ fn new_runtime(config: Config) -> Runtime {
         },
         config,
         book: Book::default(),
+        parking: OnceLock::new(),
         attaching: Lock::default(),
         requests: Lock::default(),
         helped: false.into(),

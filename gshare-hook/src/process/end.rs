@@ -31,6 +31,7 @@ extern "C" fn at_exit() {
         }
         CONTROL.set_state(State::Off);
     }
+    runtime.end_moves();
     runtime.metering.contexts.exiting();
 }
 

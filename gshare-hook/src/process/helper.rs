@@ -198,6 +198,12 @@ impl Helper {
                     watched.presumed += thread.presume_done(watched.device, run % RUNS, predicted);
                 }
             }
+            MeterAction::MoveMemory { device: ordinal, order } => {
+                let Some(device) = self.device(ordinal) else { return };
+                if let Some(result) = self.runtime.move_memory(device, order) {
+                    self.events.push_back(MeterEvent::Moved { device: ordinal, result });
+                }
+            }
             MeterAction::Tell(line) => tell(&line),
         }
     }
@@ -234,6 +240,9 @@ impl Helper {
                 }
                 Request::Release(device, bytes) => {
                     self.feed(MeterEvent::MemoryFreed { device: ordinal_of(device), bytes });
+                }
+                Request::Moved(device, result) => {
+                    self.feed(MeterEvent::Moved { device: ordinal_of(device), result });
                 }
                 Request::Leave(answer) => {
                     let ticket = self.ask(answer, None);
@@ -408,6 +417,7 @@ impl Helper {
             refused: device.refused.swap(0, Ordering::AcqRel),
             presumed: core::mem::take(presumed),
             open: self.threads.iter().flat_map(|thread| thread.open_runs(device)).collect(),
+            movable: self.runtime.movable(device),
         }
     }
 

@@ -19,23 +19,27 @@ pub(crate) fn start(runtime: &'static Runtime) -> Result<(), Why> {
     if runtime.helped.load(Ordering::Acquire) {
         return Ok(());
     }
-    let mut thread = 0;
-    // SAFETY: all-zero attributes are there to be initialised, the pointers are valid, and the runtime is never freed.
-    let errno = signals::blocked(|| unsafe {
-        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
-        libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setstacksize(&raw mut attributes, STACK + taken_of_stack(&attributes));
-        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        let argument = core::ptr::from_ref(runtime).cast_mut().cast();
-        let errno = libc::pthread_create(&raw mut thread, &raw const attributes, helper_thread, argument);
-        libc::pthread_attr_destroy(&raw mut attributes);
-        errno
-    });
+    let errno = spawn(helper_thread, core::ptr::from_ref(runtime).cast_mut().cast());
     if errno != 0 {
         return Err(Why::Thread(errno));
     }
     runtime.helped.store(true, Ordering::Release);
     Ok(())
+}
+
+/// Starts a thread with all signals blocked, and returns 0 or the error.
+pub(crate) fn spawn(entry: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> i32 {
+    let mut thread = 0;
+    // SAFETY: all-zero attributes are there to be initialised, the pointers are valid, and the argument is never freed.
+    signals::blocked(|| unsafe {
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_setstacksize(&raw mut attributes, STACK + taken_of_stack(&attributes));
+        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let errno = libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        errno
+    })
 }
 
 /// The C library's part of a thread's stack, mostly the thread-local storage of all libraries.

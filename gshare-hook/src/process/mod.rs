@@ -12,6 +12,7 @@ pub(crate) mod arm;
 pub(crate) mod end;
 pub(crate) mod helper;
 pub(crate) mod helper_thread;
+pub(crate) mod parking;
 pub(crate) mod question;
 pub(crate) mod reserve;
 pub(crate) mod runtime;

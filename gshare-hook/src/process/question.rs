@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
+use gshare_core::reason::Obstacle;
 use gshare_core::{Bytes, DeviceUuid};
 
 use crate::device::Device;
@@ -20,6 +21,8 @@ pub(crate) enum Request {
     View(&'static Device, Answer),
     /// Give memory back.
     Release(&'static Device, Bytes),
+    /// A move of the device's memory has ended.
+    Moved(&'static Device, Result<(), Obstacle>),
     /// Report the use of a process about to end.
     Leave(Answer),
 }

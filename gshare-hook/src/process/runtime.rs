@@ -2,9 +2,11 @@
 #![allow(unsafe_code)] // memory advice on one static page
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration as StdDuration;
 
 use gshare_core::RunId;
+use gshare_core::reason::Obstacle;
 use gshare_cuda_abi::types::CUdevice;
 use gshare_meter::MemoryAccount;
 
@@ -13,6 +15,7 @@ use crate::device::book::Book;
 use crate::device::devices::{OwnContexts, current_ordinal, exists, identity, slot_of};
 use crate::launch::control::{CONTROL, Metering, State};
 use crate::launch::failure::{Why, cannot_meter};
+use crate::process::parking::Parking;
 use crate::process::question::{Answer, Request};
 use crate::sys::config::Config;
 use crate::sys::leak::{is_there, leak};
@@ -42,6 +45,8 @@ pub(crate) struct Runtime {
     pub(crate) run: RunId,
     pub(crate) metering: Metering,
     pub(crate) book: Book,
+    /// The process's blocks, or why it cannot be parked, where it was asked to be one that can.
+    pub(crate) parking: OnceLock<Result<Parking, Obstacle>>,
     pub(crate) attaching: Lock<()>,
     pub(crate) requests: Lock<Vec<Request>>,
     /// Whether the helper thread was started.

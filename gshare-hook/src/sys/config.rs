@@ -10,6 +10,7 @@
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
 //! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so none has any before a daemon has divided it | no limit |
 //! | `GSHARE_OBSERVE` | `1`: no limit and no wait, the use is measured and reported; not beside a quota, SMs or memory | off |
+//! | `GSHARE_PARK` | `1`: device memory can go to host memory and come back; for a process that sees one device | off |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
 //! | `GSHARE_ON_DAEMON_LOSS` | `open`: keep the share by the local clock; `closed`: launches fail | `open` |
 //! | `GSHARE_DAEMON_WAIT` | how long launches and allocations wait for a daemon that is gone or says nothing: `200ms` to `600s` | `5s` |
@@ -58,6 +59,8 @@ pub(crate) struct Config {
     pub(crate) run: Option<RunId>,
     /// The resources asked for.
     pub(crate) spec: ResourceSpec,
+    /// Whether the process's device memory shall be able to go to host memory.
+    pub(crate) parks: bool,
     /// Whether any limit was asked for, which then holds even without a daemon.
     pub(crate) limited: bool,
     /// The requested treatment beside others.
@@ -87,6 +90,7 @@ impl Config {
         let (disable, name, run) = (text("GSHARE_DISABLE"), text("GSHARE_NAME"), text("GSHARE_RUN"));
         let (quota, sm, memory) = (text("GSHARE_QUOTA"), text("GSHARE_SM"), text("GSHARE_MEM"));
         let observe = text("GSHARE_OBSERVE").is_some_and(|value| value != "0");
+        let parks = text("GSHARE_PARK").is_some_and(|value| value != "0");
         let (class, on_loss) = (text("GSHARE_CLASS"), text("GSHARE_ON_DAEMON_LOSS"));
         let daemon_wait = text("GSHARE_DAEMON_WAIT");
         let on_failure = text("GSHARE_ON_FAILURE");
@@ -120,6 +124,7 @@ impl Config {
             name,
             run,
             spec,
+            parks,
             limited,
             class,
             on_loss,

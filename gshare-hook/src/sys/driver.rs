@@ -31,6 +31,35 @@ pub(crate) fn typed<Function: Copy>(index: usize) -> Option<Function> {
     pointer(index).map(|pointer| unsafe { core::mem::transmute_copy(&pointer) })
 }
 
+/// The driver's functions that have another function in front of them: see [`put_in_front`].
+static BENEATH: [AtomicPtr<c_void>; SYMBOLS.len()] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; SYMBOLS.len()];
+
+/// Puts a function of the same signature in front of the driver's, if the driver has it: [`real!`] gives this function from now on.
+pub(crate) fn put_in_front(index: usize, function: *mut c_void) {
+    if let Some(found) = pointer(index) {
+        BENEATH[index].store(found.as_ptr(), Ordering::Release);
+        REAL[index].store(function, Ordering::Release);
+    }
+}
+
+/// Like [`real!`], past a function in front of the driver's.
+macro_rules! beneath {
+    ($name:ident) => {
+        $crate::sys::driver::typed_beneath::<gshare_cuda_abi::signature::$name>(gshare_cuda_abi::index::$name)
+    };
+}
+pub(crate) use beneath;
+
+/// Serves only [`beneath!`].
+#[inline(always)]
+pub(crate) fn typed_beneath<Function: Copy>(index: usize) -> Option<Function> {
+    const { assert!(size_of::<Function>() == size_of::<*mut c_void>()) };
+    let beneath = core::ptr::NonNull::new(BENEATH[index].load(Ordering::Relaxed)).or_else(|| pointer(index));
+    // SAFETY: as in `typed`.
+    beneath.map(|pointer| unsafe { core::mem::transmute_copy(&pointer) })
+}
+
 #[inline(always)]
 pub(crate) fn pointer(index: usize) -> Option<core::ptr::NonNull<c_void>> {
     match core::ptr::NonNull::new(REAL[index].load(Ordering::Relaxed)) {

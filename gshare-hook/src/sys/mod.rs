@@ -7,6 +7,7 @@ pub(crate) mod connection;
 pub(crate) mod descriptor;
 pub(crate) mod dlsym;
 pub(crate) mod driver;
+pub(crate) mod host_memory;
 pub(crate) mod leak;
 pub(crate) mod lock;
 pub(crate) mod setting_sources;

@@ -4,15 +4,16 @@
 //! {"query":"snapshot"}    ──▶    ◀── a Snapshot
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! {"query":"room",…}      ──▶    ◀── [null,"request 70% does not fit: …"]
+//! {"query":"park","name":"a","on":true}  ──▶    ◀── {"Ok":[4294967296]} or {"Err":"no client is named `a` …"}
 //! ```
 //! The admin socket is a separate stream socket. Users with access to the daemon may also ask questions. The daemon serves
 //! a bounded number of connections side by side, so a silent peer or a slow reader delays no other peer. Before a snapshot the
 //! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 8 of the
 //! [node](gshare_sched::node)).
 
-use crate::handle::Handle;
+use crate::handle::{Handle, Park, Parked};
 use crate::snapshot::Snapshot;
-use gshare_core::{Bytes, DeviceUuid, ResourceSpec};
+use gshare_core::{Bytes, ClientId, DeviceUuid, ResourceSpec};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -34,6 +35,7 @@ enum Query {
     Snapshot,
     Metrics,
     Room(Room),
+    Park { name: String, on: bool },
 }
 
 /// The question whether a future program has room on its visible devices.
@@ -73,6 +75,12 @@ pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
     ask(socket, &Query::Room(room))
 }
 
+/// Asks the daemon behind an admin socket to park an instance, or to bring it back. The answer has the clients whose memory moves from now
+/// on, or the refusal.
+pub fn park(socket: &Path, name: &str, on: bool) -> io::Result<Result<Vec<ClientId>, String>> {
+    ask::<Parked>(socket, &Query::Park { name: name.to_owned(), on })
+}
+
 fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
     let mut stream = StdUnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -86,21 +94,24 @@ fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result
 }
 
 /// Answers the question of one connection, and closes the connection.
-pub(crate) async fn answer(stream: UnixStream, handle: Handle) {
-    match tokio::time::timeout(TURN, converse(stream, &handle)).await {
+pub(crate) async fn answer(stream: UnixStream, uid: u32, handle: Handle) {
+    match tokio::time::timeout(TURN, converse(stream, uid, &handle)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "a question was not answered"),
         Err(_) => tracing::debug!("a question took longer than {TURN:?}"),
     }
 }
 
-async fn converse(mut stream: UnixStream, handle: &Handle) -> io::Result<()> {
+async fn converse(mut stream: UnixStream, uid: u32, handle: &Handle) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new((&mut stream).take(MAX_QUERY)).read_line(&mut line).await?;
     let bytes = match serde_json::from_str(&line) {
         Ok(Query::Snapshot) => json(&handle.snapshot_later().await.map_err(io::Error::other)?),
         Ok(Query::Metrics) => json(&Text { text: handle.metrics_later().await.map_err(io::Error::other)? }),
         Ok(Query::Room(room)) => json(&handle.room_later(room).await.map_err(io::Error::other)?),
+        Ok(Query::Park { name, on }) => {
+            json(&handle.park_later(Park { name, uid, on }).await.map_err(io::Error::other)?)
+        }
         Err(error) => json(&Failure { error: format!("not a query: {error}") }),
     }?;
     stream.write_all(&bytes).await

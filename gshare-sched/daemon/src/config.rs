@@ -120,6 +120,9 @@ pub struct Config {
     /// in their sight; a node without MPS needs some 300 MiB per process.
     #[serde(deserialize_with = "text")]
     pub memory_headroom: Bytes,
+    /// Most host memory for the parked programs of one user. By default half of the host's memory.
+    #[serde(deserialize_with = "text")]
+    pub park_memory: Bytes,
     /// The journal of events. None by default.
     pub journal: Option<JournalConfig>,
     /// The use of NVIDIA's MPS.
@@ -154,6 +157,7 @@ impl Default for Config {
             grace: Duration::from_millis(50),
             in_flight: Duration::from_millis(5),
             memory_headroom: Bytes::ZERO,
+            park_memory: half_of_host_memory(),
             journal: None,
             mps: MpsMode::Off,
             idle_exit: None,
@@ -161,6 +165,11 @@ impl Default for Config {
             clients: BTreeMap::new(),
         }
     }
+}
+
+fn half_of_host_memory() -> Bytes {
+    let info = rustix::system::sysinfo();
+    Bytes(info.totalram.saturating_mul(info.mem_unit.into()) / 2)
 }
 
 /// The treatment of a refused process.
@@ -311,6 +320,7 @@ impl Config {
         node.refused_run = self.strangers == Strangers::Run;
         node.in_flight = self.in_flight;
         node.memory_headroom = self.memory_headroom;
+        node.park_memory = self.park_memory;
         node.max_debt = self.engine().max_debt;
         node.devices.clone_from(&self.devices);
         node.clients.clone_from(&self.clients);

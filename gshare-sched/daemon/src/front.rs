@@ -86,7 +86,7 @@ async fn serve_admin(listener: UnixListener, handle: Handle, access: Arc<Access>
         let Some(stream) = accepted(listener.accept().await).await else { continue };
         let Ok(uid) = peer_of(&stream).map(|peer| peer.uid) else { continue };
         if access.allows(uid) {
-            let task = tokio::spawn(admin::answer(stream, handle.clone()));
+            let task = tokio::spawn(admin::answer(stream, uid, handle.clone()));
             crowd.enter(uid, task.abort_handle());
         } else {
             tracing::debug!(uid, "this user may not ask");

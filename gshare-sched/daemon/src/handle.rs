@@ -6,7 +6,7 @@ use crate::metrics::Metrics;
 use crate::nvml::DeviceFact;
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
-use gshare_core::ConnId;
+use gshare_core::{ClientId, ConnId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::fmt;
@@ -39,10 +39,23 @@ impl<T> fmt::Debug for Reply<T> {
 pub(crate) enum Command {
     Snapshot(Reply<Snapshot>),
     Room(Room, Reply<Vec<Option<String>>>),
+    Park(Park, Reply<Parked>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
     Found(ConnId, Option<DeviceFact>),
     Stop,
 }
+
+/// An order of a user to park an instance, or to bring it back.
+#[derive(Debug)]
+pub(crate) struct Park {
+    pub(crate) name: String,
+    /// The asking user.
+    pub(crate) uid: u32,
+    pub(crate) on: bool,
+}
+
+/// The clients whose memory moves from now on, or the refusal.
+pub(crate) type Parked = Result<Vec<ClientId>, String>;
 
 /// The loop's end of the line.
 #[derive(Debug)]
@@ -124,6 +137,13 @@ impl Handle {
     pub(crate) async fn room_later(&self, room: Room) -> Result<Vec<Option<String>>, DaemonError> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.send(Command::Room(room, Reply::new(move |answer| drop(sender.send(answer)))))?;
+        receiver.await.map_err(|_| DaemonError::Stopped)
+    }
+
+    /// Begins to park an instance, or to bring it back.
+    pub(crate) async fn park_later(&self, park: Park) -> Result<Parked, DaemonError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.send(Command::Park(park, Reply::new(move |answer| drop(sender.send(answer)))))?;
         receiver.await.map_err(|_| DaemonError::Stopped)
     }
 

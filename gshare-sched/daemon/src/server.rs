@@ -9,7 +9,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
 use crate::facts;
 use crate::front::{Front, Listeners};
-use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
+use crate::handle::{Command, Handle, Inbox, Park, Reply, Running, line};
 use crate::health::{self, Lost};
 use crate::http;
 use crate::journal::Journal;
@@ -500,6 +500,16 @@ impl Daemon {
                 let refusal = |(uuid, memory)| node.has_room(&name, spec, uuid, memory).err();
                 let refusals = devices.into_iter().map(refusal);
                 reply.send(refusals.map(|refusal| refusal.map(|refusal| refusal.to_string())).collect());
+            }
+            Command::Park(Park { name, uid, on }, reply) => {
+                // The daemon's own user may order for everybody, as root may.
+                let uid = if uid == rustix::process::geteuid().as_raw() { 0 } else { uid };
+                let answer = self.node.node().can_park(&name, uid, on).map_err(|refusal| refusal.to_string());
+                if answer.is_ok() {
+                    self.tell(now, NodeEvent::ParkAsked { name, uid, on });
+                    self.settle(now);
+                }
+                reply.send(answer);
             }
             Command::Reload(config, reply) => {
                 let result = self.reload(now, *config);

@@ -6,7 +6,7 @@ use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{Bytes, ClientId, Duration, GpuId, ServiceClass, Timestamp};
-use gshare_sched::node::{ClientView, DeviceView, FactSource};
+use gshare_sched::node::{ClientView, DeviceView, FactSource, Parking};
 use gshare_sched::scale::ScaleState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -119,6 +119,9 @@ pub struct ClientSnapshot {
     /// Whether the client is only observed: no limit holds, and no launch waits.
     #[serde(default)]
     pub observed: bool,
+    /// The memory that can go to host memory, for a process started so.
+    #[serde(default)]
+    pub parking: Option<Parking>,
     /// Memory in use by the client; without a report by the client, the granted memory.
     pub memory_bytes: Bytes,
     /// Memory limit of the instance on this GPU.
@@ -177,6 +180,7 @@ impl ClientSnapshot {
             waited_ns: client.usage.waited,
             launches: client.usage.launches,
             observed: client.observed,
+            parking: client.parking,
             memory_bytes: client.memory,
             memory_limit_bytes: client.memory_limit,
             on_daemon_loss: client.on_daemon_loss,

@@ -183,7 +183,7 @@ impl Reasons {
         let asked = view.waiting_since.filter(|_| !view.holds_token);
         let (since, cause) = match (asked, view.long_wait) {
             // Only the process knows these waits.
-            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring), since))) => {
+            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring | Wait::Parked), since))) => {
                 (since, (wait.into(), String::new(), None))
             }
             (Some(asked), told) => {

@@ -1,8 +1,8 @@
 //! The events of a node, and its answers: actions, notes for observers, and errors.
 
 use super::{NodeConfig, Refusal, Usage};
-use gshare_core::reason::Wait;
-use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
+use gshare_core::reason::{Obstacle, Wait};
+use gshare_core::wire::{RefusalCode, Residence, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConfigError, ConnId, DeviceUuid, Duration, GpuId, Quota, QuotaRange, TimeWentBack,
     Timestamp, TokenAction, TokenError, TokenEvent,
@@ -55,6 +55,16 @@ pub enum NodeEvent {
     UseAsked {
         /// The host's number of the question; [`NodeAction::UseKnown`] repeats it.
         question: u32,
+    },
+    /// A user asks for the memory of an instance to go to host memory, or to come back. [`Node::can_park`](super::Node::can_park) tells
+    /// beforehand whether it can.
+    ParkAsked {
+        /// The name of the instance.
+        name: String,
+        /// The asking user; 0 may ask for every instance.
+        uid: u32,
+        /// Whether to host memory.
+        on: bool,
     },
     /// [`Engine::next_deadline`](gshare_core::Engine::next_deadline) has come.
     DeadlineReached,
@@ -158,6 +168,17 @@ pub enum Note {
         client: ClientId,
         /// The reason, as the process states it; `None`: the wait is over.
         reason: Option<Wait>,
+    },
+    /// The place of a client's movable memory, as its process states it.
+    Parking {
+        /// The client.
+        client: ClientId,
+        /// The place.
+        residence: Residence,
+        /// Bytes that can move, or that have moved.
+        bytes: Bytes,
+        /// Why the last move failed, or why no byte can move.
+        obstacle: Option<Obstacle>,
     },
     /// A client has asked for a token, and waits until the debt of its name is paid.
     DebtWait {

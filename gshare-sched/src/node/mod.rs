@@ -37,7 +37,9 @@
 //! 9. **Restart.** After a restart a process states its part of the memory limit, and gets no more than the part while siblings may still
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
-//! 11. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
+//! 11. **Parking.** A client's movable memory goes to host memory by order, and comes back when a thread misses it. Meanwhile the client
+//!     gets no token (`parking.rs`).
+//! 12. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
 //!     node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
 //!     in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
 //!     revoke) are counted and otherwise ignored.
@@ -105,6 +107,7 @@ mod event;
 mod inquiry;
 mod memory_account;
 mod node_config;
+mod parking;
 mod printable;
 mod refusal;
 mod reservations;
@@ -121,6 +124,7 @@ pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;
 pub use node_config::{ClientConfig, DeviceConfig, NodeConfig, max_gpus};
+pub use parking::{ParkRefusal, Parking};
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
 pub use usage::Usage;
@@ -223,6 +227,8 @@ struct Client {
     counted: Duration,
     /// The reason for a long wait of a launch, as its process states it, and the start of the wait.
     long_wait: Option<(Wait, Timestamp)>,
+    /// The memory that can go to host memory, if the process said so.
+    parking: Option<Parking>,
     /// GPU time used at two earlier times, a second or more apart, from which views measure the recent share.
     samples: [(Timestamp, Duration); 2],
 }
@@ -336,6 +342,7 @@ impl Node {
         match event {
             NodeEvent::Received { frame: ToDaemon::Hello { .. }, .. }
             | NodeEvent::UseAsked { .. }
+            | NodeEvent::ParkAsked { .. }
             | NodeEvent::DeviceFound { .. }
             | NodeEvent::DeadlineReached => Ok(()),
             NodeEvent::Received { conn, frame, .. } => unknown(*conn, frame.label()),
@@ -392,6 +399,9 @@ impl Node {
             }
             ToDaemon::MemoryQuery { client } => self.view(now, client, out),
             ToDaemon::Waiting { client, reason } => self.waits_long(now, client, reason, out),
+            ToDaemon::Parking { client, residence, bytes, obstacle } => {
+                self.heard_parking(now, client, (residence, bytes, obstacle), out);
+            }
             // A kind of message without a use in this version.
             _ => violation(conn, "sent a message of a kind that has no use here", out),
         }
@@ -528,6 +538,7 @@ impl Engine for Node {
             NodeEvent::Reloaded { config } => self.reload(now, *config, actions),
             NodeEvent::DeviceFound { uuid, memory } => self.device_found(uuid, memory, actions),
             NodeEvent::UseAsked { question } => self.ask_for_use(now, question, actions),
+            NodeEvent::ParkAsked { name, uid, on } => self.park_asked(now, (&name, uid, on), actions),
             NodeEvent::DeadlineReached => self.deadline(now, actions),
         }
         if late {
@@ -554,7 +565,8 @@ fn client_of(frame: &ToDaemon) -> Option<ClientId> {
         | ToDaemon::MemoryRelease { client, .. }
         | ToDaemon::MemoryUsed { client, .. }
         | ToDaemon::MemoryQuery { client }
-        | ToDaemon::Waiting { client, .. } => Some(client),
+        | ToDaemon::Waiting { client, .. }
+        | ToDaemon::Parking { client, .. } => Some(client),
         _ => None,
     }
 }

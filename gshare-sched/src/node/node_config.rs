@@ -27,6 +27,9 @@ gshare_core::config! {
         /// The memory of each device withheld from clients. 0.
         #[cfg_attr(feature = "serde", serde(rename = "memory_headroom_bytes"))]
         pub memory_headroom: Bytes = Bytes::ZERO, with_memory_headroom;
+        /// The most host memory for the parked clients of one user. No bound.
+        #[cfg_attr(feature = "serde", serde(rename = "park_memory_bytes"))]
+        pub park_memory: Bytes = Bytes(u64::MAX), with_park_memory;
         /// The most overuse kept of a departed instance, equal to the token scheduler's bound on overuse. 10 s.
         #[cfg_attr(feature = "serde", serde(rename = "max_debt_ns"))]
         pub max_debt: Duration = Duration::from_secs(10), with_max_debt;

@@ -327,6 +327,7 @@ impl Node {
             usage: Usage { busy: used, ..Usage::default() },
             counted: used,
             long_wait: None,
+            parking: None,
             samples: [(now, Duration::ZERO); 2],
         };
         let stated = spec.with_quota(entry.stated());

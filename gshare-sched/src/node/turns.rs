@@ -36,6 +36,8 @@ struct Member {
     turn: u32,
     /// The start of the wait for a token or an extension.
     waits: Option<Timestamp>,
+    /// Whether its memory is not on the device, so that it gets no token.
+    away: bool,
     /// The member's total when it attached, by its last statement, and as charged.
     base: Duration,
     said: Duration,
@@ -83,7 +85,8 @@ impl Turns {
     /// A process attaches after a use of `used` on the device. A daemon allowed `allowed` of it, and the rest is overuse.
     pub(super) fn join(&mut self, id: ClientId, used: Duration, allowed: Duration) {
         let served = self.frontier;
-        let member = Member { id, turn: 0, waits: None, base: used, said: used, charged: used, served };
+        let (waits, away) = (None, false);
+        let member = Member { id, turn: 0, waits, away, base: used, said: used, charged: used, served };
         self.members.push(member);
         self.total = self.total.saturating_add(used.saturating_sub(allowed));
     }
@@ -94,6 +97,11 @@ impl Turns {
             self.charge(id, held.allowed);
         }
         self.members.retain(|member| member.id != id);
+    }
+
+    /// A member's memory leaves the device, or is back.
+    pub(super) fn set_away(&mut self, id: ClientId, away: bool) {
+        self.member(id).away = away;
     }
 
     /// GPU time charged to all members, with departed members.
@@ -163,7 +171,7 @@ impl Turns {
     /// The holder's turn is over. The holder counts as served for the time another member waited for the token.
     fn over(&mut self, now: Timestamp) {
         let held = self.held.take().expect("a turn is over that was one");
-        let others = self.members.iter().filter(|member| member.id != held.by);
+        let others = self.waiting().filter(|member| member.id != held.by);
         let wanted = others.filter_map(|member| member.waits).min();
         let occupied = wanted
             .map_or(Duration::ZERO, |wanted| now.min(held.until).saturating_since(wanted.max(held.since)));
@@ -219,7 +227,7 @@ impl Turns {
     }
 
     fn waiting(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.waits.is_some())
+        self.members.iter().filter(|member| member.waits.is_some() && !member.away)
     }
 
     /// The waiting members without the token.

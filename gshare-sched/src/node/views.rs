@@ -1,6 +1,6 @@
 //! Read-only views of a node for `status`, metrics and a replay.
 
-use super::{Client, Device, DeviceUuid, Node, TenantId, Usage};
+use super::{Client, Device, DeviceUuid, Node, Parking, TenantId, Usage};
 use crate::scale::ScaleState;
 use gshare_core::reason::Wait;
 use gshare_core::token::ClientStatus;
@@ -89,6 +89,8 @@ pub struct ClientView {
     pub observed: bool,
     /// The reason for a long wait of a launch, as the process states it, and the start of the wait.
     pub long_wait: Option<(Wait, Timestamp)>,
+    /// The memory that can go to host memory, if the process was started so.
+    pub parking: Option<Parking>,
     /// Memory in use, as the client stated it.
     pub memory: Bytes,
     /// The limit on the instance's memory on this device.
@@ -169,6 +171,7 @@ impl Node {
             usage: client.usage,
             observed: instance.spec.is_observed(),
             long_wait: client.long_wait,
+            parking: client.parking,
             memory: self.memory_of(client),
             memory_limit: instance.spec.memory(),
             on_daemon_loss: session.on_loss,

@@ -2,7 +2,8 @@
 //!
 //! A kernel's demand and duration come from the first of these sources:
 //! 1. its name: `zero…` costs nothing; `spin_<n>ns`, `spin_<n>us`, `spin_<n>ms` lasts exactly that long; `spin_ns` takes its duration in ns
-//!    from its first argument, a 64-bit integer. A suffix `_sm<n>` sets the demand, `_full` takes every SM;
+//!    from its first argument, a 64-bit integer. `use_<n>ns` and so on lasts like `spin_<n>ns`, and uses the device address in its first
+//!    argument meanwhile. A suffix `_sm<n>` sets the demand, `_full` takes every SM;
 //! 2. the first `[[kernel]]` of the profile with the kernel's `name`, or with the beginning of that name and a `*`;
 //! 3. the launch: hardware spreads blocks over SMs one by one, so demand = min(blocks, SMs); waves = ceil(blocks / (demand x blocks per
 //!    SM)), duration = `fixed_ns` + waves x `ns_per_wave`.
@@ -375,8 +376,10 @@ fn by_name(name: &str, all: u32) -> Option<Named> {
     let with_number = name.rsplit_once("_sm").and_then(|(rest, n)| Some((rest, Some(n.parse().ok()?))));
     let full = name.strip_suffix("_full").map(|rest| (rest, Some(all)));
     let (rest, sms) = full.or(with_number).unwrap_or((name, None));
-    let duration = match rest.strip_prefix("spin_") {
+    let uses = rest.strip_prefix("use_");
+    let duration = match rest.strip_prefix("spin_").or(uses) {
         _ if rest.starts_with("zero") => Duration::Fixed(0),
+        Some("ns") if uses.is_some() => return None,
         Some("ns") => Duration::FirstArgument,
         time => {
             let (n, unit) = time?.split_at(time?.bytes().take_while(u8::is_ascii_digit).count());

@@ -542,6 +542,8 @@ pub(crate) struct Context {
     pub(crate) peers: Mutex<BTreeSet<i32>>,
     /// Not 0 while the GPU is lost.
     lost: &'static AtomicU64,
+    /// Whether a kernel has used an address with nothing behind it, which ends the context's work for good.
+    faulted: AtomicBool,
 }
 
 object!(Context, b"gshareCT", INVALID_CONTEXT);
@@ -578,6 +580,7 @@ impl Context {
             limits: Mutex::default(),
             peers: Mutex::default(),
             lost,
+            faulted: AtomicBool::new(false),
         });
         let legacy = Stream::create(context, 0, 0, true)?;
         let _ = context.legacy.set(legacy);
@@ -588,10 +591,16 @@ impl Context {
         self.part.unwrap_or(self.device.profile().sms)
     }
 
-    /// An error while the GPU is lost.
+    /// An error while the GPU is lost, and after a fault.
     #[inline]
     pub(crate) fn check(&self) -> Answer {
+        refuse_if(self.faulted.load(Relaxed), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)?;
         refuse_if(self.lost.load(Relaxed) != 0, GPU_LOST)
+    }
+
+    /// A kernel has used an address with nothing behind it.
+    pub(crate) fn fault(&self) {
+        self.faulted.store(true, Relaxed);
     }
 
     pub(crate) fn legacy(&self) -> Res<Ref<Stream>> {

@@ -92,6 +92,13 @@ impl Geometry {
 /// Addresses of the arguments one by one, or of a list which describes them.
 type Arguments = (*mut *mut c_void, *mut *mut c_void);
 
+impl Function {
+    /// Whether its first argument is a device address that it uses.
+    fn uses_memory(&self) -> bool {
+        matches!(self.named.duration, Duration::Fixed(_)) && self.name.to_bytes().starts_with(b"use_")
+    }
+}
+
 /// One launch, priced.
 #[derive(Clone)]
 pub(crate) struct Launch {
@@ -138,7 +145,11 @@ impl Launch {
     fn queue(&self, stream: Ref<Stream>) -> Answer {
         let (named, profile) = (self.function.named, driver()?.profile());
         let (sms, ns) = profile.cost(named, self.blocks(), self.threads(), self.first);
-        push(stream, Work::Kernel { sms, ns }.capped(stream.context.sms())).map(drop)
+        let position = push(stream, Work::Kernel { sms, ns }.capped(stream.context.sms()))?;
+        if self.function.uses_memory() {
+            vmm::use_address(stream, position, self.first.unwrap_or(0))?;
+        }
+        Ok(())
     }
 }
 
@@ -146,7 +157,7 @@ task!(Launch, 0, |launch, stream| launch.queue(stream));
 
 /// First argument of a launch as a 64-bit integer, for kernels with their duration as an argument.
 unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Option<u64> {
-    if function.named.duration != Duration::FirstArgument {
+    if function.named.duration != Duration::FirstArgument && !function.uses_memory() {
         return None;
     }
     if !params.is_null() && !(*params).is_null() {

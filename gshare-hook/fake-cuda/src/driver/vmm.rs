@@ -15,7 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::capture::not_while_capturing;
-use super::registry::{Alloc, Backing, READ_WRITE, What, map_pages};
+use super::registry::{Alloc, Backing, READ_WRITE, What, check_range, map_pages};
 use super::spans::Free;
 use super::stream::Event;
 use super::*;
@@ -303,6 +303,33 @@ fn is_reserved(from: u64, end: u64) -> bool {
     lock(&RESERVED).range(..=from).next_back().is_some_and(|(at, bytes)| end <= at + bytes)
 }
 
+/// Addresses in use by kernels: the stream, the kernel's position in it, and the address.
+static IN_USE: Mutex<Vec<(Ref<Stream>, u64, u64)>> = Mutex::new(Vec::new());
+
+fn runs(driver: &Driver, (stream, position, _): &(Ref<Stream>, u64, u64)) -> bool {
+    !driver.device.is_done(stream.slot, *position)
+}
+
+/// A kernel uses an address until it is done. Without memory behind the address it faults.
+pub(crate) fn use_address(stream: Ref<Stream>, position: u64, address: u64) -> Answer {
+    let driver = driver()?;
+    if check_range(address, 1, true).is_err() {
+        stream.context.fault();
+        return Ok(());
+    }
+    let mut in_use = lock(&IN_USE);
+    in_use.retain(|used| runs(driver, used));
+    in_use.push((stream, position, address));
+    Ok(())
+}
+
+/// Kernels that use addresses of a range fault, because the memory behind them goes.
+fn taken_away(driver: &Driver, range: std::ops::Range<u64>) {
+    let in_use = lock(&IN_USE);
+    let used = in_use.iter().filter(|used| range.contains(&used.2) && runs(driver, used));
+    used.for_each(|(stream, ..)| stream.context.fault());
+}
+
 entry!(cuMemMap, driver, |ptr, size, offset, physical: Physical, flags| {
     let bytes = size as u64;
     // The documentation up to CUDA 13 requires a zero offset, and an H100 refuses any other.
@@ -328,6 +355,7 @@ entry!(cuMemUnmap, driver, |ptr, size| {
     invalid_if(if inside == 0 { !reserved } else { inside != size as u64 })?;
     let gone: Vec<_> = mapped.extract_if(ptr..end, |_, _| true).collect();
     drop(mapped);
+    taken_away(driver, ptr..end);
     for (at, (physical, bytes)) in gone {
         driver.memory().remove(at, |a| matches!(a.what, What::Mapped(_)));
         let _ = map_pages(at, bytes as usize, ProtFlags::empty(), MapFlags::NORESERVE | MapFlags::FIXED);

@@ -45,6 +45,7 @@ impl<G: Ground> Device<G> {
         let (total, allocated, part) = (Bytes(memory.total()), memory.restate(), memory.part());
         self.questions.stated = allocated;
         self.asked = true;
+        self.parking.restate();
         self.used_stated = self.used();
         ToDaemon::Attach {
             ordinal: self.ordinal.0,

@@ -58,6 +58,7 @@ impl<G: Ground> Device<G> {
     fn wait_reason(&mut self, now: u64) -> Wait {
         let holds = !self.credit.balance(self.ground.gate()).unspent.is_zero();
         match self.turn {
+            _ if !self.parking.is_resident() => Wait::Parked,
             Turn::Draining { .. } => Wait::Draining,
             _ if holds => Wait::InFlight,
             _ if self.throttled_until > now => Wait::Limit,

@@ -4,6 +4,7 @@ mod attachment;
 mod learning;
 mod local_share;
 mod long_wait;
+mod parking;
 mod timeline;
 mod turn;
 
@@ -20,6 +21,7 @@ use crate::{Ordinal, Ticket};
 pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
 use long_wait::LongWait;
+use parking::Parking;
 use timeline::Timeline;
 pub(crate) use turn::Around;
 use turn::{Changing, Held, Stated, Still, Turn};
@@ -96,6 +98,7 @@ pub(crate) struct Device<G> {
     /// The time until which the daemon gives no token, in ns.
     pub(crate) throttled_until: u64,
     long_wait: LongWait,
+    parking: Parking,
     pub(crate) questions: Questions,
     /// Whether the process is about to end, so that nothing more is launched.
     pub(crate) leaving: bool,
@@ -136,6 +139,7 @@ impl<G: Ground> Device<G> {
             let_in: 0,
             throttled_until: 0,
             long_wait: LongWait::default(),
+            parking: Parking::default(),
             questions: Questions::default(),
             leaving: false,
             charged: None,

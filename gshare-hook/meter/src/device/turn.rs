@@ -147,6 +147,13 @@ impl<G: Ground> Device<G> {
             self.turn = Turn::Holding { until, extends: false };
             return self.decide_freely(now, actions);
         }
+        if !self.parking.is_resident() && until > now {
+            // It crossed the order to park; a turn that drains ends by itself.
+            if matches!(self.turn, Turn::Idle | Turn::Wanting) {
+                self.give_back(client, self.waiting > 0, now, actions);
+            }
+            return;
+        }
         if until <= now {
             self.stop_launches();
             self.credit.charged(allowed);
@@ -177,6 +184,7 @@ impl<G: Ground> Device<G> {
         self.settle(facts);
         self.presume(&facts.open, now, actions);
         self.blocked = self.is_blocked(&facts.open);
+        self.move_memory(facts, now, actions);
         self.unstick(now, actions);
         self.decide(now, actions);
         self.tell_long_wait(facts, now, actions);
@@ -190,6 +198,7 @@ impl<G: Ground> Device<G> {
         }
         let longest = if around.slo_sensitive { CYCLE_LOOK } else { LOOK };
         self.look_at = now.saturating_add(self.next_look(now, longest)).min(self.long_wait.next_look(now));
+        self.look_at = self.look_at.min(self.parking.next_look(now));
         if self.waiting > 0 {
             actions.push(Action::Wake(self.ordinal));
         }
@@ -242,7 +251,7 @@ impl<G: Ground> Device<G> {
     /// The stream of that work may wait for another stream, into which the program has yet to launch. If the work fills the bound,
     /// the launch would otherwise wait for ever.
     fn unstick(&mut self, now: u64, actions: &mut Actions) {
-        if self.timeline.is_empty() || self.waiting == 0 {
+        if self.timeline.is_empty() || self.waiting == 0 || !self.parking.is_resident() {
             return;
         }
         let unknown = self.timeline.has_unknown_cost(self.ground.costs());
@@ -337,14 +346,24 @@ impl<G: Ground> Device<G> {
         match self.attachment {
             Attachment::Asking | Attachment::Refused { .. } => {}
             _ if unlimited => self.decide_freely(now, actions),
+            Attachment::Served(client) if !self.parking.is_resident() => {
+                if let Turn::Draining { by, overtime } = self.turn {
+                    self.decide_draining(client, (by, overtime), now, actions);
+                }
+                self.say_change(client, REPORT, now, actions);
+            }
+            Attachment::Local(_) if !self.parking.is_resident() => {}
             Attachment::Served(client) => self.decide_served(client, now, actions),
             Attachment::Local(_) => self.decide_locally(now),
         }
     }
 
-    /// Whether no limit of time holds on the device: for an observed process, for the only one on a device with the whole of it as its
+    /// Whether no limit of time holds on the device, and its memory is there: for an observed process, for the only one on a device with the whole of it as its
     /// request, and without a daemon for a process without a limit of its own.
     pub(super) fn is_unlimited(&self) -> bool {
+        if !self.parking.is_resident() {
+            return false;
+        }
         let (quota, sm) = (self.spec.quota(), self.spec.sm());
         match self.attachment {
             Attachment::Served(_) => {
@@ -412,18 +431,23 @@ impl<G: Ground> Device<G> {
         // Nothing more can be launched, and nothing that was launched can begin.
         let stuck = self.blocked && self.ground.gate().left().is_zero();
         if left == 0 || !wants || spent || stuck {
-            self.credit.stop(self.ground.gate());
-            // Until `by`, the device works for this process. A client let in earlier would wait behind this work and measure it as
-            // its own.
-            let by = now + self.queued(now) + DRAIN;
-            let overtime = by.max(until.saturating_add(OVERTIME));
-            self.turn = Turn::Draining { by, overtime };
+            let (by, overtime) = self.drain(until, now);
             return self.decide_draining(client, (by, overtime), now, actions);
         }
         let bound = self.bound.as_nanos();
         if !extends && (unspent.as_nanos() <= bound || left <= bound) {
             self.ask(client, Turn::Holding { until, extends: true }, now, actions);
         }
+    }
+
+    /// Stops the launches of a turn, and keeps its token for the queued work.
+    pub(super) fn drain(&mut self, until: u64, now: u64) -> (u64, u64) {
+        self.credit.stop(self.ground.gate());
+        // Until `by`, the device works for this process. A client let in earlier would wait behind this work and measure it as its own.
+        let by = now + self.queued(now) + DRAIN;
+        let overtime = by.max(until.saturating_add(OVERTIME));
+        self.turn = Turn::Draining { by, overtime };
+        (by, overtime)
     }
 
     fn decide_draining(

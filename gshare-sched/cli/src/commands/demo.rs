@@ -223,6 +223,7 @@ impl Stage {
             sm: None,
             mem: None,
             observe: false,
+            park: false,
             name: Some(name.to_owned()),
             slo_sensitive: None,
             best_effort: false,

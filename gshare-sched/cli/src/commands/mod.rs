@@ -16,6 +16,7 @@ mod engine;
 mod host;
 mod man;
 mod pack;
+mod park;
 mod partition;
 mod private;
 mod profile;
@@ -50,8 +51,9 @@ enum Command {
 EXAMPLES
   gshare daemon                                      with /etc/gshare/gshared.toml, if it is there
   gshare daemon --check --config gshared.toml        whether a configuration is good
-  gshare daemon --no-config --metrics 9400           figures for Prometheus on port 9400")]
-    Daemon(daemon::Options),
+  gshare daemon --no-config --metrics 9400           figures for Prometheus on port 9400
+  gshare daemon park alice                           its device memory goes to host memory until it launches")]
+    Daemon(Daemon),
     Run(run::Options),
     Up(up::Options),
     Ps(ps::Options),
@@ -75,15 +77,25 @@ EXAMPLES
     Devices,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Daemon {
+    #[command(subcommand)]
+    order: Option<park::Order>,
+    #[command(flatten)]
+    options: daemon::Options,
+}
+
 /// Runs a command to its end, with errors and logs on standard error.
 pub fn execute(gshare: Gshare) -> ExitCode {
     match &gshare.command {
-        Command::Daemon(options) => log::start("info", options.trim_log),
+        Command::Daemon(Daemon { order: None, options }) => log::start("info", options.trim_log),
         _ => log::start("warn", false),
     }
     match gshare.command {
         Command::Demo(options) => log::exit(demo::run(&options)),
-        Command::Daemon(options) => log::exit(daemon::run(options)),
+        Command::Daemon(Daemon { order: Some(order), .. }) => log::exit(park::run(&order)),
+        Command::Daemon(Daemon { order: None, options }) => log::exit(daemon::run(options)),
         Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
         Command::Up(options) => log::exit(up::run(&options)),
         Command::Ps(options) => log::exit(ps::run(&options)),

@@ -378,6 +378,7 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             sm: Some(at.sm),
             mem: None,
             observe: false,
+            park: false,
             // Not the last trial's name: its process may still be exiting.
             name: Some(format!("profile-{}-{number}", std::process::id())),
             slo_sensitive: None,

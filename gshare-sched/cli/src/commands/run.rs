@@ -7,7 +7,7 @@
 //! | `LD_PRELOAD` | the hook, before the previous value |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
-//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_PARK`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, if MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
@@ -62,6 +62,9 @@ pub(crate) struct Options {
     /// Only observe the program: no limit holds, no launch waits, and `gshare ps --usage` shows its use of the GPU.
     #[arg(long, conflicts_with_all = ["quota", "sm", "mem", "slo_sensitive", "best_effort"])]
     pub(crate) observe: bool,
+    /// The program's device memory can go to host memory and come back (`gshare daemon park`).
+    #[arg(long)]
+    pub(crate) park: bool,
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -306,6 +309,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_QUOTA", options.quota.map(|quota| quota.to_string()));
     set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
     set("GSHARE_OBSERVE", options.observe.then(|| "1".to_owned()));
+    set("GSHARE_PARK", options.park.then(|| "1".to_owned()));
     set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
     let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
     set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));

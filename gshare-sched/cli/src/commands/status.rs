@@ -2,6 +2,8 @@
 
 use super::{Where, print_json};
 use gshare_core::Bytes;
+use gshare_core::reason::Reason;
+use gshare_core::wire::Residence;
 use gshare_sched::node::FactSource;
 use gshared::enforce::Partition;
 use gshared::{ClientSnapshot, Snapshot};
@@ -57,6 +59,26 @@ fn held_by(client: &ClientSnapshot) -> String {
         parts.push(format!("memory {}", name(&held.memory)));
     }
     parts.join(", ")
+}
+
+/// The state of a client: of its movable memory, if it has any, and of its scaling.
+fn state(client: &ClientSnapshot) -> String {
+    let parking = client.parking.and_then(|parking| {
+        let (bytes, obstacle) = (parking.bytes, parking.obstacle.map(Reason::from));
+        match (parking.residence, obstacle) {
+            (Residence::Resident, None) => None,
+            (Residence::Resident, Some(why)) if bytes == Bytes::ZERO => Some(format!("unparkable: {why}")),
+            (Residence::Resident, Some(why)) => Some(format!("not parked: {why}")),
+            (Residence::Parking, _) => Some(format!("parking {bytes}")),
+            (Residence::Parked, _) => Some(format!("parked {bytes}")),
+            (Residence::Missed | Residence::Returning, None) => Some(format!("returning {bytes}")),
+            (Residence::Missed | Residence::Returning, Some(why)) => Some(format!("returning {bytes}: {why}")),
+        }
+    });
+    let scaling = client.scale_state.zip(client.scaled_limit);
+    let scaling = scaling.map(|(state, limit)| format!("{state}, at most {:.1}%", limit * 100.0));
+    let parts: Vec<String> = parking.into_iter().chain(scaling).collect();
+    if parts.is_empty() { "-".to_owned() } else { parts.join(", ") }
 }
 
 /// The tables of `status` and `top`; `measured` gives each client's recent share.
@@ -121,10 +143,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
                 (false, Some(waiting)) => format!("waits {waiting}"),
                 (false, None) => "-".into(),
             },
-            match (client.scale_state, client.scaled_limit) {
-                (Some(state), Some(limit)) => format!("{state}, at most {}", percent(limit)),
-                _ => "-".into(),
-            },
+            state(client),
             held_by(client),
         ]);
     }

@@ -1,0 +1,148 @@
+//! Blocks: in a process that can be parked, an allocation from 2 MiB on is a [block](crate::device::blocks), and calls that look at memory
+//! wait until it is on the device.
+#![allow(unsafe_code)] // exported C functions
+
+use core::cell::Cell;
+use core::ffi::{c_uint, c_ulonglong, c_void};
+
+use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
+
+use crate::device::blocks::{Blocks, GRANULE};
+use crate::exports::macros::wrappers;
+use crate::exports::memory::{allocate, current_context, free, metering, pointer, write};
+use crate::launch::control::CONTROL;
+use crate::launch::guarded::inside;
+use crate::process::runtime::{Metered, PROCESS};
+use crate::sys::lock::Lock;
+
+/// Blocks that the program freed during a capture. They are freed after it, since waiting for the device would spoil it.
+static LATE: Lock<Vec<CUdeviceptr>> = Lock::new(Vec::new());
+
+fn blocks() -> Option<&'static Blocks> {
+    PROCESS.runtime()?.blocks()
+}
+
+/// Allocates a block in the current context, and has its address `told`. `None`: the driver allocates.
+pub(super) fn allocate_block(bytes: u64, told: impl FnOnce(CUdeviceptr)) -> Option<CUresult> {
+    if bytes < GRANULE {
+        return None;
+    }
+    // The first allocation decides whether the process can be parked.
+    let Metered::Yes(runtime) = metering(None) else { return None };
+    let blocks = runtime.blocks()?;
+    free_late(blocks);
+    let (block, context) = (Cell::new(0), current_context());
+    let create = || match blocks.create(bytes, context) {
+        Ok(address) => {
+            block.set(address);
+            CUresult::CUDA_SUCCESS
+        }
+        Err(result) => result,
+    };
+    let span = bytes.checked_next_multiple_of(GRANULE)?;
+    let result = allocate(span, create, || (pointer(block.get()), span), || {});
+    if result.is_ok() {
+        told(block.get());
+    }
+    Some(result)
+}
+
+/// Frees the block that begins at an address. `None`: there is none.
+pub(super) fn free_block(address: CUdeviceptr) -> Option<CUresult> {
+    let blocks = blocks()?;
+    if CONTROL.capturing() {
+        return blocks.begins_at(address).then(|| {
+            LATE.lock().push(address);
+            CUresult::CUDA_SUCCESS
+        });
+    }
+    free_late(blocks);
+    free_now(blocks, address)
+}
+
+fn free_now(blocks: &Blocks, address: CUdeviceptr) -> Option<CUresult> {
+    let is_block = blocks.begins_at(address);
+    let gone = || blocks.destroy(address).unwrap_or(CUresult::CUDA_ERROR_INVALID_VALUE);
+    is_block.then(|| free(pointer(address), gone))
+}
+
+fn free_late(blocks: &Blocks) {
+    if CONTROL.capturing() {
+        return;
+    }
+    let late = core::mem::take(&mut *LATE.lock());
+    for address in late {
+        let _ = free_now(blocks, address);
+    }
+}
+
+/// Makes a call that may give the memory of a range to others.
+pub(super) fn shared(address: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    inside(|| {
+        if let Some(blocks) = blocks() {
+            blocks.share(address..address.saturating_add(bytes));
+        }
+        call()
+    })
+}
+
+/// Wrappers of calls that touch or look at memory.
+macro_rules! touching {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+        wrappers! { TOUCHING:
+            $($name($($arg: $type),*) |real| {
+                // SAFETY: the caller's own arguments.
+                inside(|| unsafe { real($($arg),*) })
+            })*
+        }
+    };
+}
+
+touching! {
+    cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr);
+    cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr);
+    cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, address: CUdeviceptr);
+    cuStreamWriteValue32(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamWriteValue32_v2(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamWriteValue32_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamWriteValue32_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
+    cuStreamWriteValue64(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+    cuStreamWriteValue64_v2(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+    cuStreamWriteValue64_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+    cuStreamWriteValue64_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
+}
+
+wrappers! { SHARING:
+    // SAFETY (of the blocks below): the caller's own arguments, passed on.
+    // A block answers as the allocation that the program asked for.
+    cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) |real| {
+        match blocks().and_then(|blocks| blocks.around(address)) {
+            Some((first, length)) => {
+                write(base, first);
+                write(bytes, usize::try_from(length).unwrap_or(usize::MAX));
+                CUresult::CUDA_SUCCESS
+            }
+            // SAFETY: as above.
+            None => unsafe { real(base, bytes, address) },
+        }
+    }
+    cuPointerSetAttribute(value: *const c_void, attribute: c_uint, address: CUdeviceptr) |real| {
+        // SAFETY: as above.
+        shared(address, 1, || unsafe { real(value, attribute, address) })
+    }
+    cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint,
+        flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        shared(address, bytes as u64, || unsafe { real(handle, address, bytes, kind, flags) })
+    }
+    cuMulticastBindAddr(multicast: sys::CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize,
+        flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        shared(address, bytes as u64, || unsafe { real(multicast, offset, address, bytes, flags) })
+    }
+    cuMulticastBindAddr_v2(multicast: sys::CUmemGenericAllocationHandle, device: CUdevice, offset: usize,
+        address: CUdeviceptr, bytes: usize, flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        shared(address, bytes as u64, || unsafe { real(multicast, device, offset, address, bytes, flags) })
+    }
+}

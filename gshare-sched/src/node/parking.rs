@@ -1,0 +1,189 @@
+//! Parking: a client's movable memory goes to host memory, and comes back before the client launches again.
+//!
+//! The client moves its memory, and states the place and the bytes ([`ToDaemon::Parking`](gshare_core::wire::ToDaemon)). The node gives
+//! the order, and no token before the memory is back: until then the client does not wait in its tenant's line. A thread that misses the
+//! memory ends the order to park. The client reserves its memory anew before it comes back, as before any allocation.
+
+use super::{Node, NodeAction, Note, note};
+use gshare_core::reason::Obstacle;
+use gshare_core::wire::{Residence, ToClient};
+use gshare_core::{Bytes, ClientId, Timestamp};
+
+/// The movable memory of a client, by the last word of its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Parking {
+    /// The place of the memory.
+    pub residence: Residence,
+    /// Bytes that can move, or that have moved.
+    pub bytes: Bytes,
+    /// Why the last move failed, or why no byte can move.
+    pub obstacle: Option<Obstacle>,
+    /// Whether the node has ordered the memory to host memory.
+    pub ordered: bool,
+}
+
+impl Parking {
+    /// Bytes in host memory, or on the way there.
+    fn on_host(&self) -> Bytes {
+        if self.ordered || self.residence != Residence::Resident { self.bytes } else { Bytes::ZERO }
+    }
+}
+
+/// Why an instance is not parked, or does not come back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParkRefusal {
+    /// No instance has the name.
+    #[error("no client is named `{name}` (gshare status lists them)")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// The instance belongs to another user.
+    #[error("`{name}` belongs to user {owner}, not {uid}: ask that user or root")]
+    OfAnother {
+        /// The name.
+        name: String,
+        /// The user of the instance.
+        owner: u32,
+        /// The asking user.
+        uid: u32,
+    },
+    /// No process of the instance was started for parking.
+    #[error("`{name}` cannot be parked: start it with `gshare run --park`")]
+    NotParkable {
+        /// The name.
+        name: String,
+    },
+    /// None of the instance's memory can move.
+    #[error("`{name}` has no memory that can move{}", obstacle.map_or(String::new(), |why| format!(": {}", gshare_core::reason::Reason::from(why))))]
+    NothingMoves {
+        /// The name.
+        name: String,
+        /// Why its memory stays; `None` without any memory.
+        obstacle: Option<Obstacle>,
+    },
+    /// The user's budget of host memory is too small.
+    #[error("`{name}` needs {need} of host memory, and {taken} of {budget} are taken for user {owner} (park_memory)")]
+    HostBudget {
+        /// The name.
+        name: String,
+        /// Bytes to be moved.
+        need: Bytes,
+        /// Bytes of the user's parked clients.
+        taken: Bytes,
+        /// The bound.
+        budget: Bytes,
+        /// The user of the instance.
+        owner: u32,
+    },
+}
+
+impl Node {
+    /// The clients of an instance that user `uid` can park, or bring back, now. Root may do so for every instance. Clients already where
+    /// they shall be are left out.
+    ///
+    /// # Errors
+    /// The reason why none can.
+    pub fn can_park(&self, name: &str, uid: u32, on: bool) -> Result<Vec<ClientId>, ParkRefusal> {
+        let owned = || name.to_owned();
+        let instance = self.names.get(name).and_then(|id| self.instances.get_key_value(id));
+        let (id, instance) = instance.ok_or_else(|| ParkRefusal::Unknown { name: owned() })?;
+        let owner = instance.uid;
+        if uid != 0 && uid != owner {
+            return Err(ParkRefusal::OfAnother { name: owned(), owner, uid });
+        }
+        let of = |conn| self.sessions.get(&conn).map(|session| session.instance);
+        let clients: Vec<_> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| of(client.conn) == Some(*id))
+            .filter_map(|(client, entry)| Some((client, entry.parking?)))
+            .collect();
+        if clients.is_empty() {
+            return Err(ParkRefusal::NotParkable { name: owned() });
+        }
+        let moves = |parking: &Parking| match on {
+            true => !parking.ordered && parking.residence == Residence::Resident && parking.bytes > Bytes::ZERO,
+            false => parking.on_host() > Bytes::ZERO,
+        };
+        let there = |parking: &Parking| parking.on_host() > Bytes::ZERO;
+        if on && !clients.iter().any(|(_, parking)| moves(parking) || there(parking)) {
+            let obstacle = clients.iter().find_map(|(_, parking)| parking.obstacle);
+            return Err(ParkRefusal::NothingMoves { name: owned(), obstacle });
+        }
+        let moved: Vec<_> = clients.into_iter().filter(|(_, parking)| moves(parking)).collect();
+        if on {
+            let need = moved.iter().map(|(_, parking)| parking.bytes).sum();
+            let (taken, budget) = (self.parked_of(owner), self.config.park_memory);
+            if need > budget.saturating_sub(taken) {
+                return Err(ParkRefusal::HostBudget { name: owned(), need, taken, budget, owner });
+            }
+        }
+        Ok(moved.into_iter().map(|(client, _)| client).collect())
+    }
+
+    /// Host memory of a user's parked clients.
+    fn parked_of(&self, uid: u32) -> Bytes {
+        let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.peer.uid == uid);
+        let parked = self.clients.values().filter(|client| of(client.conn)).filter_map(|client| client.parking);
+        parked.map(|parking| parking.on_host()).sum()
+    }
+
+    /// A user asks for an instance to be parked or brought back.
+    pub(super) fn park_asked(
+        &mut self,
+        now: Timestamp,
+        (name, uid, on): (&str, u32, bool),
+        out: &mut Vec<NodeAction>,
+    ) {
+        match self.can_park(name, uid, on) {
+            Ok(clients) if !clients.is_empty() => {
+                clients.into_iter().for_each(|client| self.order_park(now, client, on, out));
+            }
+            _ => note(Note::NoEffect, out),
+        }
+    }
+
+    fn order_park(&mut self, now: Timestamp, client: ClientId, on: bool, out: &mut Vec<NodeAction>) {
+        let entry = self.clients.get_mut(client).expect("a client that was just found");
+        let tenant = entry.tenant;
+        if let Some(parking) = &mut entry.parking {
+            parking.ordered = on;
+        }
+        self.send(client, ToClient::Park { client, on: on.into() }, out);
+        if on {
+            self.tenant_at_mut(tenant).turns.set_away(client, true);
+            self.tell_scheduler(now, tenant, out);
+        }
+    }
+
+    /// A client states the place of its movable memory.
+    pub(super) fn heard_parking(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        (residence, bytes, obstacle): (Residence, Bytes, Option<Obstacle>),
+        out: &mut Vec<NodeAction>,
+    ) {
+        let entry = self.clients.get_mut(client).expect("a connection speaks for its own clients");
+        let tenant = entry.tenant;
+        let ordered = match (entry.parking, residence) {
+            // A report of other bytes may have crossed the order; a failure names its reason.
+            (Some(before), Residence::Resident) => before.ordered && obstacle.is_none(),
+            // It comes back because a thread misses its memory, or was parked under an earlier daemon.
+            (_, Residence::Resident | Residence::Missed | Residence::Returning) => false,
+            (Some(before), Residence::Parking | Residence::Parked) => before.ordered,
+            (None, Residence::Parking | Residence::Parked) => true,
+        };
+        entry.parking = Some(Parking { residence, bytes, obstacle, ordered });
+        note(Note::Parking { client, residence, bytes, obstacle }, out);
+        if residence == Residence::Missed {
+            self.order_park(now, client, false, out);
+        }
+        self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);
+        self.tell_scheduler(now, tenant, out);
+    }
+}
