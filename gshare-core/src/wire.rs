@@ -765,7 +765,7 @@ messages! {
         /// The proof for [`ToDaemon::Resume`].
         ticket: u128,
     }
-    /// The place for the client's movable memory; the last order holds. A client without its daemon takes its memory back when a
+    /// The place for the client's movable memory; the last order holds, and the client answers each by a `Parking`. A client without its daemon takes its memory back when a
     /// thread of the program waits for it.
     17 Park {
         /// The client with the memory.

@@ -8,6 +8,7 @@ mod devices;
 mod link;
 mod memory;
 mod odd;
+mod park;
 mod programs;
 mod resolution;
 

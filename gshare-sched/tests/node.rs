@@ -7,6 +7,7 @@ mod node_events;
 mod node_guarantees;
 mod node_history;
 mod node_paces;
+mod node_parking;
 mod node_usage;
 mod token_conformance;
 mod token_histories;

@@ -6,6 +6,7 @@ mod accounts;
 mod daemon_loss;
 mod launch_model;
 mod long_waits;
+mod parking;
 mod parts;
 mod property;
 mod turns;

@@ -69,7 +69,9 @@ impl Lane {
         let current = Pushed::new(context)?;
         let mut stream: sys::CUstream = core::ptr::null_mut();
         // SAFETY: a valid out-pointer.
-        let made = relaxed(|| unsafe { real!(cuStreamCreate)?(&raw mut stream, NON_BLOCKING).is_ok().then_some(()) });
+        let made = relaxed(|| unsafe {
+            real!(cuStreamCreate)?(&raw mut stream, NON_BLOCKING).is_ok().then_some(())
+        });
         made.map(|()| Self { stream, _current: current })
     }
 
@@ -137,7 +139,6 @@ impl Drop for HostMemory {
     }
 }
 
-
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -191,7 +192,11 @@ fn reserve(span: u64) -> Result<CUdeviceptr, CUresult> {
 }
 
 /// Backs reserved addresses with new physical memory.
-fn back(address: CUdeviceptr, span: u64, ordinal: CUdevice) -> Result<sys::CUmemGenericAllocationHandle, CUresult> {
+fn back(
+    address: CUdeviceptr,
+    span: u64,
+    ordinal: CUdevice,
+) -> Result<sys::CUmemGenericAllocationHandle, CUresult> {
     let missing = CUresult::CUDA_ERROR_NOT_SUPPORTED;
     let (create, map) = (real!(cuMemCreate).ok_or(missing)?, real!(cuMemMap).ok_or(missing)?);
     let allow = real!(cuMemSetAccess).ok_or(missing)?;
@@ -347,7 +352,12 @@ impl Blocks {
     }
 
     /// Moves a block to host memory. `moved` hears its bytes while no other thread can free the block.
-    pub(crate) fn to_host(&self, address: CUdeviceptr, lane: &Lane, moved: impl FnOnce(u64)) -> Result<(), Obstacle> {
+    pub(crate) fn to_host(
+        &self,
+        address: CUdeviceptr,
+        lane: &Lane,
+        moved: impl FnOnce(u64),
+    ) -> Result<(), Obstacle> {
         let mut all = self.all.lock();
         let Some(block) = all.get_mut(&address) else { return Ok(()) };
         let Place::Device(physical) = block.place else { return Ok(()) };
@@ -364,7 +374,12 @@ impl Blocks {
     }
 
     /// Moves a block back to the device: see [`to_host`](Self::to_host).
-    pub(crate) fn to_device(&self, address: CUdeviceptr, lane: &Lane, moved: impl FnOnce(u64)) -> Result<(), Obstacle> {
+    pub(crate) fn to_device(
+        &self,
+        address: CUdeviceptr,
+        lane: &Lane,
+        moved: impl FnOnce(u64),
+    ) -> Result<(), Obstacle> {
         let mut all = self.all.lock();
         let Some(block) = all.get_mut(&address) else { return Ok(()) };
         let Place::Host(memory) = &block.place else { return Ok(()) };

@@ -78,7 +78,11 @@ impl Guard {
 
     /// Counts a thread that waits for the guard to open, or no longer waits.
     pub(crate) fn misses(&self, on: bool) {
-        if on { self.missed.fetch_add(1, Ordering::AcqRel) } else { self.missed.fetch_sub(1, Ordering::AcqRel) };
+        if on {
+            self.missed.fetch_add(1, Ordering::AcqRel)
+        } else {
+            self.missed.fetch_sub(1, Ordering::AcqRel)
+        };
     }
 
     fn step(&self, from: u32, to: u32) -> bool {

@@ -24,7 +24,9 @@ fn within_groups() -> u64 {
     };
     let cached = |group: &Path| -> u64 {
         let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-        let of = |line: &str| line.strip_prefix("active_file ").or(line.strip_prefix("inactive_file "))?.parse::<u64>().ok();
+        let of = |line: &str| {
+            line.strip_prefix("active_file ").or(line.strip_prefix("inactive_file "))?.parse::<u64>().ok()
+        };
         stat.lines().filter_map(of).sum()
     };
     let rest = |group: &Path| {

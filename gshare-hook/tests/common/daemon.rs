@@ -2,11 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use gshare_core::wire::{MAX_FRAME, RefusalCode, Sequence, ToClient, ToDaemon};
+use gshare_core::reason::Obstacle;
+use gshare_core::wire::{MAX_FRAME, RefusalCode, Residence, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, GpuId, ResourceSpec, RunId, Timestamp, UseState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -41,6 +42,10 @@ pub struct Told {
     pub twice: u64,
     /// Each turn ended by its client: wall time and used GPU time, in ns.
     pub turns: Vec<(u64, u64)>,
+    /// Reports of the place of movable memory: the place, the bytes, and the obstacle.
+    pub parking: Vec<(Residence, u64, Option<Obstacle>)>,
+    /// Memory in use by the last report.
+    pub memory_used: u64,
 }
 
 /// Behaviour of a daemon.
@@ -97,6 +102,8 @@ pub struct Daemon {
     pub socket: PathBuf,
     told: Arc<Mutex<Told>>,
     spec: Arc<Mutex<ResourceSpec>>,
+    /// The orders to park so far, times two, and the last of them.
+    park: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -201,12 +208,31 @@ impl Daemon {
         rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
         rustix::net::listen(&listener, 64).unwrap();
         let (told, stop) = (Arc::<Mutex<Told>>::default(), Arc::new(AtomicBool::new(false)));
-        let spec = Arc::new(Mutex::new(manners.spec));
+        let (spec, park) = (Arc::new(Mutex::new(manners.spec)), Arc::<AtomicU64>::default());
         let thread = {
             let (told, spec, stop) = (Arc::clone(&told), Arc::clone(&spec), Arc::clone(&stop));
-            std::thread::spawn(move || serve(&listener, manners, &told, &spec, &stop))
+            let park = Arc::clone(&park);
+            std::thread::spawn(move || serve(&listener, manners, &told, (&spec, &park), &stop))
         };
-        Self { socket: socket.to_owned(), told, spec, stop, thread: Some(thread) }
+        Self { socket: socket.to_owned(), told, spec, park, stop, thread: Some(thread) }
+    }
+
+    /// Orders all clients to park, or to come back.
+    pub fn park(&self, on: bool) {
+        let next = |orders: u64| Some((orders & !1) + 2 + u64::from(on));
+        let _ = self.park.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+    }
+
+    /// The record once the last report of the place of memory is as wished.
+    pub fn told_when(&self, what: &str, is: impl Fn(&(Residence, u64, Option<Obstacle>)) -> bool) -> Told {
+        for _ in 0..1_500 {
+            let told = self.told();
+            if told.parking.last().is_some_and(&is) {
+                return told;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("{what}: {:?}", self.told().parking);
     }
 
     /// Changes the share of all clients, attached clients included.
@@ -246,9 +272,10 @@ fn serve(
     listener: &OwnedFd,
     mut manners: Manners,
     told: &Mutex<Told>,
-    spec: &Mutex<ResourceSpec>,
+    (spec, park): (&Mutex<ResourceSpec>, &AtomicU64),
     stop: &AtomicBool,
 ) {
+    let mut ordered = 0;
     let Manners { token, slack, in_turns, .. } = manners;
     let mut peers: Vec<Peer> = Vec::new();
     let (mut tokens, mut requests) = (0, 0);
@@ -269,6 +296,14 @@ fn serve(
             for client in peer.attached.iter().map(|attached| attached.client).collect::<Vec<_>>() {
                 peer.say(&ToClient::ShareChanged { client, spec: manners.spec });
                 peer.say_part(client, manners.spec);
+            }
+        }
+        let order = park.load(Ordering::Acquire);
+        if core::mem::replace(&mut ordered, order) != order {
+            for peer in &mut peers {
+                for client in peer.attached.iter().map(|attached| attached.client).collect::<Vec<_>>() {
+                    peer.say(&ToClient::Park { client, on: u8::from(order & 1 == 1) });
+                }
             }
         }
         let mut gone = Vec::new();
@@ -368,7 +403,14 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             peer.say(&ToClient::Attached { ordinal, client, gpu: GpuId::new(0), spec, window, in_flight });
             peer.say_part(client, spec);
         }
-        ToDaemon::Use { client, turn, used, state, launches, .. } => {
+        ToDaemon::Parking { client, residence, bytes, obstacle } => {
+            told.parking.push((residence, bytes.0, obstacle));
+            if residence == Residence::Missed {
+                peer.say(&ToClient::Park { client, on: 0 });
+            }
+        }
+        ToDaemon::Use { client, turn, used, state, launches, memory, .. } => {
+            told.memory_used = memory.0;
             let of = peer.of(client);
             let (used, ends) = (used.as_nanos(), turn > of.turn);
             assert!(used >= of.used && turn <= of.turn + 1, "turn {turn} and {used} ns after {of:?}");

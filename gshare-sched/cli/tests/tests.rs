@@ -10,6 +10,7 @@ mod command_line;
 mod end_to_end;
 mod family;
 mod observed;
+mod parking;
 mod partition_command;
 mod profile_command;
 mod scaling;

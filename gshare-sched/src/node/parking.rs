@@ -66,7 +66,9 @@ pub enum ParkRefusal {
         obstacle: Option<Obstacle>,
     },
     /// The user's budget of host memory is too small.
-    #[error("`{name}` needs {need} of host memory, and {taken} of {budget} are taken for user {owner} (park_memory)")]
+    #[error(
+        "`{name}` needs {need} of host memory, and {taken} of {budget} are taken for user {owner} (park_memory)"
+    )]
     HostBudget {
         /// The name.
         name: String,
@@ -106,7 +108,9 @@ impl Node {
             return Err(ParkRefusal::NotParkable { name: owned() });
         }
         let moves = |parking: &Parking| match on {
-            true => !parking.ordered && parking.residence == Residence::Resident && parking.bytes > Bytes::ZERO,
+            true => {
+                !parking.ordered && parking.residence == Residence::Resident && parking.bytes > Bytes::ZERO
+            }
             false => parking.on_host() > Bytes::ZERO,
         };
         let there = |parking: &Parking| parking.on_host() > Bytes::ZERO;
@@ -128,7 +132,8 @@ impl Node {
     /// Host memory of a user's parked clients.
     fn parked_of(&self, uid: u32) -> Bytes {
         let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.peer.uid == uid);
-        let parked = self.clients.values().filter(|client| of(client.conn)).filter_map(|client| client.parking);
+        let parked =
+            self.clients.values().filter(|client| of(client.conn)).filter_map(|client| client.parking);
         parked.map(|parking| parking.on_host()).sum()
     }
 

@@ -80,6 +80,8 @@ impl<G: Ground> Device<G> {
         if self.parking.movable.is_some() {
             let parking = &mut self.parking;
             (parking.ordered, parking.obstacle, parking.retry) = (on, None, (now, RETRY.0));
+            // Each order is answered, although the place may be the same.
+            parking.said = None;
             self.look_at = now;
         }
     }
@@ -112,7 +114,8 @@ impl<G: Ground> Device<G> {
             (place, _) => panic!("memory was moved without an order: {place:?}"),
         };
         self.look_at = now;
-        let waits_alone = self.parking.place == Place::Away && !self.parking.ordered && self.client().is_none();
+        let waits_alone =
+            self.parking.place == Place::Away && !self.parking.ordered && self.client().is_none();
         if waits_alone {
             let fails_at = *self.parking.fails_at.get_or_insert(now + wait.get().as_nanos());
             if now >= fails_at {
@@ -141,7 +144,8 @@ impl<G: Ground> Device<G> {
                 Turn::Idle | Turn::Wanting => self.stop_launches(),
             }
         }
-        let (over, alone) = (!matches!(self.turn, Turn::Holding { .. } | Turn::Draining { .. }), self.client().is_none());
+        let (over, alone) =
+            (!matches!(self.turn, Turn::Holding { .. } | Turn::Draining { .. }), self.client().is_none());
         let parking = &mut self.parking;
         if alone && missed && parking.place == Place::Away {
             parking.ordered = false;

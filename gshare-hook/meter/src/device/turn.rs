@@ -150,7 +150,7 @@ impl<G: Ground> Device<G> {
         if !self.parking.is_resident() && until > now {
             // It crossed the order to park; a turn that drains ends by itself.
             if matches!(self.turn, Turn::Idle | Turn::Wanting) {
-                self.give_back(client, self.waiting > 0, now, actions);
+                self.give_back(client, false, now, actions);
             }
             return;
         }

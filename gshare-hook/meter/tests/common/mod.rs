@@ -12,8 +12,8 @@ use gshare_core::{
 };
 use gshare_meter::cost::{CostTable, Row};
 use gshare_meter::{
-    Facts, Ground, Measured, MemoryAccount, Meter, MeterAction, MeterEvent, Ordinal, Segment, SegmentId,
-    Settings, Ticket,
+    Facts, Ground, Measured, MemoryAccount, Meter, MeterAction, MeterEvent, Movable, Move, Ordinal, Segment,
+    SegmentId, Settings, Ticket,
 };
 
 pub const DEVICE: Ordinal = Ordinal(0);
@@ -90,6 +90,11 @@ pub struct Bench {
     pub shut: bool,
     /// Kernels yet to be launched, by a thread without synchronising calls.
     pub program: VecDeque<Kernel>,
+    /// Memory of a process that can be parked, the orders to move it, and whether it is not on the device.
+    pub movable: Option<Movable>,
+    pub moves: Vec<Move>,
+    pub away: bool,
+    answered: usize,
     /// Threads waiting for a measurement.
     pub measuring: u64,
     /// Times of failed launches, in ns.
@@ -156,6 +161,10 @@ impl Bench {
             connected: false,
             shut: false,
             program: VecDeque::new(),
+            movable: None,
+            moves: Vec::new(),
+            away: false,
+            answered: 0,
             measuring: 0,
             failed: Vec::new(),
             busy: 0,
@@ -265,6 +274,12 @@ impl Bench {
             MeterAction::Answer { ticket, granted } => self.answers.push((ticket, granted)),
             MeterAction::PresumeDone { .. } => self.presumed.push(self.now),
             MeterAction::Shut { on, .. } => self.shut = on,
+            MeterAction::MoveMemory { order, .. } => {
+                assert_eq!(self.away, order == Move::ToDevice || order == Move::Cancel, "{order:?}");
+                assert!(order != Move::ToHost || self.queue.is_empty() || self.blocked_until > self.now);
+                self.away = true;
+                self.moves.push(order);
+            }
             MeterAction::Tell(line) => self.lines.push(line),
             _ => {}
         }
@@ -288,6 +303,20 @@ impl Bench {
     pub fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Whether an order to move awaits its end.
+    pub fn pending(&self) -> bool {
+        self.answered < self.moves.iter().filter(|order| **order != Move::Cancel).count()
+    }
+
+    /// The host has moved the memory, or failed to.
+    pub fn moved(&mut self, result: Result<(), gshare_core::reason::Obstacle>) {
+        let order = self.moves.iter().rfind(|order| **order != Move::Cancel);
+        self.away = (order == Some(&Move::ToDevice)) != result.is_ok();
+        self.answered += 1;
+        self.feed(MeterEvent::Moved { device: DEVICE, result });
+        self.look();
     }
 
     /// Teaches the meter the cost of a function, in ns.
@@ -315,6 +344,7 @@ impl Bench {
                 self.waits = true;
                 return;
             }
+            assert!(!self.away, "a launch was let in while the memory is not on the device");
             if waited && self.launches == self.launches_before {
                 self.waited += self.now - self.waits_since;
             }
@@ -370,7 +400,8 @@ impl Bench {
         }
         let waited = Duration::from_nanos(self.waited);
         let (launches, waiting, measuring) = (self.launches, self.waits.into(), self.measuring);
-        let facts = Facts { launches, waiting, measuring, waited, ..Facts::default() };
+        let movable = self.movable;
+        let facts = Facts { launches, waiting, measuring, waited, movable, ..Facts::default() };
         self.feed(MeterEvent::Looked { device: DEVICE, facts });
         self.feed(MeterEvent::DeadlineReached);
     }

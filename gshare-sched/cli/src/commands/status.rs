@@ -72,7 +72,9 @@ fn state(client: &ClientSnapshot) -> String {
             (Residence::Parking, _) => Some(format!("parking {bytes}")),
             (Residence::Parked, _) => Some(format!("parked {bytes}")),
             (Residence::Missed | Residence::Returning, None) => Some(format!("returning {bytes}")),
-            (Residence::Missed | Residence::Returning, Some(why)) => Some(format!("returning {bytes}: {why}")),
+            (Residence::Missed | Residence::Returning, Some(why)) => {
+                Some(format!("returning {bytes}: {why}"))
+            }
         }
     });
     let scaling = client.scale_state.zip(client.scaled_limit);

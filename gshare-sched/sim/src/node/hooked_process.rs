@@ -598,6 +598,7 @@ impl Process {
             }
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::MeasureAll { on, .. } => self.measures_all = on,
+            MeterAction::MoveMemory { .. } => unreachable!("a simulated process has no memory that moves"),
             MeterAction::PresumeDone { predicted, .. } => self.stream.presume_done(predicted),
             MeterAction::Tell(line) => {
                 outside.log.line(now, || format!("process {} prints: {line}", self.who.number));
@@ -714,6 +715,7 @@ impl Process {
             refused: core::mem::take(&mut self.stream.refused),
             presumed: core::mem::take(&mut self.stream.presumed_since),
             open: vec![self.stream.open_run()],
+            movable: None,
         };
         self.feed(now, MeterEvent::Looked { device: DEVICE, facts }, outside);
         self.feed(now, MeterEvent::DeadlineReached, outside);

@@ -1,0 +1,327 @@
+//! Parking: device memory goes to host memory and comes back to the same addresses, whatever the program does meanwhile.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration as StdDuration;
+
+use crate::common::daemon::{Daemon, Manners, Told};
+use crate::common::{Done, Run, program};
+use fake_cuda::sim::{ProcessTruth, SimDevice};
+use gshare_core::reason::Obstacle;
+use gshare_core::wire::Residence;
+use gshare_core::{Bytes, Duration, ResourceSpec};
+
+const MIB: u64 = 1 << 20;
+/// The block of `park.c` in whole granules, and its memory that stays.
+const BIG: u64 = 26 * MIB;
+const SMALL: u64 = MIB;
+
+fn park() -> PathBuf {
+    program("park", &[])
+}
+
+fn limit() -> ResourceSpec {
+    let spec = ResourceSpec::UNLIMITED;
+    ResourceSpec::new(spec.quota(), spec.sm(), Some(Bytes::from_mib(512))).unwrap()
+}
+
+/// A run of a kind of `park.c` beside a daemon, with files as signals between test and program.
+struct Bench {
+    place: tempfile::TempDir,
+    daemon: Option<Daemon>,
+    device: PathBuf,
+    run: std::thread::JoinHandle<Done>,
+}
+
+impl Bench {
+    fn new(kind: &str, spec: ResourceSpec) -> Self {
+        Self::with(kind, Manners { spec, token: Duration::from_millis(10), ..Manners::default() }, |run| run)
+    }
+
+    fn with(kind: &str, manners: Manners, change: impl FnOnce(Run) -> Run) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+        let run = Run::hooked(&park(), &[kind, place.path().to_str().unwrap()])
+            .env("GSHARE_SIM_PROFILE", "tiny")
+            .env("GSHARE_SIM_GPUS", "1")
+            .env("GSHARE_PARK", "1")
+            .env("GSHARE_SOCKET", &daemon.socket);
+        let run = change(run);
+        let device = run.device();
+        let run = std::thread::spawn(move || run.finish());
+        let bench = Self { place, daemon: Some(daemon), device, run };
+        bench.await_file("ready");
+        bench
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn make(&self, name: &str) {
+        std::fs::write(self.path(name), "").unwrap();
+    }
+
+    fn await_file(&self, name: &str) {
+        for _ in 0..1_500 {
+            if self.path(name).exists() || self.run.is_finished() {
+                return;
+            }
+            std::thread::sleep(StdDuration::from_millis(10));
+        }
+        panic!("the program does not come to {name}");
+    }
+
+    /// Orders the program's memory to host memory, and waits until it is there.
+    fn parked(&self) -> Told {
+        self.daemon()
+            .told_when("nothing is movable", |report| report.0 == Residence::Resident && report.1 > 0);
+        self.daemon().park(true);
+        self.daemon().told_when("not parked", |report| report.0 == Residence::Parked)
+    }
+
+    fn truth(&self) -> ProcessTruth {
+        let device = SimDevice::open(&self.device, &fake_cuda::Spec::default()).unwrap();
+        device.truth().processes.into_iter().find(|process| process.live).unwrap()
+    }
+
+    /// Device memory of the program without its contexts.
+    fn on_device(&self) -> u64 {
+        let gpu = &self.truth().gpus[0];
+        gpu.memory_used_bytes - gpu.memory_bytes["context"]
+    }
+
+    fn finish(self) -> Done {
+        self.run.join().unwrap()
+    }
+}
+
+#[test]
+fn parked_memory_is_off_the_device_and_comes_back_for_a_launch_with_the_same_bytes_and_addresses() {
+    for (kind, spec) in [("hold", limit()), ("launch", limit()), ("launch", ResourceSpec::UNLIMITED)] {
+        let bench = Bench::new(kind, spec);
+        assert_eq!(bench.on_device(), BIG + SMALL, "{kind}");
+        let told = bench.parked();
+        assert_eq!(told.parking.last(), Some(&(Residence::Parked, BIG, None)), "{kind}");
+        assert_eq!(bench.on_device(), SMALL, "{kind}: small memory stays");
+        bench.make("go");
+        bench.await_file("synchronised");
+        assert_eq!(bench.on_device(), SMALL, "{kind}: synchronising needs no memory");
+        // The account says what the device has.
+        let by = std::time::Instant::now() + StdDuration::from_secs(5);
+        while bench.daemon().told().memory_used != SMALL && std::time::Instant::now() < by {
+            std::thread::sleep(StdDuration::from_millis(5));
+        }
+        assert_eq!(bench.daemon().told().memory_used, SMALL, "{kind}");
+        bench.make("on");
+        bench.await_file("looked");
+        assert_eq!(bench.on_device(), BIG + SMALL, "{kind}");
+        bench.make("end");
+        let done = bench.finish();
+        assert_eq!(done.code, Some(0), "{kind}: {}{}", done.stdout, done.stderr);
+        assert!(done.stdout.contains("big: 0, equal\nsmall: 0, equal\n"), "{kind}: {}", done.stdout);
+    }
+}
+
+#[test]
+fn an_order_to_come_back_needs_no_launch() {
+    let bench = Bench::new("hold", limit());
+    bench.parked();
+    bench.daemon().park(false);
+    bench.daemon().told_when("not back", |report| *report == (Residence::Resident, BIG, None));
+    assert_eq!(bench.on_device(), BIG + SMALL);
+    for name in ["go", "on", "end"] {
+        bench.make(name);
+    }
+    assert!(bench.finish().stdout.contains("big: 0, equal"));
+}
+
+#[test]
+fn memory_is_allocated_and_freed_while_other_memory_is_parked() {
+    let bench = Bench::new("allocate", limit());
+    bench.parked();
+    bench.make("go");
+    bench.await_file("done");
+    assert_eq!(bench.on_device(), SMALL + 12 * MIB);
+    bench.make("on");
+    let done = bench.finish();
+    assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
+    assert!(done.stdout.contains("other: 0, equal"), "{}", done.stdout);
+    assert!(!done.stdout.contains("= 2"), "{}", done.stdout);
+}
+
+#[test]
+fn a_capture_refuses_to_park_and_is_not_spoiled() {
+    let bench = Bench::new("capture", limit());
+    bench.daemon().told_when("nothing is movable", |report| report.1 > 0);
+    bench.daemon().park(true);
+    let refused = (Residence::Resident, BIG, Some(Obstacle::Capture));
+    bench.daemon().told_when("not refused", |report| *report == refused);
+    bench.make("go");
+    bench.await_file("done");
+    bench.parked_again();
+    bench.make("on");
+    let done = bench.finish();
+    assert!(done.stdout.contains("cuStreamEndCapture(stream, &graph) = 0"), "{}", done.stdout);
+    assert!(done.stdout.contains("big: 0, equal"), "{}", done.stdout);
+}
+
+impl Bench {
+    fn parked_again(&self) {
+        self.daemon().park(true);
+        self.daemon().told_when("not parked", |report| report.0 == Residence::Parked);
+    }
+}
+
+/// Work that waits for a later launch of the program would keep its memory on the device for ever.
+#[test]
+fn work_that_does_not_end_refuses_to_park_and_lets_the_program_go_on() {
+    let bench = Bench::new("stuck", limit());
+    bench.daemon().told_when("nothing is movable", |report| report.1 > 0);
+    bench.daemon().park(true);
+    bench.daemon().told_when("does not begin", |report| report.0 == Residence::Parking);
+    bench.make("parking");
+    bench.daemon().told_when("not refused", |report| report.2 == Some(Obstacle::Work));
+    let done = bench.finish();
+    assert!(done.stdout.contains("big: 0, equal"), "{}{}", done.stdout, done.stderr);
+}
+
+#[test]
+fn a_forked_child_has_nothing_of_parked_memory_and_its_parent_gets_it_back() {
+    let bench = Bench::new("fork", limit());
+    bench.parked();
+    bench.make("go");
+    let done = bench.finish();
+    assert_eq!(done.stdout, "child: 3\nbig: 0, equal\n", "{}", done.stderr);
+}
+
+#[test]
+fn a_parked_process_exits_and_its_contexts_end_as_others_do() {
+    let bench = Bench::new("exit", limit());
+    bench.parked();
+    bench.make("go");
+    assert_eq!(bench.finish().code, Some(0));
+    let bench = Bench::new("destroy", limit());
+    bench.parked();
+    bench.make("go");
+    bench.await_file("done");
+    assert_eq!(bench.on_device(), 0);
+    bench.make("on");
+    let done = bench.finish();
+    assert_eq!(
+        (done.code, done.stdout.trim_end()),
+        (Some(0), "cuDevicePrimaryCtxReset_v2(0) = 0"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn without_its_daemon_a_parked_process_comes_back_by_itself() {
+    let mut bench = Bench::new("launch", limit());
+    bench.parked();
+    bench.daemon = None;
+    for name in ["go", "on"] {
+        bench.make(name);
+    }
+    bench.await_file("looked");
+    assert_eq!(bench.on_device(), BIG + SMALL);
+    bench.make("end");
+    let done = bench.finish();
+    assert!(done.stdout.contains("big: 0, equal"), "{}{}", done.stdout, done.stderr);
+}
+
+#[test]
+fn memory_that_cannot_move_stays_and_is_named() {
+    let bench = Bench::new("others", limit());
+    let told = bench.daemon().told_when("not named", |report| report.1 == 0 && report.2.is_some());
+    assert_eq!(told.parking.last(), Some(&(Residence::Resident, 0, Some(Obstacle::Handles))));
+    bench.make("go");
+    assert_eq!(bench.finish().stdout, "range: 0, equal\n");
+    let several = Bench::with("hold", Manners { spec: limit(), ..Manners::default() }, |run| {
+        run.env("GSHARE_SIM_GPUS", "2")
+    });
+    several
+        .daemon()
+        .told_when("not named", |report| *report == (Residence::Resident, 0, Some(Obstacle::Devices)));
+    for name in ["go", "on", "end"] {
+        several.make(name);
+    }
+    let done = several.finish();
+    assert!(
+        done.stderr.contains("this process cannot be parked: it sees several devices"),
+        "{}",
+        done.stderr
+    );
+}
+
+/// Parks and brings back a random program as often as it can, with orders that cross its launches.
+fn random(seed: u64, threads: u32, operations: u32, spec: ResourceSpec) -> usize {
+    let place = tempfile::tempdir().unwrap();
+    let manners = Manners { spec, token: Duration::from_millis(3), ..Manners::default() };
+    let daemon = Daemon::start_as(&place.path().join("g.sock"), manners);
+    let arguments = ["random", &seed.to_string(), &threads.to_string(), &operations.to_string()];
+    let run = Run::hooked(&park(), &arguments)
+        .env("GSHARE_SIM_PROFILE", "tiny")
+        .env("GSHARE_SIM_GPUS", "1")
+        .env("GSHARE_PARK", "1")
+        .env("GSHARE_SOCKET", &daemon.socket);
+    let run = std::thread::spawn(move || run.finish());
+    let mut state = seed;
+    while !run.is_finished() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        daemon.park(state >> 40 & 3 != 0);
+        std::thread::sleep(StdDuration::from_millis(state >> 33 & 15));
+    }
+    let done = run.join().unwrap();
+    let told = daemon.told();
+    assert_eq!(
+        (done.code, done.stdout.as_str()),
+        (Some(0), "all bytes are equal\n"),
+        "seed {seed}: {}; {:?}",
+        done.stderr,
+        told.parking.iter().rev().take(20).collect::<Vec<_>>()
+    );
+    told.parking.iter().filter(|report| matches!(report.0, Residence::Parked | Residence::Missed)).count()
+}
+
+#[test]
+fn random_programs_keep_every_byte_and_address_however_often_they_are_parked() {
+    let mut parked = 0;
+    for seed in 0..3 {
+        let spec = if seed % 2 == 0 { limit() } else { ResourceSpec::UNLIMITED };
+        parked += random(10_000 + seed, 2 + seed as u32, 120, spec);
+    }
+    assert!(parked >= 15, "parked {parked} times");
+}
+
+/// Each phase of a move, from its order to its end, ends with the process.
+#[test]
+fn a_process_killed_in_any_phase_leaves_nothing() {
+    for (delay, back) in [(0, false), (1, false), (3, false), (0, true), (2, true)] {
+        let bench = Bench::new("hold", limit());
+        if back {
+            bench.parked();
+        } else {
+            bench.daemon().told_when("nothing is movable", |report| report.1 > 0);
+        }
+        bench.daemon().park(!back);
+        std::thread::sleep(StdDuration::from_millis(delay));
+        let pid = bench.truth().pid;
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let device = bench.device.clone();
+        let daemon = bench.daemon().told_in_all();
+        assert_eq!(daemon.ended, 1);
+        bench.finish();
+        assert!(!Path::new(&device).exists() || left_on(&device) == 0);
+    }
+}
+
+fn left_on(device: &Path) -> u64 {
+    let device = SimDevice::open(device, &fake_cuda::Spec::default()).unwrap();
+    device.truth().gpus.iter().map(|gpu| gpu.memory_used_bytes).sum()
+}
