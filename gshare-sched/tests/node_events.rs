@@ -1,7 +1,8 @@
 //! Random events, valid and not, from random connections.
 
 use crate::support;
-use gshare_core::wire::{OnDaemonLoss, ToClient, ToDaemon};
+use gshare_core::reason::Obstacle;
+use gshare_core::wire::{OnDaemonLoss, Residence, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ClientId, ConnId, DeviceUuid, Duration, Engine as _, ResourceSpec, RunId, ServiceClass, SmShare,
     Timestamp, TokenAction, UseState,
@@ -185,6 +186,11 @@ impl World {
             }
             Step::Close { conn } => NodeEvent::Closed { conn: ConnId::new(conn, 0) },
             Step::Reload { which } => NodeEvent::Reloaded { config: Box::new(config(which)) },
+            Step::Ask { question } if question % 3 > 0 => NodeEvent::ParkAsked {
+                name: format!("n{}", question % 4),
+                uid: question % 2,
+                on: question % 3 == 1,
+            },
             Step::Ask { question } => NodeEvent::UseAsked { question },
             Step::Deadline => {
                 let due = node.next_deadline()?;
@@ -252,6 +258,19 @@ impl World {
                 0 => ToDaemon::Detach { client },
                 _ => ToDaemon::MemoryQuery { client },
             },
+            8 if kind.is_multiple_of(2) => {
+                let places = [
+                    Residence::Resident,
+                    Residence::Parking,
+                    Residence::Parked,
+                    Residence::Missed,
+                    Residence::Returning,
+                ];
+                let residence = places[usize::from(kind / 2 % 5)];
+                let bytes = Bytes(if amount.is_multiple_of(31) { u64::MAX } else { amount });
+                let obstacle = amount.is_multiple_of(3).then_some(Obstacle::Work);
+                ToDaemon::Parking { client, residence, bytes, obstacle }
+            }
             _ => {
                 let (first_launch, last_launch) =
                     (Timestamp::from_nanos(self.now - amount), Timestamp::from_nanos(self.now));

@@ -19,11 +19,10 @@ use crate::device::book::{Key, Kind};
 use crate::device::devices::visible_devices;
 use crate::launch::control::CONTROL;
 use crate::launch::guarded;
-use crate::process::helper_thread;
 use crate::process::question::Request;
 use crate::process::runtime::{PROCESS, Runtime};
-use crate::sys::host_memory;
 use crate::sys::stderr::tell;
+use crate::sys::{host_memory, thread};
 
 /// The longest wait for the calls of other threads that are under way when memory is to move.
 const CALLS_END: StdDuration = StdDuration::from_secs(1);
@@ -117,7 +116,7 @@ impl Runtime {
         }
         let entry = if order == Move::ToHost { parks } else { returns };
         let argument = core::ptr::from_ref(device).cast_mut().cast();
-        if helper_thread::spawn(entry, argument) != 0 {
+        if thread::spawn(entry, argument) != 0 {
             parking.moves.store(false, Ordering::Release);
             return Some(Err(Obstacle::HostMemory));
         }

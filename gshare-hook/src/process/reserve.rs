@@ -50,9 +50,12 @@ impl Runtime {
     /// Free and total memory of a device as the program shall see them, from the driver's figures. Each look asks the daemon for
     /// the use of the instance's other processes, so the figures are exact, and programs look rarely.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
+        // Memory in host memory comes back before the program needs it.
+        let away = self.blocks().map_or(0, |blocks| blocks.bytes().1);
         let shared = self.look_at_siblings(device);
         let (free, total) = device.memory.view(free, total);
-        (if shared { free } else { free.min(device.memory.free_alone()) }, total)
+        let free = if shared { free } else { free.min(device.memory.free_alone()) };
+        (free.saturating_sub(away), total)
     }
 
     /// Updates the use of the instance's other processes, or returns `false` if there is no daemon.

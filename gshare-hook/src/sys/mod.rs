@@ -13,4 +13,5 @@ pub(crate) mod lock;
 pub(crate) mod setting_sources;
 pub(crate) mod signals;
 pub(crate) mod stderr;
+pub(crate) mod thread;
 pub(crate) mod tls;

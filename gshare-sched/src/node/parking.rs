@@ -83,6 +83,11 @@ pub enum ParkRefusal {
     },
 }
 
+/// The sum of figures stated by processes, which may be of any size.
+fn sum(bytes: impl Iterator<Item = Bytes>) -> Bytes {
+    bytes.fold(Bytes::ZERO, Bytes::saturating_add)
+}
+
 impl Node {
     /// The clients of an instance that user `uid` can park, or bring back, now. Root may do so for every instance. Clients already where
     /// they shall be are left out.
@@ -120,7 +125,7 @@ impl Node {
         }
         let moved: Vec<_> = clients.into_iter().filter(|(_, parking)| moves(parking)).collect();
         if on {
-            let need = moved.iter().map(|(_, parking)| parking.bytes).sum();
+            let need = sum(moved.iter().map(|(_, parking)| parking.bytes));
             let (taken, budget) = (self.parked_of(owner), self.config.park_memory);
             if need > budget.saturating_sub(taken) {
                 return Err(ParkRefusal::HostBudget { name: owned(), need, taken, budget, owner });
@@ -134,7 +139,7 @@ impl Node {
         let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.peer.uid == uid);
         let parked =
             self.clients.values().filter(|client| of(client.conn)).filter_map(|client| client.parking);
-        parked.map(|parking| parking.on_host()).sum()
+        sum(parked.map(|parking| parking.on_host()))
     }
 
     /// A user asks for an instance to be parked or brought back.
@@ -175,6 +180,7 @@ impl Node {
     ) {
         let entry = self.clients.get_mut(client).expect("a connection speaks for its own clients");
         let tenant = entry.tenant;
+        let returns = residence == Residence::Missed && entry.parking.is_none_or(|before| before.ordered);
         let ordered = match (entry.parking, residence) {
             // A report of other bytes may have crossed the order; a failure names its reason.
             (Some(before), Residence::Resident) => before.ordered && obstacle.is_none(),
@@ -185,7 +191,7 @@ impl Node {
         };
         entry.parking = Some(Parking { residence, bytes, obstacle, ordered });
         note(Note::Parking { client, residence, bytes, obstacle }, out);
-        if residence == Residence::Missed {
+        if returns {
             self.order_park(now, client, false, out);
         }
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);

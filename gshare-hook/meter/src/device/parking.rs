@@ -79,7 +79,9 @@ impl<G: Ground> Device<G> {
     pub(crate) fn park(&mut self, on: bool, now: u64) {
         if self.parking.movable.is_some() {
             let parking = &mut self.parking;
-            (parking.ordered, parking.obstacle, parking.retry) = (on, None, (now, RETRY.0));
+            if core::mem::replace(&mut parking.ordered, on) != on {
+                (parking.obstacle, parking.retry) = (None, (now, RETRY.0));
+            }
             // Each order is answered, although the place may be the same.
             parking.said = None;
             self.look_at = now;
