@@ -87,10 +87,7 @@ impl Process {
 }
 
 /// Waits for a child to end; `None` where it has not by then.
-///
-/// # Errors
-/// When the system does not tell.
-pub fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
+fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + core::time::Duration::from(most);
     loop {
         // In this order: the child is looked at once more when time is up, however late this thread is.
