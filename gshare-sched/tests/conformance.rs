@@ -20,9 +20,9 @@ use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
     HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
 };
+use gshare_sim::Story;
 use gshare_sim::conformance::{
-    Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,
-    vertical_scaler,
+    Shares, horizontal_scaler, packer, pipelines, request_scheduler, router_and_keeper, vertical_scaler,
 };
 
 /// The claim that the suite found broken.
@@ -51,10 +51,10 @@ fn packers_conform() {
     for config in
         [area_fit, area_fit.with_rearrange_gpus(0), area_fit.with_heuristic(Heuristic::ContactCorner)]
     {
-        packer_ext(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
+        packer(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
     }
     let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
-    packer_ext(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
+    packer(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
 }
 
 /// Passes everything on except the filtered actions.
@@ -253,7 +253,7 @@ fn a_partitioner_that_repeats_itself_and_an_assigner_of_one_slice_are_found_out(
 }
 
 fn router(config: RouterConfig) -> SlackRouter {
-    SlackRouter::new(config).expect("the settings are valid")
+    SlackRouter::new(config)
 }
 
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
