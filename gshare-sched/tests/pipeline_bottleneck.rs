@@ -277,7 +277,7 @@ fn more_states_than_the_bound_are_refused_by_name() {
     let free: Vec<&str> = (0..40).flat_map(|_| ["4g.40gb", "2g.20gb", "1g.10gb"]).collect();
     let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
     let error = partitioner.ranked(&dag, &goal(None), &node(&free)).unwrap_err();
-    assert!(error.to_string().ends_with("at most 100000000 (max_transitions)"), "{error}");
+    assert!(error.to_string().ends_with("at most 100000000"), "{error}");
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn what_is_refused_changes_nothing() {
     config.hot_below = BasisPoints::WHOLE;
     let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
     let refused = Keeper::new(config, &node(&[]), Box::new(partitioner), Box::new(LeastFragmentation));
-    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most hot_above");
+    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most 30 %");
 }
 
 fn minimum(function: u32, instances: u32) -> InstanceEvent {

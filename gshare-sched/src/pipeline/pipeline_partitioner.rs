@@ -164,7 +164,7 @@ pub enum PartitionError {
     #[error("component `{component}` has no profile for {slice}, batch {batch}")]
     MissingProfile { component: String, slice: String, batch: u32 },
     /// The joint partition and assignment is too large even for series cuts.
-    #[error("{transitions} transitions between states of cut and slices: at most {limit} (max_transitions)")]
+    #[error("{transitions} transitions between states of cut and slices: at most {limit}")]
     TooManyTransitions { transitions: u64, limit: u64 },
     /// A setting outside its bounds.
     #[error(transparent)]

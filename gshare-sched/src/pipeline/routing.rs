@@ -26,7 +26,7 @@
 //!    late request waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and
 //!    goes before all others.
 //! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns
-//!    it ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
+//!    it ([`RouteAction::Short`]), at most once in [`SHORT_EVERY`], for as long as the shortage lasts.
 //!
 //! # Invariants
 //! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
@@ -43,11 +43,11 @@
 //! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the
 //! function's, slack follows residency, and a load has to pay. [`Late`] requests and admission control are additions.
 
-use super::router_config::{Late, RouterConfig};
+use super::router_config::{Late, RouterConfig, SHORT_EVERY};
 use super::service::{check_event, latency, rate, slice, time_for};
 use crate::pipeline::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
 use gshare_core::dag::MAX_TIME;
-use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A function's first request by its deadline, in the order of the shared instances' entries that depend on it.
@@ -234,12 +234,8 @@ pub struct SlackRouter {
 
 impl SlackRouter {
     /// A router without instances.
-    ///
-    /// # Errors
-    /// A field that is out of its bounds.
-    pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
-        config.check()?;
-        Ok(Self { config, ..Self::default() })
+    pub fn new(config: RouterConfig) -> Self {
+        Self { config, ..Self::default() }
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
@@ -637,12 +633,12 @@ impl SlackRouter {
 
     fn tell_short(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
         let Some(of) = self.functions.get_mut(&function) else { return };
-        let recently = of.told_short.is_some_and(|told| now.saturating_since(told) < self.config.short_every);
+        let recently = of.told_short.is_some_and(|told| now.saturating_since(told) < SHORT_EVERY);
         if !recently {
             of.told_short = Some(now);
             let waiting = u32::try_from(of.waiting()).unwrap_or(u32::MAX);
             actions.push(RouteAction::Short { function, waiting, behind: of.behind().min(MAX_TIME) });
-            self.again.insert((now.saturating_add(self.config.short_every), function));
+            self.again.insert((now.saturating_add(SHORT_EVERY), function));
         }
     }
 

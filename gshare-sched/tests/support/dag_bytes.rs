@@ -65,7 +65,7 @@ fn check(dag: &Dag) {
         for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
             let mut config = PartitionConfig::default().with_mode(mode).with_rank(rank);
             // Small bounds: what matters is that they hold.
-            (config.max_ideals, config.max_steps, config.max_transitions) = (300, 4_000, 200_000);
+            config.max_ideals = 80;
             let partitioner = Partitioner::new(config).unwrap_or_else(|error| panic!("{error}"));
             let Ok(ranked) = partitioner.ranked(dag, &goal, &node) else { continue };
             let mut last = None;

@@ -420,7 +420,7 @@ mod tests {
             Box::new(Keeper::new(KeeperConfig::default(), node, partitioner, assigner).unwrap())
         };
         let own = Own::default()
-            .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default()).unwrap()))
+            .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default())))
             .with_keeper("keeper", keeper);
         let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
         let [ours, router, keeper] = &rows[..] else { panic!("{rows:?}") };

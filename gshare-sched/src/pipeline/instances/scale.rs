@@ -11,6 +11,7 @@
 //! - Eviction by cost and keep-alive by gaps are options beside LRU and ten minutes. A function may have two shared instances.
 //! - Several instances may be resident on a shared slice within its memory; still only one runs at a time.
 
+use super::HOT_ABOVE;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
@@ -219,7 +220,7 @@ impl Keeper {
             return self.first(id, InstanceReason::FirstRequest, actions);
         }
         let hot = mine().any(|one| !one.is_shared());
-        let limit = u64::from(self.config.hot_above.get());
+        let limit = u64::from(HOT_ABOVE.get());
         let busy = mine().any(|one| one.busy * 10_000 >= self.config.window.as_nanos() * limit);
         if self.config.time_sharing && !self.config.hot_on_shortage && !hot && !busy {
             // Not busy enough to be hot: more slices for time sharing (section 5.3).
@@ -322,7 +323,7 @@ impl Keeper {
         let (mut hot, mut cool) = (Vec::new(), Vec::new());
         for id in all {
             let below = u64::from(self.config.hot_below.get());
-            let above = u64::from(self.config.hot_above.get());
+            let above = u64::from(HOT_ABOVE.get());
             let Some(instance) = self.instances.get_mut(&id).filter(|one| one.state != State::Starting)
             else {
                 continue;

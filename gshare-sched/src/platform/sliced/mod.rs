@@ -81,9 +81,6 @@ crate::settings_table::settings! {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlicedError {
-    /// A setting of the router.
-    #[error("router: {0}")]
-    Router(ConfigError),
     /// A setting of the keepers.
     #[error("keeper: {0}")]
     Keeper(ConfigError),
@@ -199,7 +196,7 @@ impl SlicedPool {
     /// # Errors
     /// [`SlicedError`]: a setting outside its bounds.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
-        let router = Box::new(SlackRouter::new(config.router).map_err(SlicedError::Router)?);
+        let router = Box::new(SlackRouter::new(config.router));
         config.keeper.check().map_err(SlicedError::Keeper)?;
         let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make_keeper = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
