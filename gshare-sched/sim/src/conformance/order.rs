@@ -4,8 +4,8 @@
 //! Queues have up to 20 requests with waits up to a minute, some with an SLO. The suite empties them one request at a time while
 //! other requests arrive; then it runs **the same again**, which must give the same answers.
 
-use super::story::Story;
 use crate::rng::Rng;
+use crate::story::Story;
 use core::ops::Range;
 use gshare_core::{Duration, RequestId, Timestamp};
 use gshare_sched::platform::{QueueOrder, WaitQueue};
@@ -26,7 +26,13 @@ pub fn queue_order(make: &dyn Fn() -> Box<dyn QueueOrder>, seeds: Range<u64>) ->
         if let Some(differ) = once.iter().zip(&again).position(|(one, other)| one != other) {
             let wrong = format!("{} once, and {} in the run after it", once[differ], again[differ]);
             let events = once[..differ].iter().map(ToString::to_string).collect();
-            return Err(Story { claim: SAME, seed, at: format!("answer {differ}"), wrong, events });
+            return Err(Story {
+                claim: SAME,
+                seed: Some(seed),
+                at: format!("answer {differ}"),
+                wrong,
+                events,
+            });
         }
     }
     Ok(())
@@ -58,7 +64,7 @@ fn run(order: &mut dyn QueueOrder, seed: u64) -> Result<Vec<RequestId>, Story> {
         let Some(chosen) = chosen.filter(|chosen| waiting.remove(chosen)) else {
             let wrong = format!("{chosen:?} is served, and these wait: {waiting:?}");
             let events = served.iter().map(ToString::to_string).collect();
-            return Err(Story { claim: WAITS, seed, at: now.to_string(), wrong, events });
+            return Err(Story { claim: WAITS, seed: Some(seed), at: now.to_string(), wrong, events });
         };
         served.push(chosen.1);
     }

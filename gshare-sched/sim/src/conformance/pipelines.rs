@@ -1,8 +1,9 @@
 //! Whether a partitioner and an assigner of pipelines keep the contracts of [`PipelinePartitioner`] and [`SliceAssigner`], on
 //! random DAGs of up to six components and random free slices.
 
-use super::story::{Broken, Log, Story, claim};
+use super::story::{Broken, Log, claim};
 use crate::rng::Rng;
+use crate::story::Story;
 use core::ops::Range;
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuId};

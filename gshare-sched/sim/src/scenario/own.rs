@@ -212,8 +212,7 @@ mod tests {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         scenario.own = Own::default().with_router("mine", move || {
-            let (router, counted) =
-                (SlackRouter::new(RouterConfig::default()).unwrap(), Arc::clone(&counted));
+            let (router, counted) = (SlackRouter::new(RouterConfig::default()), Arc::clone(&counted));
             Box::new(Wrapped::new(Box::new(router), move |router, now, event, actions| {
                 if matches!(event, RouteEvent::Arrived { .. }) {
                     counted.fetch_add(1, Ordering::Relaxed);
