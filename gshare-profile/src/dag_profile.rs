@@ -109,15 +109,6 @@ pub struct Point {
     pub batch: u32,
 }
 
-/// An executor that knows the function's memory.
-pub trait Weighs: Executor {
-    /// The most GPU memory taken by the last function, without the run-time's own. Asked after the function was stopped.
-    ///
-    /// # Errors
-    /// When the memory cannot be seen.
-    fn memory(&mut self) -> Result<Bytes, ExecError>;
-}
-
 /// A point without a measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -170,7 +161,7 @@ pub enum DagRunError {
 ///
 /// # Errors
 /// [`DagRunError`]. The failure of one point alone is a [`Hole`].
-pub fn profile<E: Weighs>(
+pub fn profile<E: Executor>(
     shape: &Shape,
     slices: &[String],
     batches: &[u32],
@@ -213,7 +204,7 @@ pub fn profile<E: Weighs>(
     Ok(DagProfile { dag, holes })
 }
 
-fn measured<E: Weighs>(
+fn measured<E: Executor>(
     point: &Point,
     config: &TrialConfig,
     make: &mut dyn FnMut(&Point) -> Result<E, ExecError>,

@@ -13,7 +13,7 @@
 use crate::load::Random;
 use crate::meter::Utilisation;
 use gshare_core::profile::{ProfileTable, Setting};
-use gshare_core::{BasisPoints, Duration, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
 use std::collections::VecDeque;
 
 /// Why a trial cannot go on.
@@ -72,6 +72,14 @@ pub trait Executor {
 
     /// Ends the function, also while it computes. After this it can be started again.
     fn stop(&mut self);
+
+    /// The most GPU memory taken by the last function, without the run-time's own. Asked after the function was stopped.
+    ///
+    /// # Errors
+    /// When the memory cannot be seen, as by default.
+    fn memory(&mut self) -> Result<Bytes, ExecError> {
+        Err(ExecError::Unavailable("its memory cannot be seen".to_owned()))
+    }
 }
 
 /// The behaviour of a function in virtual time when it gets a batch.

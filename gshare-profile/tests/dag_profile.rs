@@ -3,7 +3,7 @@
 use gshare_core::dag::Profile;
 use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
-use gshare_profile::dag_profile::{DagRunError, Point, Shape, ShapeComponent, ShapeEdge, Weighs, profile};
+use gshare_profile::dag_profile::{DagRunError, Point, Shape, ShapeComponent, ShapeEdge, profile};
 use gshare_profile::executor::{Begin, ExecError, Executor, Ready, Reply, Virtual};
 use gshare_profile::trial::TrialConfig;
 
@@ -29,9 +29,6 @@ impl<E: Executor> Executor for Weighed<E> {
     fn stop(&mut self) {
         self.runs.stop();
     }
-}
-
-impl<E: Executor> Weighs for Weighed<E> {
     fn memory(&mut self) -> Result<Bytes, ExecError> {
         Ok(self.memory)
     }

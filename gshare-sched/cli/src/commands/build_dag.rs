@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use gshare_core::dag::{Dag, Profile};
 use gshare_core::profile::Setting;
 use gshare_core::{BasisPoints, Bytes, Duration, Timestamp};
-use gshare_profile::dag_profile::{Hole, Point, Shape, Weighs, profile};
+use gshare_profile::dag_profile::{Hole, Point, Shape, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
 use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;
@@ -393,9 +393,7 @@ impl Executor for Weighed<'_> {
         }
         self.runs.stop();
     }
-}
 
-impl Weighs for Weighed<'_> {
     fn memory(&mut self) -> Result<Bytes, ExecError> {
         match self.broken.take() {
             Some(what) => Err(ExecError::Unavailable(format!("its memory cannot be seen: {what}"))),
