@@ -2,10 +2,8 @@
 
 use core::cmp::Reverse;
 
-use std::collections::BTreeMap;
-
 use crate::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
+    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, Workload,
     in_order_of_demands,
 };
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, SmShare};
@@ -13,7 +11,7 @@ use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, SmShare};
 use super::areas::FreeAreas;
 use super::geometry::{FreeSet, Rect, best_corner};
 use super::index::{ClassIndex, Hole, MAX_GPUS};
-use super::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
+use super::pool::{GpuFacts, Gpus, PoolGpu, Slots};
 use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
 
@@ -872,12 +870,12 @@ impl Packer for MaxRects {
     }
 }
 
-impl PackerExt for MaxRects {
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
+impl MaxRects {
+    /// A cordoned GPU keeps its placements and takes no new ones, except by [`place_at`](Self::place_at).
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`].
+    pub fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
         if self.gpus.known(gpu)?.facts.cordoned != cordoned {
             // One of the two does nothing: a cordoned GPU is not in the index.
             self.unlink(gpu.number());
@@ -888,20 +886,12 @@ impl PackerExt for MaxRects {
         Ok(())
     }
 
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        demand.validate()?;
-        if let Some(hole) = self.choose_hole(demand, &|_| true) {
-            return Ok(GpuId::new(hole.gpu()));
-        }
-        if self.config.rearrange_gpus > 0
-            && let Some(gpu) = self.choose_rearranged(demand, &|_| true, &mut Arranger::default())
-        {
-            return Ok(GpuId::new(gpu));
-        }
-        self.choose_empty(demand, &|_| true).map(GpuId::new)
-    }
-
-    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
+    /// Places a demand exactly here, to restore a running instance.
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`], [`PackError::BadRectangle`], [`PackError::Occupied`], [`PackError::Memory`], and the
+    /// errors of an invalid demand.
+    pub fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
         let rect = self.check_place_at(gpu, at, demand)?;
         let slot = self.take_slot(gpu.number(), demand);
         let pod = Pod::new(rect, slot, demand);
@@ -909,57 +899,6 @@ impl PackerExt for MaxRects {
         self.version += 1;
         self.invariants(gpu.number());
         Ok(self.placement_of(pod))
-    }
-
-    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
-        check_held(&self.gpus, &self.slots, held)?;
-        let mut lists: Vec<(GpuId, Vec<Pod>)> = Vec::new();
-        for (gpu, placements) in held {
-            let state = self.gpus.known(*gpu)?;
-            let (mut pods, mut memory): (Vec<Pod>, u64) = (Vec::new(), 0);
-            for Placement { id, rectangle, .. } in placements {
-                let unknown = PackError::UnknownPlacement { id: *id };
-                let now = self.slots.gpu(id.slot());
-                let index = self.index_of(now, id.slot()).ok_or(unknown)?;
-                let old = self.pods.get_few(&self.gpus[now as usize].pods)[index];
-                let rect = Rect::from_public(*rectangle)
-                    .filter(|rect| rect.size() == old.rect.size() && state.bin().contains(*rect))
-                    .ok_or(PackError::BadRectangle { gpu: *gpu })?;
-                let group = self.apart(old);
-                let clash =
-                    |other: &Pod| other.rect.meets(rect) || (group.is_some() && group == self.apart(*other));
-                if pods.iter().any(clash) {
-                    return Err(PackError::Occupied { gpu: *gpu });
-                }
-                memory = memory.saturating_add(self.extras[id.index()].memory);
-                pods.push(Pod { rect, ..old });
-            }
-            if memory > state.facts.memory - state.facts.aside {
-                return Err(PackError::Memory { memory: Bytes(memory) });
-            }
-            lists.push((*gpu, pods));
-        }
-        for (gpu, pods) in lists {
-            self.unlink(gpu.number());
-            let state = &mut self.gpus[gpu.index()];
-            self.open -= u32::from(state.is_open());
-            self.pods.set_few(&mut state.pods, &pods);
-            state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
-            state.facts.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
-            self.open += u32::from(state.is_open());
-            for pod in &pods {
-                self.slots.hold(pod.slot, gpu.number());
-            }
-            self.rebuild_free(gpu.number());
-            self.link(gpu.number());
-            self.invariants(gpu.number());
-        }
-        self.version += 1;
-        Ok(())
-    }
-
-    fn trial(&self) -> Box<dyn PackerExt> {
-        Box::new(self.clone())
     }
 }
 

@@ -8,9 +8,8 @@
 //! O(1) per call, but for the sizes: a pool has few, and they are looked through.
 
 use core::ops::{Index, IndexMut};
-use std::collections::{BTreeMap, BTreeSet};
 
-use crate::pack::{GpuSpec, GpuStatus, PackError, Placement};
+use crate::pack::{GpuSpec, GpuStatus, PackError};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
 /// The GPU of a slot that is free.
@@ -256,27 +255,6 @@ impl<G: PoolGpu> Gpus<G> {
 
     pub(crate) fn bytes(&self) -> usize {
         self.list.capacity() * size_of::<G>()
-    }
-}
-
-/// Refuses lists unless together they contain each placement of the named GPUs exactly once.
-pub(crate) fn check_held<G: PoolGpu>(
-    gpus: &Gpus<G>,
-    slots: &Slots,
-    held: &BTreeMap<GpuId, Vec<Placement>>,
-) -> Result<(), PackError> {
-    let (mut now, mut listed) = (0, BTreeSet::new());
-    for (gpu, list) in held {
-        now += gpus.known(*gpu)?.placements();
-        for Placement { id, .. } in list {
-            if !held.contains_key(&GpuId::new(slots.find(*id)?)) || !listed.insert(*id) {
-                return Err(PackError::UnknownPlacement { id: *id });
-            }
-        }
-    }
-    match held.keys().next() {
-        Some(gpu) if listed.len() != now => Err(PackError::Occupied { gpu: *gpu }),
-        _ => Ok(()),
     }
 }
 

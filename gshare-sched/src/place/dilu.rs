@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::pack::{
-    self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
-};
+use crate::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, Workload};
 use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
 use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
-use crate::pack::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
+use crate::pack::pool::{GpuFacts, Gpus, PoolGpu, Slots};
 use crate::pack::runs::{Run, Runs};
 use crate::pack::sets::Sets;
 
@@ -96,7 +94,6 @@ const BY_MEMORY: usize = 1;
 #[derive(Debug, Clone)]
 pub struct DiluPacker {
     config: DiluConfig,
-    version: u64,
     gpus: Gpus<Gpu>,
     pods: Runs<u32>,
     slots: Slots,
@@ -121,7 +118,6 @@ impl DiluPacker {
         let weights = Weights { alpha: config.alpha_bp, beta: config.beta_bp };
         Ok(Self {
             config,
-            version: 0,
             gpus: Gpus::default(),
             pods: Runs::default(),
             slots: Slots::default(),
@@ -295,7 +291,6 @@ impl DiluPacker {
             None => self.demands.push(demand),
         }
         self.attach(gpu, slot);
-        self.version += 1;
         self.invariants(gpu);
         Placed::new(self.placement_of(slot))
     }
@@ -446,7 +441,6 @@ impl Packer for DiluPacker {
             }
         }
         self.link(gpu.number());
-        self.version += 1;
         Ok(())
     }
 
@@ -455,7 +449,6 @@ impl Packer for DiluPacker {
         self.unlink(gpu.number());
         self.pods.clear(&mut self.gpus[gpu.index()].pods);
         self.gpus.remove(gpu);
-        self.version += 1;
         Ok(())
     }
 
@@ -474,17 +467,6 @@ impl Packer for DiluPacker {
     fn weight(&self, demand: &Demand) -> u64 {
         let share = u128::from(demand.memory.get()) * 10_000 / u128::from(self.largest.1.max(1));
         u64::try_from(share).unwrap_or(u64::MAX).max(demand.sm.get().into())
-    }
-
-    fn place_set(
-        &mut self,
-        demands: &[Demand],
-        allowed: &dyn Fn(&[Placed], GpuId) -> bool,
-        out: &mut Vec<Placed>,
-    ) -> Result<(), PackError> {
-        let version = self.version;
-        // Plans made before a batch that failed are as good as they were.
-        pack::place_set(self, demands, allowed, out).inspect_err(|_| self.version = version)
     }
 
     /// Over open GPUs with room for its request if no single one has the memory: those with the most free memory first, until
@@ -534,7 +516,6 @@ impl Packer for DiluPacker {
         let placement = self.placement_of(id.slot());
         self.detach(gpu, id.slot());
         self.slots.release(id.slot());
-        self.version += 1;
         self.invariants(gpu);
         Ok(placement)
     }
@@ -548,7 +529,6 @@ impl Packer for DiluPacker {
         self.unlink(gpu.number());
         let set = self.gpus[gpu.index()].facts.set_aside(memory);
         self.link(gpu.number());
-        self.version += 1;
         set
     }
 
@@ -573,80 +553,6 @@ impl Packer for DiluPacker {
 
     fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
         self.gpus.find(gpu).map(|state| self.status(gpu, state))
-    }
-}
-
-impl PackerExt for DiluPacker {
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
-            // One of the two does nothing: a cordoned GPU is not in the index.
-            self.unlink(gpu.number());
-            self.gpus[gpu.index()].facts.cordoned = cordoned;
-            self.link(gpu.number());
-            self.version += 1;
-        }
-        Ok(())
-    }
-
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        self.choose(demand, &|_| true).map(GpuId::new)
-    }
-
-    /// Sums have no offsets, so `at` must have offsets of zero.
-    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
-        demand.validate()?;
-        self.gpus.known(gpu)?;
-        if at != rectangle(demand) {
-            return Err(PackError::BadRectangle { gpu });
-        }
-        let (need, free) = (need(demand), self.free(gpu.number()));
-        if !free.holds(Need { memory: 0, ..need }) || !self.keeps_apart(gpu.number(), demand) {
-            return Err(PackError::Occupied { gpu });
-        }
-        if need.memory > free.memory {
-            return Err(PackError::Memory { memory: demand.memory });
-        }
-        Ok(self.commit(gpu.number(), *demand).placement)
-    }
-
-    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
-        check_held(&self.gpus, &self.slots, held)?;
-        for (gpu, list) in held {
-            let (mut free, occupied) =
-                (self.free_when_empty(gpu.number()), PackError::Occupied { gpu: *gpu });
-            for (index, placement) in list.iter().enumerate() {
-                let demand = &self.demands[placement.id.index()];
-                let apart = |other: &Placement| self.demands[other.id.index()].apart;
-                let together = |other: &Placement| demand.apart.is_some() && apart(other) == demand.apart;
-                if placement.rectangle != rectangle(demand) {
-                    return Err(PackError::BadRectangle { gpu: *gpu });
-                }
-                if list[..index].iter().any(together) {
-                    return Err(occupied);
-                }
-                free = free.without(need(demand)).ok_or_else(|| occupied.clone())?;
-            }
-        }
-        for placement in held.values().flatten() {
-            self.detach(self.slots.find(placement.id)?, placement.id.slot());
-        }
-        for (gpu, list) in held {
-            for placement in list {
-                self.slots.hold(placement.id.slot(), gpu.number());
-                self.attach(gpu.number(), placement.id.slot());
-            }
-            self.invariants(gpu.number());
-        }
-        self.version += 1;
-        Ok(())
-    }
-
-    fn trial(&self) -> Box<dyn PackerExt> {
-        Box::new(self.clone())
     }
 }
 

@@ -60,13 +60,6 @@ impl Free {
     pub(super) fn holds(&self, need: Need) -> bool {
         self.request >= need.request && self.limit >= need.limit && self.memory >= need.memory
     }
-
-    /// The rest that is free once `need` is taken, if it fits.
-    pub(super) fn without(self, need: Need) -> Option<Self> {
-        let request = self.request.checked_sub(need.request)?;
-        let limit = self.limit.checked_sub(need.limit)?;
-        Some(Self { request, limit, memory: self.memory.checked_sub(need.memory)?, ..self })
-    }
 }
 
 /// Weights of the score, in basis points.
