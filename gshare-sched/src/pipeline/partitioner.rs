@@ -4,9 +4,7 @@ use super::balanced::Balanced;
 use super::bottleneck::{Front, Limits};
 use super::costs::{offers, reference_times};
 use super::lattice::{Hands, Lattice, Passed, forks};
-use crate::pipeline::{
-    FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
-};
+use crate::pipeline::{FallBack, Goal, HandOff, Mode, Node, PartitionError, RankMode, Ranked};
 use gshare_core::dag::Dag;
 use gshare_core::{ConfigError, Duration};
 
@@ -45,7 +43,7 @@ impl PartitionConfig {
 /// ```
 /// use gshare_core::dag::{Component, Dag};
 /// use gshare_sched::mig::GpuModel;
-/// use gshare_sched::pipeline::{Goal, HandOff, Node, RankMode, LeastFragmentation, PartitionConfig, Partitioner, plan};
+/// use gshare_sched::pipeline::{Goal, HandOff, Node, RankMode, PartitionConfig, Partitioner, plan};
 /// use gshare_core::{Bytes, Duration};
 ///
 /// let chain = [("a", 2), ("b", 3), ("c", 4), ("d", 1)];
@@ -62,7 +60,7 @@ impl PartitionConfig {
 /// let goal = Goal::default().with_hand_off(HandOff::FREE);
 /// for (rank, stages, bottleneck) in [(RankMode::PaperCv, 1, 10), (RankMode::Bottleneck, 3, 6)] {
 ///     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank))?;
-///     let plan = plan(&partitioner, &LeastFragmentation, &dag, &goal, &node)?;
+///     let plan = plan(&partitioner, &dag, &goal, &node)?;
 ///     assert_eq!(plan.pipeline.stages(), stages);
 ///     assert_eq!(plan.assignment.bottleneck, Duration::from_millis(bottleneck));
 /// }
@@ -159,8 +157,12 @@ impl Partitioner {
     }
 }
 
-impl PipelinePartitioner for Partitioner {
-    fn ranked<'a>(
+impl Partitioner {
+    /// The pipelines of `dag`, best first: a finite list, without a pipeline twice. Each pipeline has every component in one part.
+    ///
+    /// # Errors
+    /// [`PartitionError`]: a missing profile, or a bound that no fall-back keeps.
+    pub fn ranked<'a>(
         &'a self,
         dag: &'a Dag,
         goal: &'a Goal,

@@ -30,7 +30,7 @@
 //! | part | does |
 //! |---|---|
 //! | [`scheduler`] | gives requests to GPUs |
-//! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
+//! | a [`Policy`] | which GPU for which request |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
 //!
 //! # When it matters
@@ -40,12 +40,10 @@
 mod cache;
 mod estimate;
 mod names;
-pub mod placement;
 mod queue;
 mod request_scheduler;
 pub mod scheduler;
 
-pub use placement::PlacementRule;
 pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
 

@@ -5,8 +5,7 @@ use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, PipelinePartitioner,
-    RankMode, SliceAssigner,
+    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, RankMode,
 };
 
 /// Text that begins with a brace is JSON; other bytes are read as numbers of components, edges and profiles.

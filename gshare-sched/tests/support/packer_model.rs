@@ -423,7 +423,7 @@ impl Checker {
         self.reread();
     }
 
-    /// After a re-arrangement or a plan: take the places over from the packer; `compare` checks their conditions.
+    /// After a re-arrangement: take the places over from the packer; `compare` checks their conditions.
     fn reread(&mut self) {
         for (gpu, bin) in &mut self.model.bins {
             let mut now = Vec::new();

@@ -6,8 +6,8 @@ use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation,
-    PartitionConfig, Partitioner, RankMode, Router, RouterConfig, SlackRouter,
+    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, Keeper, KeeperConfig, Late, PartitionConfig, Partitioner,
+    RankMode, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
@@ -101,15 +101,7 @@ impl Policy<'_> {
             Keeping::Keeper(config) => {
                 let partitioner = Partitioner::new(PartitionConfig::default().with_rank(self.rank))?;
                 let config = config.clone();
-                Arc::new(move |node| {
-                    let partitioner = Box::new(partitioner.clone());
-                    Ok(Box::new(Keeper::new(
-                        config.clone(),
-                        node,
-                        partitioner,
-                        Box::new(LeastFragmentation),
-                    )?))
-                })
+                Arc::new(move |node| Ok(Box::new(Keeper::new(config.clone(), node, partitioner.clone())?)))
             }
             Keeping::Own(make) => {
                 let make = MakeKeeper::clone(make);

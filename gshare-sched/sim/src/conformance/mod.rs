@@ -17,17 +17,13 @@
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
-//! | [`queue_order()`] | [`QueueOrder`](gshare_sched::platform::QueueOrder) |
-//! | [`pipelines()`] | [`PipelinePartitioner`](gshare_sched::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_sched::pipeline::SliceAssigner) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
 //! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
 mod in_world;
-mod order;
 mod packer_trial;
-mod pipelines;
 mod pool_trial;
 mod request_scheduler;
 mod router_and_keeper;
@@ -36,9 +32,7 @@ mod token_scheduler;
 mod vertical;
 
 pub use horizontal::horizontal_scaler;
-pub use order::queue_order;
 pub use packer_trial::{Shares, packer};
-pub use pipelines::pipelines;
 pub use pool_trial::{PoolTrial, pool};
 pub use request_scheduler::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};

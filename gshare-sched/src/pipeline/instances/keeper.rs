@@ -4,7 +4,7 @@ use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
 use crate::pipeline::{
     Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
-    PipelinePartitioner, SliceAssigner,
+    Partitioner,
 };
 use crate::request::Tier;
 use gshare_core::dag::Dag;
@@ -104,8 +104,7 @@ pub(super) struct Function {
 /// Keeps the instances of one node: the engine of this module.
 pub struct Keeper {
     pub(super) config: KeeperConfig,
-    pub(super) partitioner: Box<dyn PipelinePartitioner>,
-    pub(super) assigner: Box<dyn SliceAssigner>,
+    pub(super) partitioner: Partitioner,
     pub(super) slices: Slices,
     pub(super) functions: BTreeMap<FunctionId, Function>,
     pub(super) instances: BTreeMap<InstanceId, Instance>,
@@ -128,18 +127,12 @@ impl Keeper {
     ///
     /// # Errors
     /// A field that is out of its bounds.
-    pub fn new(
-        config: KeeperConfig,
-        node: &Node,
-        partitioner: Box<dyn PipelinePartitioner>,
-        assigner: Box<dyn SliceAssigner>,
-    ) -> Result<Self, ConfigError> {
+    pub fn new(config: KeeperConfig, node: &Node, partitioner: Partitioner) -> Result<Self, ConfigError> {
         config.check()?;
         let slices = Slices::new(node, config.eviction);
         Ok(Self {
             config,
             partitioner,
-            assigner,
             slices,
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),

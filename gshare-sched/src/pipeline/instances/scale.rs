@@ -16,7 +16,8 @@ use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
 use crate::pipeline::{
-    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, Node, Part, Pipeline, PlacedPart,
+    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, LeastFragmentation, Node, Part,
+    Pipeline, PlacedPart,
 };
 use core::cmp::Reverse;
 use gshare_core::dag::Dag;
@@ -41,7 +42,7 @@ impl Keeper {
             let Ok(node) = Node::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
             let goal = goal.clone().with_carve(false);
             let pipeline = whole(dag, id);
-            let Ok(assignment) = self.assigner.assign(dag, &goal, &pipeline, &node) else { continue };
+            let Ok(assignment) = LeastFragmentation.assign(dag, &goal, &pipeline, &node) else { continue };
             let weights = |one: &gshare_core::dag::Component| {
                 one.profile(&profile.name, goal.batch).map_or(0, |on| on.memory.get())
             };
@@ -75,7 +76,7 @@ impl Keeper {
         if !self.config.pipelines {
             return Err("no slice has room for the whole, and pipelines are off".to_owned());
         }
-        plan(&*self.partitioner, &*self.assigner, &function.dag, &function.goal, &node)
+        plan(&self.partitioner, &function.dag, &function.goal, &node)
             .map(|_| ())
             .map_err(|error| error.to_string())
     }
@@ -87,14 +88,14 @@ impl Keeper {
         let (dag, goal) = (&function.dag, &function.goal);
         for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
             let pipeline = whole(dag, one.profile);
-            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+            if let Ok(assignment) = LeastFragmentation.assign(dag, goal, &pipeline, &node) {
                 return Some(home(&pipeline, &assignment));
             }
         }
         if !pipelines {
             return None;
         }
-        let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, &node).ok()?;
+        let plan = plan(&self.partitioner, dag, goal, &node).ok()?;
         Some(home(&plan.pipeline, &plan.assignment))
     }
 

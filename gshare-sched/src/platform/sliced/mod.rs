@@ -50,8 +50,7 @@ use super::pool::Pool;
 use crate::mig::GpuModel;
 use crate::pipeline::{
     AssignedSlice, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper, Keeper, KeeperConfig,
-    LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router,
-    RouterConfig, SlackRouter,
+    Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router, RouterConfig, SlackRouter,
 };
 use crate::platform::{DeviceSpec, InstanceReport, Life, Part, PoolError, Regime, StopCause};
 use gshare_core::dag::{ComponentSet, Dag};
@@ -200,8 +199,7 @@ impl SlicedPool {
         config.keeper.check().map_err(SlicedError::Keeper)?;
         let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make_keeper = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-            let (partitioner, assigner) = (Box::new(partitioner.clone()), Box::new(LeastFragmentation));
-            Ok(Box::new(Keeper::new(config.keeper.clone(), node, partitioner, assigner)?))
+            Ok(Box::new(Keeper::new(config.keeper.clone(), node, partitioner.clone())?))
         };
         Ok(Self {
             make_keeper: Arc::new(make_keeper),

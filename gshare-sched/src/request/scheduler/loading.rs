@@ -39,7 +39,7 @@ impl LocalityScheduler {
 
     /// The models to evict before a request's model can be loaded on an idle GPU. `None` if that does not suffice, or the
     /// model is at its limit of copies.
-    pub(in crate::request) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
+    pub(super) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
         let request = self.queue.get(slot);
         if self.m(request.model).is_full() {
             return None;
@@ -63,7 +63,7 @@ impl LocalityScheduler {
     }
 
     /// The time to load and run a model on a GPU, and for the evictions before it, in ns.
-    pub(in crate::request) fn load_costs(&self, gpu: u32, model: u32, room: Option<&Room>) -> (u64, u64) {
+    pub(super) fn load_costs(&self, gpu: u32, model: u32, room: Option<&Room>) -> (u64, u64) {
         let on = self.g(gpu);
         let takes = self.load_ns(model, on).saturating_add(self.infer_ns(model, on.kind));
         let evicts = room.is_some_and(|room| on.evicting > 0 || !room.victims.is_empty());
