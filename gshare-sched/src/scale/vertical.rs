@@ -61,6 +61,18 @@ const MAX_SEVERITY: u64 = 4 * WHOLE;
 /// Excess over the shortest KLC up to which a KLC is good. KLCs vary as much without any neighbour.
 const CALM_GROWTH: BasisPoints = BasisPoints::percent(20);
 
+/// Growth of a client's tokens in one step: from 1 % to the whole in 18 periods, less than 100 ms.
+const GROWTH: BasisPoints = BasisPoints::percent(30);
+
+/// Good KLCs in a row before others grow beside a busy owner.
+const CALM_CYCLES: u32 = 5;
+
+/// The scaler ignores shorter KLCs. Two periods: the wait for the next period is no contention.
+const MIN_CYCLE: Duration = Duration::from_millis(10);
+
+/// Share of a client with a smaller guarantee, within its limit.
+const MIN_SHARE: BasisPoints = BasisPoints::percent(1);
+
 /// The least tolerance, with `learn`: KLCs of one batch size vary by as much.
 const MIN_TOLERANCE: BasisPoints = BasisPoints::percent(5);
 
@@ -76,17 +88,6 @@ crate::settings_table::settings! {
         pub period: Duration = Duration::from_millis(5), with_period;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
-        /// Growth of a client's tokens in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
-        #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
-        pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
-        /// Good KLCs in a row before others grow beside a busy owner. 5.
-        pub calm_cycles: u32 = 5, with_calm_cycles;
-        /// The scaler ignores shorter KLCs. 10 ms, two periods: the wait for the next period is no contention.
-        #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
-        pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
-        /// Share of a client with a smaller guarantee, within its limit. 1 %.
-        #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
-        pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
         /// Owners learn their undisturbed KLCs and get the tokens no other client wants, as [`DiluVertical`] explains. Off, as in the
         /// paper.
         pub learn: bool = false, with_learn;
@@ -100,14 +101,9 @@ crate::settings_table::settings! {
 impl DiluVerticalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         let ms = Duration::from_millis;
-        for (field, share) in [("growth", self.growth), ("min_share", self.min_share)] {
-            ConfigError::unless(!share.is_zero(), field, share, "need more than 0, at most 100%")?;
-        }
         gshare_core::check_fields!(self {
             period in ms(1)..=ms(1_000), "need 1ms to 1s";
             window_periods in 1..=100_000, "need 1 to 100000";
-            calm_cycles in 1.., "need at least 1";
-            min_cycle in Duration::from_micros(1)..=ms(60_000), "need 1us to 60s";
             max_clients in 1..=1 << 20, "need 1 to 1048576";
             max_gpus in 1..=4096, "need 1 to 4096";
         })
@@ -354,7 +350,7 @@ impl DiluVertical {
     /// The tokens a share guarantees, and the most it may get, of `max_tokens`.
     fn tokens(&self, quota: QuotaRange, max_tokens: u64) -> (u64, u64) {
         let (request, limit) = (quota.request().basis_points(), quota.limit().basis_points());
-        let request = part(request.max(limit.min(self.config.min_share)), max_tokens);
+        let request = part(request.max(limit.min(MIN_SHARE)), max_tokens);
         (request, part(limit, max_tokens).max(request))
     }
 
@@ -440,7 +436,7 @@ impl DiluVertical {
     }
 
     fn grown(&self, tokens: u64) -> u64 {
-        tokens + part(self.config.growth, tokens)
+        tokens + part(GROWTH, tokens)
     }
 
     /// Steps 1 to 5 for one GPU, at the end of period `ended`.
@@ -553,11 +549,11 @@ impl DiluVertical {
     fn plan_others(&mut self, gpu: &mut Gpu, state: ScaleState, ended: u64, plans: &mut [Plan]) {
         let step = self.emergency_step(gpu);
         let beside = gpu.step.take().unwrap_or(WHOLE);
-        let calm = state == ScaleState::Contention && gpu.calm >= self.config.calm_cycles;
+        let calm = state == ScaleState::Contention && gpu.calm >= CALM_CYCLES;
         if calm {
             gpu.calm = 0;
         }
-        let (block, growth) = (self.block(ended), self.config.growth);
+        let (block, growth) = (self.block(ended), GROWTH);
         let grown = |tokens: u64| tokens + part(growth, tokens);
         let learns = state != ScaleState::None && self.now < gpu.learns_until;
         let lends = !learns && self.lends(gpu, ended);
@@ -757,7 +753,7 @@ impl DiluVertical {
         first_launch: Timestamp,
         cycle: Duration,
     ) {
-        let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
+        let (now, min_cycle, learn) = (self.now, MIN_CYCLE, self.config.learn);
         let least = u64::from(MIN_TOLERANCE.get());
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
         let well = u64::from(CALM_GROWTH.get());
