@@ -46,10 +46,7 @@ proptest! {
             let kind = match kind {
                 0..30 => 31, // a place
                 30..36 => 14, // a release
-                36 => 7, // several at once
-                37 => 10, // a drain
-                38 => 11, // a repack
-                _ => 12, // a snapshot and back
+                _ => 7, // several at once
             };
             bytes.extend([kind, SMALL]);
             bytes.extend(a.to_le_bytes());
@@ -164,11 +161,11 @@ fn what_did_not_fit_is_tried_again_once_a_placement_has_left() {
 #[test]
 fn a_batch_that_does_not_fit_whole_changes_nothing() {
     let mut pool = pool(1, MaxRectsConfig::default());
-    let before = pool.snapshot();
+    let before = support::state(&pool);
     let mut out = Vec::new();
     let error = pool.place_all(&[percent(60, 60), percent(10, 10), percent(60, 60)], &mut out).unwrap_err();
     assert!(matches!(error, PackError::Batch { index: 2, .. }), "{error}");
-    assert_eq!((pool.snapshot(), out.len()), (before, 0));
+    assert_eq!((support::state(&pool), out.len()), (before, 0));
 }
 
 /// A million operations on a small pool: no panic, every invariant (checked inside in debug builds), and the memory

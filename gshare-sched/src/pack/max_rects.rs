@@ -44,40 +44,6 @@ gshare_core::config! {
     }
 }
 
-/// Everything a [`MaxRects`] holds, in a form to keep and to bring back. A restored packer gives the same answers as the
-/// original.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub struct Snapshot {
-    /// Its configuration.
-    pub config: MaxRectsConfig,
-    /// Version at the time.
-    pub version: u64,
-    /// GPUs by id.
-    pub gpus: Vec<SnapshotGpu>,
-    /// Placements by GPU id, then arrival.
-    pub placements: Vec<Placement>,
-    /// Generation of every placement slot.
-    pub generations: Vec<u32>,
-    /// Slots without a placement; the last is used next.
-    pub free_slots: Vec<u32>,
-}
-
-/// One GPU of a [`Snapshot`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SnapshotGpu {
-    /// Its id.
-    pub gpu: GpuId,
-    /// Its size.
-    pub spec: GpuSpec,
-    /// Whether it takes no new placements.
-    pub cordoned: bool,
-}
-
 /// All data that a call reads of a GPU lies side by side, since cache misses dominate at 100 000 GPUs: data in four places
 /// takes four times as long, and this little more than one miss. In this order a GPU with few placements takes its first
 /// three cache lines.
@@ -185,7 +151,6 @@ struct Undo {
 #[derive(Debug, Clone, Default)]
 pub struct MaxRects {
     config: MaxRectsConfig,
-    version: u64,
     gpus: Gpus<Gpu>,
     pods: Runs<Pod>,
     free: Runs<Rect>,
@@ -227,66 +192,6 @@ impl MaxRects {
             + self.extras.capacity() * size_of::<Extra>()
             + self.index.bytes()
             + self.areas.bytes()
-    }
-
-    /// Everything it holds.
-    pub fn snapshot(&self) -> Snapshot {
-        let mut placements = Vec::new();
-        self.placements(&mut |placement| placements.push(*placement));
-        let gpus = self.gpus.present().map(|(id, gpu)| SnapshotGpu {
-            gpu: id,
-            spec: gpu.facts.spec(),
-            cordoned: gpu.facts.cordoned,
-        });
-        Snapshot {
-            config: self.config,
-            version: self.version,
-            gpus: gpus.collect(),
-            placements,
-            generations: self.slots.generations().collect(),
-            free_slots: self.slots.free().to_vec(),
-        }
-    }
-
-    /// The packer a snapshot was taken from.
-    ///
-    /// # Errors
-    /// [`PackError::BadSnapshot`] and the errors of adding its GPUs and placements.
-    pub fn restore(snapshot: &Snapshot) -> Result<Self, PackError> {
-        let bad = |what| PackError::BadSnapshot { what };
-        let mut pool = Self::new(snapshot.config);
-        for gpu in &snapshot.gpus {
-            pool.add_gpu(gpu.gpu, gpu.spec)?;
-        }
-        pool.slots = Slots::of_generations(&snapshot.generations);
-        pool.extras = vec![Extra::default(); snapshot.generations.len()];
-        let mut taken = vec![false; snapshot.generations.len()];
-        for slot in &snapshot.free_slots {
-            let taken = taken.get_mut(*slot as usize).ok_or(bad("a free slot has no generation"))?;
-            if core::mem::replace(taken, true) {
-                return Err(bad("a slot is free twice"));
-            }
-        }
-        for placement in &snapshot.placements {
-            let id = placement.id;
-            let taken = taken.get_mut(id.index()).ok_or(bad("a placement has no slot"))?;
-            if core::mem::replace(taken, true) || pool.slots.id(id.slot()) != id {
-                return Err(bad("a placement's slot is free, taken or of another generation"));
-            }
-            let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
-            pool.slots.hold(id.slot(), placement.gpu.number());
-            pool.fill_slot(id.slot(), &placement.demand);
-            pool.occupy(placement.gpu.number(), Pod::new(rect, id.slot(), &placement.demand));
-        }
-        if taken.contains(&false) {
-            return Err(bad("a slot is neither free nor taken"));
-        }
-        for gpu in snapshot.gpus.iter().filter(|gpu| gpu.cordoned) {
-            pool.set_cordoned(gpu.gpu, true)?;
-        }
-        pool.slots.set_free(&snapshot.free_slots);
-        pool.version = snapshot.version;
-        Ok(pool)
     }
 }
 
@@ -497,7 +402,6 @@ impl MaxRects {
         } else {
             self.occupy(gpu, Pod::new(rect, slot, demand));
         }
-        self.version += 1;
         self.invariants(gpu);
         let id = self.slots.id(slot);
         if let Some(undo) = undo {
@@ -517,7 +421,7 @@ impl MaxRects {
     ) -> Result<(), PackError> {
         let mut order: Vec<usize> = (0..demands.len()).collect();
         order.sort_by_key(|index| Reverse(self.weight(&demands[*index])));
-        let (start, version) = (out.len(), self.version);
+        let start = out.len();
         let mut undo = Vec::with_capacity(demands.len());
         for index in &order {
             let result = {
@@ -531,7 +435,6 @@ impl MaxRects {
                         self.take_back(step);
                     }
                     out.truncate(start);
-                    self.version = version;
                     return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
                 }
             }
@@ -782,7 +685,6 @@ impl Packer for MaxRects {
         }
         self.free.set_few(&mut self.gpus[gpu.index()].free, &[state.bin()]);
         self.link(gpu.number());
-        self.version += 1;
         Ok(())
     }
 
@@ -793,7 +695,6 @@ impl Packer for MaxRects {
         self.free.set_few(&mut state.free, &[]);
         self.pods.set_few(&mut state.pods, &[]);
         self.gpus.remove(gpu);
-        self.version += 1;
         Ok(())
     }
 
@@ -829,14 +730,12 @@ impl Packer for MaxRects {
         let pod = self.vacate(gpu, index);
         let placement = self.placement_of(pod);
         self.slots.release(id.slot());
-        self.version += 1;
         self.invariants(gpu);
         Ok(placement)
     }
 
     fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
         self.gpus.known(gpu)?;
-        self.version += 1;
         self.gpus[gpu.index()].facts.set_aside(memory)
     }
 
@@ -881,7 +780,6 @@ impl MaxRects {
             self.unlink(gpu.number());
             self.gpus[gpu.index()].facts.cordoned = cordoned;
             self.link(gpu.number());
-            self.version += 1;
         }
         Ok(())
     }
@@ -896,7 +794,6 @@ impl MaxRects {
         let slot = self.take_slot(gpu.number(), demand);
         let pod = Pod::new(rect, slot, demand);
         self.occupy(gpu.number(), pod);
-        self.version += 1;
         self.invariants(gpu.number());
         Ok(self.placement_of(pod))
     }

@@ -311,12 +311,6 @@ pub enum PackError {
     /// A GPU with more memory than the packer counts.
     #[error("memory of {gpu} is {memory}: need less than {limit}")]
     GpuTooLarge { gpu: GpuId, memory: Bytes, limit: Bytes },
-    /// A snapshot contradicts itself.
-    #[error("the snapshot contradicts itself: {what}")]
-    BadSnapshot {
-        #[cfg_attr(feature = "serde", serde(skip_deserializing))]
-        what: &'static str,
-    },
 }
 
 gshare_core::claims! {

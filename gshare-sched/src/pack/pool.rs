@@ -32,22 +32,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The table with these generations, all free but not listed so: [`Slots::hold`] and [`Slots::set_free`] follow.
-    pub(crate) fn of_generations(generations: &[u32]) -> Self {
-        let free = |generation: &u32| Slot { generation: *generation, gpu: NOWHERE };
-        Self { entries: generations.iter().map(free).collect(), free: Vec::new() }
-    }
-
-    pub(crate) fn generations(&self) -> impl Iterator<Item = u32> + '_ {
-        self.entries.iter().map(|slot| slot.generation)
-    }
-
     pub(crate) fn free(&self) -> &[u32] {
         &self.free
-    }
-
-    pub(crate) fn set_free(&mut self, free: &[u32]) {
-        free.clone_into(&mut self.free);
     }
 
     /// A slot for a placement on `gpu`. If the slot equals the table's old length, parallel tables need another entry.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{
-    Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement, Rectangle,
+    Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
+    Rectangle,
 };
 
 /// GPUs are numbered below this in the operations, so that they meet.
@@ -27,7 +28,6 @@ pub(crate) enum Op {
     PlaceGang(Vec<Demand>),
     Release(usize),
     ReleaseStale(usize),
-    Restore,
 }
 
 /// Reads one operation from eight bytes: any eight bytes are one.
@@ -84,7 +84,6 @@ pub(crate) fn decode(bytes: [u8; 8]) -> Op {
         7 => Op::PlaceAll(several()),
         8 => Op::PlaceGang(several()),
         9 => Op::Release(usize::from(a)),
-        12 => Op::Restore,
         13 => Op::ReleaseStale(usize::from(a)),
         14..=20 => Op::Release(usize::from(a)),
         _ => Op::Place(demand(a, b)),
@@ -221,6 +220,14 @@ fn contact(bin: &Bin, at: Rect) -> u32 {
     length
 }
 
+/// All GPUs and placements of a packer.
+pub(crate) fn state(pool: &MaxRects) -> (Vec<GpuStatus>, Vec<Placement>) {
+    let (mut gpus, mut placements) = (Vec::new(), Vec::new());
+    pool.gpus(&mut |status| gpus.push(*status));
+    pool.placements(&mut |placement| placements.push(*placement));
+    (gpus, placements)
+}
+
 /// Runs operations on a packer and on the model, and compares after each.
 pub(crate) struct Checker {
     config: MaxRectsConfig,
@@ -243,10 +250,10 @@ impl Checker {
 
     /// Applies one operation. Panics when packer and model part.
     pub(crate) fn step(&mut self, op: &Op) {
-        let before = self.pool.snapshot();
+        let before = state(&self.pool);
         let result = self.apply(op);
         if let Err(error) = result {
-            assert_eq!(self.pool.snapshot(), before, "an error changes nothing: {error} after {op:?}");
+            assert_eq!(state(&self.pool), before, "an error changes nothing: {error} after {op:?}");
         }
         self.compare();
     }
@@ -380,11 +387,6 @@ impl Checker {
                 }
                 let never = PlacementId::new(u32::MAX, 7);
                 assert_eq!(self.pool.release(never), Err(PackError::UnknownPlacement { id: never }));
-            }
-            Op::Restore => {
-                let snapshot = self.pool.snapshot();
-                self.pool = MaxRects::restore(&snapshot)?;
-                assert_eq!(self.pool.snapshot(), snapshot);
             }
         }
         Ok(())
