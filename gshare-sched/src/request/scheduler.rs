@@ -100,6 +100,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const CANDIDATES: usize = 16;
 /// Kinds of GPU: one bit each.
 const MAX_KINDS: u8 = 63;
+/// Numbers of GPUs and of models lie below these: tables are as long as the largest.
+const MAX_GPUS: u32 = 1 << 16;
+const MAX_MODELS: u32 = 1 << 20;
 
 /// Costs of a model on a kind of GPU, learned.
 #[derive(Debug, Clone, Copy)]

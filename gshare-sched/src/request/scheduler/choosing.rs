@@ -20,9 +20,8 @@ struct Load {
     gpu: u32,
     /// None where no room can be made: pinned models and models in use stay, and a model at its limit of copies gets none.
     room: Option<Room>,
-    /// Time to load the model and run the request, and of the evictions before.
+    /// Time to load the model and run the request.
     takes: u64,
-    evicting: u64,
 }
 
 impl Load {
@@ -44,8 +43,7 @@ impl LocalityScheduler {
 
     fn load_on(&self, gpu: u32, slot: u32) -> Load {
         let room = self.room(gpu, slot);
-        let (takes, evicting) = self.load_costs(gpu, self.queue.get(slot).model, room.as_ref());
-        Load { gpu, room, takes, evicting }
+        Load { gpu, room, takes: self.load_cost(gpu, self.queue.get(slot).model) }
     }
 
     /// The choice with this idle GPU at hand.
@@ -57,7 +55,7 @@ impl LocalityScheduler {
             return Choice::Run(copy);
         }
         let mut load = self.load_on(gpu, slot);
-        let mut cost = load.takes.saturating_add(load.evicting);
+        let mut cost = load.takes;
         if let Policy::EvictCostAware { .. } = policy {
             // Of each kind that can serve the model, the idle GPUs with the fewest dispatches.
             for other in self.idle_candidates(model).filter(|other| *other != gpu) {
@@ -66,7 +64,7 @@ impl LocalityScheduler {
                     load = elsewhere;
                 }
             }
-            cost = load.takes.saturating_add(load.evicting).saturating_add(load.worth());
+            cost = load.takes.saturating_add(load.worth());
         }
         // A request waits for a copy if that is shorter than a load (GPU-enabled FaaS, Algorithm 2).
         if self.seeks_copies()
