@@ -1,4 +1,4 @@
-//! `gshare build-dag`: a function runs once in `BUILD_DAG` mode, its components are measured on simulated slices, and the DAG is cut
+//! `gshare lab build-dag`: a function runs once in `BUILD_DAG` mode, its components are measured on simulated slices, and the DAG is cut
 //! into stages; the same program serves as each of them.
 
 use crate::hooked;
@@ -21,7 +21,7 @@ fn gshare(args: &[&str]) -> Output {
 }
 
 fn error(args: &[&str]) -> String {
-    let output = gshare(&[&["build-dag"], args].concat());
+    let output = gshare(&[&["lab", "build-dag"], args].concat());
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
 }
@@ -35,7 +35,7 @@ fn a_function_is_measured_and_cut() {
     std::fs::write(file("example"), [7; 1_000]).unwrap();
     let (example, dag) = (file("example"), file("dag.json"));
     let asked =
-        ["build-dag", "--sim", "--slices", "1g.10gb,2g.20gb", "--json", "--output", &dag, "--example"];
+        ["lab", "build-dag", "--sim", "--slices", "1g.10gb,2g.20gb", "--json", "--output", &dag, "--example"];
     let built = gshare(&[&asked[..], &[&example], &QUICK, &["--", FIXTURE, "function"]].concat());
     let said = String::from_utf8_lossy(&built.stderr).into_owned();
     assert!(built.status.success() && said.contains("simulated slices of A100-80"), "{said}");
@@ -75,7 +75,7 @@ fn a_function_is_measured_and_cut() {
     assert_eq!((built["holes"].as_array().unwrap().len(), hole["component"].as_str()), (1, Some("depth")));
     assert_eq!(read.components()[read.index_of("depth").unwrap()].runs.get(), 5_000);
 
-    let cut = gshare(&["partition", &dag, "--free", "1g.10gb,2g.20gb", "--mode", "ideal", "--json"]);
+    let cut = gshare(&["lab", "partition", &dag, "--free", "1g.10gb,2g.20gb", "--mode", "ideal", "--json"]);
     let cut: serde_json::Value = serde_json::from_slice(&cut.stdout).unwrap();
     assert!(cut["chosen"]["stages"].as_array().is_some_and(|stages| !stages.is_empty()), "{cut}");
 }
@@ -83,7 +83,7 @@ fn a_function_is_measured_and_cut() {
 /// Figure 7 in Python: its output is no answer, and its DAG has a profile for each batch size.
 #[test]
 fn a_function_in_python_is_measured() {
-    let asked = ["build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
+    let asked = ["lab", "build-dag", "--sim", "--slices", "2g.20gb", "--batch", "1,4"];
     // Each of ten is measured for as long.
     let asked = [&asked[..], &["--time", "600ms", "--steady", "100", "--warmup", "60s"]].concat();
     let built = gshare(&[&asked[..], &["--", "python3", "-B", EXAMPLE, "build"]].concat());

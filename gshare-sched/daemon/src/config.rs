@@ -125,8 +125,8 @@ pub struct Config {
     /// The use of NVIDIA's MPS.
     pub mps: MpsMode,
     /// Time without a connection after which the daemon stops by itself. Never by default; meant for a daemon started for
-    /// one user's programs. The file has no such key.
-    #[serde(skip)]
+    /// one user's programs.
+    #[serde(deserialize_with = "some_text")]
     pub idle_exit: Option<Duration>,
     /// The devices of the node. With an empty list the daemon learns each device from the first client that attaches to it.
     #[serde(rename = "device", deserialize_with = "devices")]

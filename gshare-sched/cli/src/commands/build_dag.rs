@@ -1,4 +1,4 @@
-//! `gshare build-dag`: runs a function once in `BUILD_DAG` mode, and measures each of its components on each slice.
+//! `gshare lab build-dag`: runs a function once in `BUILD_DAG` mode, and measures each of its components on each slice.
 //!
 //! The function's program is started with a folder in `GSHARE_FFS_BUILD`, its batch size in `GSHARE_BATCH`, and its slice in
 //! `CUDA_VISIBLE_DEVICES`:
@@ -36,14 +36,14 @@ const ENV_COMPONENT: &str = "GSHARE_FFS_COMPONENT";
 ///
 /// The function is a program with both entry points of FluidFaaS, Figure 7, such as a program of the Python package
 /// `gshare_ffs`. It runs once as a whole and reports its components and the bytes between them; then each component runs
-/// alone on each slice. `gshare partition` reads the written file, and so does `gshare up` for a deployment with
+/// alone on each slice. `gshare lab partition` reads the written file, and so does `gshare up` for a deployment with
 /// `gshare/dag`. A component gets no profile for a slice on which it fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare build-dag --slices 1g.10gb=MIG-4f2c,2g.20gb=MIG-91be --output dag.json -- python3 pipeline.py
-  gshare build-dag --sim --slices 1g.10gb,2g.20gb --output dag.json -- ./pipeline
-  gshare partition --free 1g.10gb,2g.20gb dag.json")]
+  gshare lab build-dag --slices 1g.10gb=MIG-4f2c,2g.20gb=MIG-91be --output dag.json -- python3 pipeline.py
+  gshare lab build-dag --sim --slices 1g.10gb,2g.20gb --output dag.json -- ./pipeline
+  gshare lab partition --free 1g.10gb,2g.20gb dag.json")]
 pub(crate) struct Options {
     /// Slice profiles to measure on: NAME=DEVICE, where DEVICE is the value of `CUDA_VISIBLE_DEVICES` (the UUID of a MIG
     /// device). With --sim only NAME.
@@ -225,7 +225,7 @@ impl Place {
     fn new(options: &Options, model: &GpuModel, slices: &[Slice], folder: &Path) -> anyhow::Result<Self> {
         let Some(costs) = &options.sim else {
             return Ok(Self::Real(Nvml::load().context(
-                "no GPU on this machine. To measure on simulated slices, add --sim: gshare build-dag --sim …",
+                "no GPU on this machine. To measure on simulated slices, add --sim: gshare lab build-dag --sim …",
             )?));
         };
         eprintln!("gshare: simulated slices of {}", model.name);

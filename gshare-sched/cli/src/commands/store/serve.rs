@@ -18,15 +18,17 @@ use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A --config file is TOML with any of these settings, which flags override:
+/// A --config file is TOML with any of these settings, which options override:
 ///
 ///     socket = "/run/gshare/store.sock"
 ///     host = "4GiB"
 ///     gpu = "8GiB"
+///     # Number of the GPU.
 ///     device = 0
 ///     models = "/srv/models"
+///     # Permissions of the socket.
 ///     mode = "666"
-///     # Limits of each user, and of the user with uid 1000.
+///     # Limits of each user, by default half of the memory except for root and the store's own user; then of uid 1000.
 ///     [limits]
 ///     bytes = "2GiB"
 ///     models = 20
@@ -47,24 +49,11 @@ pub(super) struct Serve {
     /// the memory, and clients map it for reading. Host memory is then page-locked, up to the limit of locked memory.
     #[arg(long, value_name = "BYTES")]
     gpu: Option<Bytes>,
-    /// Number of the GPU [default: 0].
-    #[arg(long, value_name = "N")]
-    device: Option<u32>,
     #[command(flatten)]
     simulate: Simulate,
     /// Directory of *.safetensors files that all users may read as models, loaded on demand.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// Memory for the models of each user without a --user-limit [default: half of it, except for root and the store's own
-    /// user].
-    #[arg(long, value_name = "BYTES")]
-    limit: Option<Bytes>,
-    /// Memory for the models of one user.
-    #[arg(long, value_name = "UID=BYTES", value_parser = user_limit)]
-    user_limit: Vec<(u32, Bytes)>,
-    /// Permissions of the socket, octal [default: 666].
-    #[arg(long, value_name = "MODE", value_parser = octal)]
-    mode: Option<u32>,
     /// End with the process of this number, the parent.
     #[arg(long, value_name = "PID", hide = true)]
     dies_with: Option<i32>,
@@ -128,11 +117,6 @@ fn uid(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("`{text}` is not a uid"))
 }
 
-fn user_limit(text: &str) -> Result<(u32, Bytes), String> {
-    let (user, bytes) = text.split_once('=').ok_or("need UID=BYTES, such as 1000=2GiB")?;
-    Ok((uid(user)?, bytes.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?))
-}
-
 impl Serve {
     pub(super) fn run(&self, socket: Option<&Path>) -> anyhow::Result<()> {
         let file = match &self.config {
@@ -144,9 +128,8 @@ impl Serve {
             }
         };
         let gpu = self.gpu.or(file.gpu.map(|Text(bytes)| bytes));
-        let device = self.device.or(file.device);
         if gpu.is_none() {
-            for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", device.is_some())] {
+            for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", file.device.is_some())] {
                 anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
             }
         }
@@ -159,22 +142,16 @@ impl Serve {
         config.store.host = self.host.or(file.host.map(|Text(bytes)| bytes)).unwrap_or(config.store.host);
         config.models = self.models.clone().or(file.models);
         let mode = file.mode.map(|text| octal(&text)).transpose().map_err(anyhow::Error::msg)?;
-        config.socket_mode = self.mode.or(mode).unwrap_or(config.socket_mode);
+        config.socket_mode = mode.unwrap_or(config.socket_mode);
         config.default_limits = file.limits.check()?;
-        if let Some(bytes) = self.limit {
-            config.default_limits.bytes = bytes;
-        }
         for (user, limits) in file.users {
             let limits = limits.check().with_context(|| format!("user {user}"))?;
             config.limits.insert(uid(&user).map_err(anyhow::Error::msg)?, limits);
         }
-        for &(user, bytes) in &self.user_limit {
-            config.limits.entry(user).or_default().bytes = bytes;
-        }
         if let Some(directory) = config.socket.parent() {
             std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
         }
-        self.serve(config, gpu, device.unwrap_or(0))
+        self.serve(config, gpu, file.device.unwrap_or(0))
     }
 
     fn serve(&self, mut config: ServerConfig, gpu: Option<Bytes>, device: u32) -> anyhow::Result<()> {
