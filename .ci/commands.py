@@ -36,7 +36,7 @@ PROGRAMS = ("gshare", "gshared", "gshare-dra", "gshare-openfaas", "fastpod", "kn
 
 # Commands that begin so are parsed: why they are not run.
 PARSED = {
-    "cargo gshare": "builds the release and loads the machine for a minute",
+    "cargo gshare": "builds programs and loads the machine for a minute",
     "cargo test": "a step of its own",
     "cargo build": "other steps build",
     "cargo install": "other steps build",

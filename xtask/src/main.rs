@@ -82,7 +82,7 @@ fn become_the_command() -> std::io::Result<ExitCode> {
     }
     let mut program = Command::new(program);
     match command {
-        // Its help names the command of the user.
+        // The host's help names the command of the user.
         Some("up") => program.arg0("gshare up").args(&arguments[1..]),
         _ => program.args(&arguments),
     };

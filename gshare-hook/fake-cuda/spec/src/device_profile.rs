@@ -267,7 +267,7 @@ pub enum Duration {
 }
 
 impl Profile {
-    /// Reads a profile's text; `origin` is for messages. With `base = "a100"` a missing key is that of the built-in profile.
+    /// Reads a profile's text; `origin` is for messages. With `base = "a100"` the built-in profile fills missing keys in.
     pub fn parse(text: &str, origin: &str) -> Result<Self, ProfileError> {
         let profile = Self::on_base(text, origin)?;
         let range = |field, bound| Err(ProfileError::Range(origin.to_owned(), field, bound));
@@ -292,7 +292,7 @@ impl Profile {
         }
     }
 
-    /// The keys of `text`, over those of its `base`, if it names one.
+    /// Reads `text`; its `base`, if there is any, fills missing keys in.
     fn on_base(text: &str, origin: &str) -> Result<Self, ProfileError> {
         let syntax = |e| ProfileError::Syntax(origin.to_owned(), e);
         let mut own: toml::Table = toml::from_str(text).map_err(syntax)?;

@@ -216,10 +216,14 @@ fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> 
         else {
             return Ok(());
         };
+        // No end of other programs makes a device larger.
+        let is_too_large = |bytes: Bytes| devices.iter().all(|(_, all)| bytes > *all);
+        let never = spec.memory().is_some_and(is_too_large);
         anyhow::ensure!(
-            wait,
-            "the daemon at {} has no room for the program: {refusal}; --wait waits for it",
-            socket.display()
+            wait && !never,
+            "the daemon at {} has no room for the program: {refusal}{}",
+            socket.display(),
+            if never { "" } else { "; --wait waits for it" }
         );
         if !told {
             eprintln!("gshare: waits for room: {refusal}");

@@ -77,7 +77,9 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
         let memory = if device.memory_bytes == Bytes::ZERO {
             "memory unknown".into()
         } else {
-            format!("{} of {} held", device.held_bytes, device.memory_bytes)
+            let clients = snapshot.clients.iter().filter(|client| client.gpu == device.gpu);
+            let used: Bytes = clients.map(|client| client.memory_bytes).sum();
+            format!("{used} of {} used, {} kept for limits", device.memory_bytes, device.held_bytes)
         };
         let simulated = if device.simulated { "simulated, " } else { "" };
         let source = match device.memory_source {
