@@ -207,9 +207,6 @@ pub enum ProfileError {
     /// The file is not a profile.
     #[error("profile {0:?}: {1}")]
     Syntax(String, toml::de::Error),
-    /// The base is no built-in profile.
-    #[error("profile {0:?}: base = {1}: need one of {known}", known = built_in().join(", "))]
-    Base(String, String),
     /// A number is out of range.
     #[error("profile {0:?}: {1} must be {2}")]
     Range(String, &'static str, &'static str),
@@ -267,9 +264,9 @@ pub enum Duration {
 }
 
 impl Profile {
-    /// Reads a profile's text; `origin` is for messages. With `base = "a100"` the built-in profile fills missing keys in.
+    /// Reads a profile's text; `origin` is for messages.
     pub fn parse(text: &str, origin: &str) -> Result<Self, ProfileError> {
-        let profile = Self::on_base(text, origin)?;
+        let profile: Self = toml::from_str(text).map_err(|e| ProfileError::Syntax(origin.to_owned(), e))?;
         let range = |field, bound| Err(ProfileError::Range(origin.to_owned(), field, bound));
         match &profile {
             p if p.gpus == 0 || p.gpus > 16 => range("gpus", "1 to 16"),
@@ -290,25 +287,6 @@ impl Profile {
             p if p.mig.iter().any(|s| s.sms == 0 || s.memory_bytes == 0) => range("mig", "of SMs and memory"),
             p => p.checked_cut(origin).map(|()| profile),
         }
-    }
-
-    /// Reads `text`; its `base`, if there is any, fills missing keys in.
-    fn on_base(text: &str, origin: &str) -> Result<Self, ProfileError> {
-        let syntax = |e| ProfileError::Syntax(origin.to_owned(), e);
-        let mut own: toml::Table = toml::from_str(text).map_err(syntax)?;
-        let Some(base) = own.remove("base") else { return toml::from_str(text).map_err(syntax) };
-        let named = BUILT_IN.iter().find(|(name, _)| base.as_str() == Some(name));
-        let Some((_, below)) = named else {
-            return Err(ProfileError::Base(origin.to_owned(), base.to_string()));
-        };
-        let mut all: toml::Table = toml::from_str(below).map_err(syntax)?;
-        for (key, value) in own {
-            match (all.get_mut(&key), value) {
-                (Some(toml::Value::Table(below)), toml::Value::Table(over)) => below.extend(over),
-                (_, value) => drop(all.insert(key, value)),
-            }
-        }
-        all.try_into().map_err(syntax)
     }
 
     fn checked_cut(&self, origin: &str) -> Result<(), ProfileError> {
@@ -480,19 +458,6 @@ mod tests {
         let none = Calls { launch_ns: 0, graph_ns: 0, graph_node_ns: 0, event_ns: 0, copy_ns: 0 };
         assert_eq!(calls.scaled_to(0), none);
         assert_eq!(none.scaled_to(3_000), calls);
-    }
-
-    #[test]
-    fn a_profile_takes_the_keys_of_its_base() {
-        let own =
-            "base = 'a100'\nsms = 7\n[cost]\nfixed_ns = 9\n[[kernel]]\nname = '*'\nduration_ns = 500000\n";
-        let profile = Profile::parse(own, "x").unwrap();
-        let cost = Cost { fixed_ns: 9, ..a100().cost };
-        assert_eq!(profile, Profile { sms: 7, cost, kernel: profile.kernel.clone(), ..a100() });
-        assert_eq!(profile.kernel.len(), 1);
-        let refused = |text: &str| Profile::parse(text, "x").unwrap_err().to_string();
-        assert!(refused("base = 'a1000'").contains("base = \"a1000\": need one of v100, a100"));
-        assert!(refused("base = 'a100'\nsmss = 7").contains("smss"));
     }
 
     #[test]
