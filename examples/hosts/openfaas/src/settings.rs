@@ -3,16 +3,16 @@
 use super::Options;
 use super::traces::Collector;
 use anyhow::{Context as _, ensure};
+use gshare_core::text::{some_text, text};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_runner::confine::User;
 use gshare_sched::platform::{PlatformSettings, ScalerSettings, TenantLimits};
 use gshare_sched::scale::HeuristicHorizontalConfig;
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// The table `host` of the file.
 #[derive(Debug, Clone, Deserialize)]
@@ -178,17 +178,6 @@ fn put(table: &mut Map<String, Value>, key: &str, value: Value) -> anyhow::Resul
 fn typed<T: DeserializeOwned>(prefix: &str, value: Value) -> anyhow::Result<T> {
     serde_path_to_error::deserialize(value)
         .map_err(|error| anyhow::anyhow!("setting {prefix}{}: {}", error.path(), error.inner()))
-}
-
-/// Parses a value from its text form.
-fn text<'de, T: FromStr<Err: core::fmt::Display>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
-    String::deserialize(from)?.parse().map_err(D::Error::custom)
-}
-
-fn some_text<'de, T: FromStr<Err: core::fmt::Display>, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
-    text(from).map(Some)
 }
 
 #[cfg(test)]

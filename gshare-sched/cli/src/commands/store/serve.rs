@@ -3,6 +3,7 @@
 use super::DEFAULT_SOCKET;
 use crate::commands::sim::Simulate;
 use anyhow::Context as _;
+use gshare_core::text::some_text;
 use gshare_core::{Bytes, Duration};
 use gshare_modelstore::backend::cuda::{PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
@@ -59,25 +60,14 @@ pub(super) struct Serve {
     dies_with: Option<i32>,
 }
 
-/// A quantity with its unit.
-#[derive(Debug, Deserialize)]
-#[serde(try_from = "String", bound = "T: std::str::FromStr, T::Err: std::fmt::Display")]
-struct Text<T>(T);
-
-impl<T: std::str::FromStr<Err: std::fmt::Display>> TryFrom<String> for Text<T> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|error: T::Err| error.to_string())
-    }
-}
-
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
     socket: Option<PathBuf>,
-    host: Option<Text<Bytes>>,
-    gpu: Option<Text<Bytes>>,
+    #[serde(deserialize_with = "some_text")]
+    host: Option<Bytes>,
+    #[serde(deserialize_with = "some_text")]
+    gpu: Option<Bytes>,
     device: Option<u32>,
     models: Option<PathBuf>,
     mode: Option<String>,
@@ -88,18 +78,20 @@ struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Limits {
-    bytes: Option<Text<Bytes>>,
+    #[serde(deserialize_with = "some_text")]
+    bytes: Option<Bytes>,
     models: Option<u32>,
-    load_interval: Option<Text<Duration>>,
+    #[serde(deserialize_with = "some_text")]
+    load_interval: Option<Duration>,
     load_burst: Option<u32>,
 }
 
 impl Limits {
     fn check(self) -> anyhow::Result<StoreLimits> {
         let mut limits = StoreLimits::default();
-        limits.bytes = self.bytes.map_or(limits.bytes, |Text(bytes)| bytes);
+        limits.bytes = self.bytes.unwrap_or(limits.bytes);
         limits.models = self.models.unwrap_or(limits.models);
-        limits.load_interval = self.load_interval.map_or(limits.load_interval, |Text(time)| time);
+        limits.load_interval = self.load_interval.unwrap_or(limits.load_interval);
         limits.load_burst = self.load_burst.unwrap_or(limits.load_burst);
         anyhow::ensure!(limits.load_burst > 0, "`load_burst` is 0: need at least 1");
         Ok(limits)
@@ -127,7 +119,7 @@ impl Serve {
                 toml::from_str(&text).with_context(context)?
             }
         };
-        let gpu = self.gpu.or(file.gpu.map(|Text(bytes)| bytes));
+        let gpu = self.gpu.or(file.gpu);
         if gpu.is_none() {
             for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", file.device.is_some())] {
                 anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
@@ -139,7 +131,7 @@ impl Serve {
         }
         let socket = socket.map(Path::to_owned).or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into());
         let mut config = ServerConfig::at(socket);
-        config.store.host = self.host.or(file.host.map(|Text(bytes)| bytes)).unwrap_or(config.store.host);
+        config.store.host = self.host.or(file.host).unwrap_or(config.store.host);
         config.models = self.models.clone().or(file.models);
         let mode = file.mode.map(|text| octal(&text)).transpose().map_err(anyhow::Error::msg)?;
         config.socket_mode = mode.unwrap_or(config.socket_mode);
