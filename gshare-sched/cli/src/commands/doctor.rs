@@ -10,8 +10,10 @@ use gshared::nvml::Nvml;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// Check the driver, MPS, MIG, the hook, permissions, the daemon, and processes unknown to the daemon, with advice for
-/// each. Exits with 1 if a check is BAD.
+/// Check this node, with advice for each missing part.
+///
+/// The checks are about the driver, MPS, MIG, the hook, permissions, the daemon, and processes unknown to the daemon. The
+/// exit code is 1 if a check is BAD.
 ///
 /// --json prints {"device": "real", "simulated" or "none", "checks": [{"check", "status", "found", "advice"}]}.
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use gshared::ProcessUse;
 use serde::Deserialize;
 
-/// Show the functions of a host that `gshare up` started: state, SLO, instances, and requested and used GPU time.
+/// Show the functions of `gshare up`: state, SLO, instances, and requested and used GPU time.
 ///
 /// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the
 /// time with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share

@@ -47,10 +47,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py    30 % of the time at least and 80 % at most
+  gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py       30 % of the time at least and 80 % at most
   gshare run --class slo-sensitive --quota 0.4:0.9 -- ./server    others give way when its launches get slower
-  gshare run --observe -- python3 train.py                     no limit; `gshare ps --usage` shows its use
-  gshare run --sim=a100,devices=2 -- ./my_cuda_program         on two simulated A100s")]
+  gshare run --observe -- python3 train.py                        no limit; `gshare ps --usage` shows its use
+  gshare run --sim=a100,devices=2 -- ./my_cuda_program            on two simulated A100s")]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,

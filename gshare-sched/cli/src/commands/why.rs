@@ -9,7 +9,9 @@ use gshared::{Snapshot, journal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Explain why a client waits, or why it was denied memory or refused: the rule, since when and until when.
+/// Explain why a client waits, or was denied memory or refused.
+///
+/// An answer has the rule, and since when and until when it holds the client up.
 ///
 /// Without --at and --since the daemon answers for the present. With --at, --since or --journal, the answer comes from the
 /// journal, which records each wait of 10 ms and more, each denial of memory and each refusal. Times count back from now,

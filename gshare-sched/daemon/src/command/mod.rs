@@ -24,7 +24,9 @@ pub fn end_on_panic() {
 
 const DEFAULT_CONFIG: &str = "/etc/gshare/gshared.toml";
 
-/// Run the node daemon in the foreground. SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
+/// Run the node daemon in the foreground.
+///
+/// SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Configuration file [default: /etc/gshare/gshared.toml, if it is there].
