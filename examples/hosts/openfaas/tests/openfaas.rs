@@ -222,6 +222,27 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
+/// One line, as from `gshare` and `gshared`, whatever the environment asks of backtraces.
+#[test]
+fn an_error_is_one_line_that_names_the_option() {
+    let error = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+        let output = command.args(arguments).env("RUST_BACKTRACE", "1").output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(
+        error(&["--settings", "/nowhere.toml"]),
+        "error: --settings /nowhere.toml: No such file or directory (os error 2)\n"
+    );
+    let wrong = error(&["--set", "host.timeout=0"]);
+    assert_eq!(wrong, "error: host.timeout: 0 is out of range: need 1 to 3600 (seconds)\n");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, dir) = (taken.local_addr().unwrap().to_string(), tempfile::tempdir().unwrap());
+    let busy = error(&["--listen", &address, "--state", dir.path().to_str().unwrap(), "--sim"]);
+    assert!(busy.starts_with(&format!("error: --listen {address}: ")) && busy.lines().count() == 1, "{busy}");
+}
+
 /// Regression: with a daemon and a store of their own, two hosts met in neither, and the second took away the secrets of the first one's
 /// processes.
 #[test]
