@@ -24,7 +24,7 @@ impl FractionalPool {
     }
 
     /// Starts found no room at these points: the minimum tries each of the scaler's other points once. Instances with room at none
-    /// of them wait for it at the first, like a function's only instance: others may be parked for them.
+    /// of them wait for it at the first: others may be parked for them.
     pub(super) fn no_room(&mut self, function: FunctionId, at: &[Setting], cluster: &mut Cluster) {
         if self.lacks(function, cluster) {
             if self.is_news(function, at) {

@@ -75,11 +75,13 @@ impl FractionalPool {
         let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
             return false;
         };
-        let waits = of.waits;
-        let only = of
-            .instances
-            .iter()
-            .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
+        // The minimum tries all points before an instance waits for room.
+        let waits = of.waits
+            || cluster.functions[&function].spec.min_instances == 0
+                && of
+                    .instances
+                    .iter()
+                    .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
         let demand = self.demand(function, point, cluster);
         let serves = (point.batch.max(1), point.throughput);
         match self.place_beside(function, &demand, None, &BTreeSet::new(), cluster) {
@@ -91,7 +93,7 @@ impl FractionalPool {
                 self.order_start(instance, cluster);
             }
             // A point within the size of some device may find room when other instances leave.
-            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if only || waits => {
+            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if waits => {
                 let instance = self.insert(function, Some(scaled), demand, serves, cluster);
                 self.want(instance, cluster);
                 cluster.unmet(function);
