@@ -1,6 +1,6 @@
 //! `gshare lab`: engines without a node, and measurements by hand.
 
-use super::{build_dag, demo, engine, pack, partition, profile};
+use super::{demo, engine, pack, partition, profile};
 
 /// Measure programs, and try the engines without a node.
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,6 @@ enum Command {
     Pack(pack::Options),
     Partition(partition::Options),
     Profile(Box<profile::Options>),
-    BuildDag(build_dag::Options),
     Shares(demo::Measurement),
 }
 
@@ -30,7 +29,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Command::Pack(options) => pack::run(options),
         Command::Partition(options) => partition::run(options),
         Command::Profile(options) => profile::run(options),
-        Command::BuildDag(options) => build_dag::run(options),
         Command::Shares(options) => demo::measure(options),
     }
 }

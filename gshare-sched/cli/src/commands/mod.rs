@@ -6,7 +6,6 @@
 #[macro_use]
 mod out;
 
-mod build_dag;
 mod bypass;
 mod completions;
 pub(crate) mod cuda;
