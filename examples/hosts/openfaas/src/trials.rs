@@ -11,8 +11,8 @@
 //! 4. For a function with batches, [`EfficacySearch`] chooses the settings: it looks for the most requests per SM, up to the
 //!    largest batch.
 //! 5. On a slice or a whole device there is one setting, with one request at a time.
-//! 6. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
-//!    percentiles, which would include the turns of others.
+//! 6. Ask the node's daemon how long others kept the function waiting that could have run by its own share: in all at full load, and
+//!    during each call at the lower load. Rate and latencies leave these waits out, so that a point beside others is as one alone.
 //! 7. Points that are too slow for the SLO stay in the table: the scaler does not use them.
 
 use super::deployment::Wants;
@@ -207,14 +207,12 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         }
         let of = if plan.batch.is_some() { format!("a batch of {} ", next.batch) } else { String::new() };
         tell(format!("{of}is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
-        let beside = || others_of(node, launch);
+        let beside = || beside_of(node, launch).unwrap_or_default();
         match point(&mut function, next, concurrency, &beside) {
             Ok(Seen { mut point, fastest, beside }) => {
                 (least, others) = (least.min(fastest), others.max(beside));
                 let disturbed = if beside > DISTURBED {
-                    format!(
-                        "; other processes had {beside} of the device's time, so its least latency of {fastest} counts"
-                    )
+                    format!("; other processes had {beside} of the device's time, and waits for them do not count")
                 } else {
                     String::new()
                 };
@@ -351,25 +349,25 @@ fn point(
     function: &mut Http<Tried>,
     setting: Setting,
     concurrency: u32,
-    beside: &dyn Fn() -> Option<Duration>,
+    beside: &dyn Fn() -> Beside,
 ) -> Result<Seen, String> {
     let mut measured = || -> Result<Seen, ExecError> {
         function.start(setting, READY)?;
-        calls(function, concurrency, None, WARM_UP)?;
+        let never = || Duration::ZERO;
+        calls(function, concurrency, (None, &never), WARM_UP)?;
         let (begun, before) = (function.now(), beside());
-        let (rate, busy) = calls(function, concurrency, None, CALLS)?;
+        let (rate, busy) = calls(function, concurrency, (None, &never), CALLS)?;
+        let busy_took = function.now().saturating_since(begun).as_secs_f64();
+        let delayed = beside().delayed.saturating_sub(before.delayed).as_secs_f64();
+        let rate = rate * busy_took / (busy_took - delayed).max(busy_took / 100.0);
         // Under full load a function exhausts its time and waits for the next window. With slack it does not, so latency needs
         // a second run.
-        let (_, calm) = calls(function, concurrency, Some(rate * SLACK), CALLS)?;
-        let used = beside().zip(before).map(|(after, before)| after.saturating_sub(before));
-        let took = function.now().saturating_since(begun);
-        let beside = part_of(used.unwrap_or_default(), took);
+        let (_, calm) = calls(function, concurrency, (Some(rate * SLACK), &|| beside().delayed), CALLS)?;
+        let used = beside().used.saturating_sub(before.used);
+        let beside = part_of(used, function.now().saturating_since(begun));
         let at = |latencies: &[Duration], percent: usize| latencies[(latencies.len() - 1) * percent / 100];
         let fastest = at(&busy, 0).min(at(&calm, 0));
-        let (p50, p95) = match beside > DISTURBED {
-            true => (fastest, fastest),
-            false => (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95))),
-        };
+        let (p50, p95) = (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95)));
         // A call of a function that takes batches is one.
         let batch = setting.batch.max(concurrency);
         let rate = rate * f64::from(setting.batch);
@@ -389,13 +387,14 @@ fn part_of(time: Duration, whole: Duration) -> BasisPoints {
 }
 
 /// Sends calls: as many at once as the function takes, or at a given rate. Returns the rate of answers and the latency of each
-/// call, sorted. Stops early after [`LONGEST`].
+/// call, sorted and without the function's `delays` meanwhile. Stops early after [`LONGEST`].
 fn calls(
     function: &mut Http<Tried>,
     concurrency: u32,
-    rate: Option<f64>,
+    (rate, delays): (Option<f64>, &dyn Fn() -> Duration),
     most: u64,
 ) -> Result<(f64, Vec<Duration>), ExecError> {
+    let mut delayed = delays();
     let begun = function.now();
     let gap =
         rate.map_or(Duration::ZERO, |rate| core::time::Duration::from_secs_f64(1.0 / rate.max(1e-3)).into());
@@ -410,14 +409,18 @@ fn calls(
         let room = under_way.len() < concurrency as usize;
         if more && room && due(sent) <= now {
             function.submit()?;
-            under_way.push_back(now);
+            under_way.push_back((now, delayed));
             sent += 1;
             continue;
         }
         let until = if more && room { due(sent) } else { now.saturating_add(ANSWER) };
         match function.wait(until)? {
             // Answers carry no identity, so an answer counts for the oldest call.
-            Some(at) => latencies.extend(under_way.pop_front().map(|sent| at.saturating_since(sent))),
+            Some(at) => {
+                delayed = delays();
+                let took = |(sent, before)| at.saturating_since(sent).saturating_sub(delayed.saturating_sub(before));
+                latencies.extend(under_way.pop_front().map(took));
+            }
             None if until > now.saturating_add(Duration::from_secs(20)) => {
                 return Err(ExecError::Refused(format!("no answer within {ANSWER}")));
             }
@@ -479,14 +482,25 @@ fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
     mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
 }
 
-/// The time that other processes have used of the trial's device so far; none where the daemon cannot tell.
-fn others_of(node: &Weak<Node>, launch: &Launch) -> Option<Duration> {
+/// The trial beside the other processes of its devices, so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Beside {
+    /// The time that others used.
+    used: Duration,
+    /// How long others have kept it waiting.
+    delayed: Duration,
+}
+
+/// None where the daemon cannot tell.
+fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
     let node = node.upgrade()?;
     let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
     let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
-    let devices: Vec<_> = snapshot.clients.iter().filter(|of| of.name == name).map(|of| of.gpu).collect();
-    let beside = snapshot.clients.iter().filter(|of| of.name != name && devices.contains(&of.gpu));
-    Some(beside.map(|of| of.total_used_ns).fold(Duration::ZERO, Duration::saturating_add))
+    let mine = || snapshot.clients.iter().filter(|of| of.name == name);
+    let beside = snapshot.clients.iter().filter(|of| of.name != name && mine().any(|mine| mine.gpu == of.gpu));
+    let used = beside.map(|of| of.total_used_ns).fold(Duration::ZERO, Duration::saturating_add);
+    let delayed = mine().map(|of| of.delayed_ns).fold(Duration::ZERO, Duration::saturating_add);
+    Some(Beside { used, delayed })
 }
 
 /// The point of a function that uses no GPU: the smallest share, and a rate that no load reaches.
