@@ -10,6 +10,7 @@
 - `stages`: a pipeline of two stages which hands 8 MiB on in shared memory, and in the body of a request: latency, and CPU time.
 """
 
+import atexit
 import http.client
 import json
 import os
@@ -30,6 +31,7 @@ class Host:
         self.folder = tempfile.TemporaryDirectory()
         command = [HOST, "--listen", "127.0.0.1:0", "--state", self.folder.name + "/state", *boards]
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.child.kill)
         line = self.child.stdout.readline()
         self.address = line.split("http://")[1].split()[0]
 
@@ -112,12 +114,12 @@ def measured(host, name, micros, slo_ms):
     kernels = max(1, micros // 2000)
     begun = time.monotonic()
     host.deploy(name, {"gshare/slo": f"{slo_ms}ms"}, KERNELS=kernels, KERNEL_US=micros // kernels)
-    within(lambda: host.status(name)["profile"] or host.status(name)["problem"])
+    within(lambda: host.status(name).get("profile") or host.status(name).get("problem"))
     took, status = time.monotonic() - begun, host.status(name)
     host.delete(name)
-    points = (status["profile"] or {"points": []})["points"]
+    points = (status.get("profile") or {"points": []})["points"]
     by_setting = {(one["sm_basis_points"], one["quota_basis_points"]): one["p95_ns"] / 1e6 for one in points}
-    return by_setting, status["others_bp"], status["problem"], took
+    return by_setting, status.get("others_bp"), status.get("problem"), took
 
 
 def beside():

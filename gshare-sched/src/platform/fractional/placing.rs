@@ -1,8 +1,8 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
+    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance,
+    InstanceId, Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
