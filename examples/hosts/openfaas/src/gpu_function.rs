@@ -261,7 +261,9 @@ fn padded(seen: &serde_json::Value) -> String {
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let last = number("GSHARE_STAGE").zip(number("GSHARE_STAGES")).is_none_or(|(stage, of)| stage + 1 == of);
     let size = number("FILE_KIB").filter(|_| !last).map_or(0, |kib| kib << 10);
-    format!("{:size$}\n", seen.to_string())
+    let text = seen.to_string();
+    let padding = " ".repeat(size.saturating_sub(text.len()));
+    format!("{text}{padding}\n")
 }
 
 /// Writes a long answer into a file for the next stage. Returns the file's name.
