@@ -1,6 +1,6 @@
-//! The thread that asks the driver for lost devices.
+//! The thread that asks the driver for lost devices and sensors.
 
-use crate::nvml::{DeviceHealth, LostDevice};
+use crate::nvml::{DeviceHealth, LostDevice, Sensors};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -10,16 +10,17 @@ use std::time::Duration;
 /// Period of the question.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Lost devices by the last answer; `None` before the first answer.
-pub(crate) type Lost = Arc<Mutex<Option<Vec<LostDevice>>>>;
+/// Lost devices by the last answer, `None` before the first answer; and sensors.
+pub(crate) type Health = Arc<Mutex<(Option<Vec<LostDevice>>, Vec<Sensors>)>>;
 
 /// Asks until the returned sender is dropped. The drop does not wait for the thread, since the driver may never answer.
-pub(crate) fn watch(mut health: Box<dyn DeviceHealth>, lost: Lost) -> io::Result<Sender<()>> {
+pub(crate) fn watch(mut health: Box<dyn DeviceHealth>, last: Health) -> io::Result<Sender<()>> {
     let (stop, stopped) = channel();
     let run = move || {
         loop {
             if let Some(found) = health.lost() {
-                let before = lost.lock().replace(found.clone()).unwrap_or_default();
+                let now = (Some(found.clone()), health.sensors());
+                let before = std::mem::replace(&mut *last.lock(), now).0.unwrap_or_default();
                 for device in found.iter().filter(|device| !before.contains(device)) {
                     tracing::warn!(device.uuid, device.why, "a device is lost");
                 }

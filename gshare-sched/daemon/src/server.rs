@@ -10,7 +10,7 @@ use crate::config::{Config, ConfigError};
 use crate::facts;
 use crate::front::{Front, Listeners};
 use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
-use crate::health::{self, Lost};
+use crate::health::{self, Health};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, ReasonLabelSet};
@@ -224,7 +224,7 @@ impl DaemonBuilder {
             facts: Some(facts),
             questions: None,
             health: Some(health),
-            lost: Lost::default(),
+            last_health: Health::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
@@ -273,7 +273,7 @@ pub struct Daemon {
     known: BTreeSet<DeviceUuid>,
     /// The source of news of lost devices, until the daemon runs, and the last news.
     health: Option<Box<dyn DeviceHealth>>,
-    lost: Lost,
+    last_health: Health,
     /// Connections before their Hello with their deadlines, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// The node's actions to carry out, in order.
@@ -317,7 +317,7 @@ impl Daemon {
         let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
         let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
-        let health = self.health.take().map(|health| health::watch(health, Arc::clone(&self.lost)));
+        let health = self.health.take().map(|health| health::watch(health, Arc::clone(&self.last_health)));
         let health = health.transpose()?;
         let questions = self.facts.take().map(|facts| facts::answer(facts, self.handle()));
         self.questions = questions.transpose()?;
@@ -531,6 +531,7 @@ impl Daemon {
             let why = reasons.waits(now, node, &client);
             ClientSnapshot { why, ..ClientSnapshot::of(now, client) }
         };
+        let (lost, sensors) = self.last_health.lock().clone();
         Snapshot {
             now_ns: now,
             epoch: self.epoch,
@@ -547,7 +548,8 @@ impl Daemon {
             clients: node.clients(now).map(client).collect(),
             usage: self.node.processes.all(now, node),
             decisions: reasons.decisions(),
-            lost: self.lost.lock().clone(),
+            lost,
+            sensors,
         }
     }
 }

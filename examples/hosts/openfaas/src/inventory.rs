@@ -11,7 +11,8 @@ use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth};
+use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth, Sensors};
+use gshared::{ClientSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -28,7 +29,8 @@ pub fn print_inventory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers each input line with a line of JSON: the list of lost devices, or `null` if NVML cannot tell. Ends with its input.
+/// Answers each input line with a line of JSON: the list of lost devices, or `null` if NVML cannot tell, and the sensors. Ends
+/// with its input.
 /// Hidden command for the host's copy of itself.
 ///
 /// # Errors
@@ -37,7 +39,8 @@ pub fn print_lost() -> anyhow::Result<()> {
     let mut health = NvmlHealth::default();
     for line in std::io::stdin().lock().lines() {
         line?;
-        println!("{}", serde_json::to_string(&health.lost())?);
+        let lost = health.lost();
+        println!("{}", serde_json::to_string(&(lost, health.sensors()))?);
     }
     Ok(())
 }
@@ -52,10 +55,11 @@ struct Board {
     asked: Option<(Child, BufReader<ChildStdout>)>,
     /// Lost devices as last reported, kept while the copy cannot tell.
     lost: Vec<LostDevice>,
+    sensors: Vec<Sensors>,
 }
 
 impl Board {
-    fn ask(&mut self) -> anyhow::Result<Option<Vec<LostDevice>>> {
+    fn ask(&mut self) -> anyhow::Result<(Option<Vec<LostDevice>>, Vec<Sensors>)> {
         if self.asked.is_none() {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("--print-lost").envs(self.environment.iter().map(|(key, value)| (key, value)));
@@ -89,8 +93,10 @@ impl DeviceHealth for SimulatedHealth {
     fn lost(&mut self) -> Option<Vec<LostDevice>> {
         for board in &mut self.0 {
             match board.ask() {
-                Ok(Some(lost)) => board.lost = lost,
-                Ok(None) => {}
+                Ok((lost, sensors)) => {
+                    board.lost = lost.unwrap_or_else(|| std::mem::take(&mut board.lost));
+                    board.sensors = sensors;
+                }
                 Err(error) => {
                     eprintln!("openfaas: the health of a simulated board: {error}");
                     board.end();
@@ -98,6 +104,10 @@ impl DeviceHealth for SimulatedHealth {
             }
         }
         Some(self.0.iter().flat_map(|board| &board.lost).cloned().collect())
+    }
+
+    fn sensors(&self) -> Vec<Sensors> {
+        self.0.iter().flat_map(|board| &board.sensors).cloned().collect()
     }
 }
 
@@ -240,10 +250,37 @@ impl Inventory {
 
     /// A source of lost simulated devices for a daemon in this process: its own NVML does not see them. None without simulated boards.
     pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
-        let board =
-            |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };
+        let board = |environment: &Vec<_>| Board {
+            environment: environment.clone(),
+            asked: None,
+            lost: Vec::new(),
+            sensors: Vec::new(),
+        };
         let boards: Vec<Board> = self.boards.iter().map(board).collect();
         (!boards.is_empty()).then(|| Box::new(SimulatedHealth(boards)) as Box<dyn DeviceHealth>)
+    }
+
+    /// The daemon's clients on these devices, each with its device and the part of the GPU that its MIG device is.
+    pub fn clients<'a>(
+        &self,
+        snapshot: &'a Snapshot,
+    ) -> impl Iterator<Item = (GpuId, f64, &'a ClientSnapshot)> {
+        let part = |uuid: &str| {
+            self.all.iter().find_map(|(gpu, device)| {
+                let slice = device.slices.iter().find(|(_, own)| own == uuid).map(|(at, _)| at.profile);
+                let part = || {
+                    let model = device.spec.mig.as_ref()?.model();
+                    Some(model.share_of(model.get(slice?)?)?.as_fraction())
+                };
+                device.uuids().any(|own| own == uuid).then(|| (*gpu, part().unwrap_or(1.0)))
+            })
+        };
+        let known = snapshot.devices.iter().filter_map(|of| Some((of.gpu, part(&of.uuid)?)));
+        let known: BTreeMap<GpuId, (GpuId, f64)> = known.collect();
+        snapshot.clients.iter().filter_map(move |client| {
+            let (gpu, part) = known.get(&client.gpu)?;
+            Some((*gpu, *part, client))
+        })
     }
 
     /// The reason for the loss of a device, if the list contains it.
