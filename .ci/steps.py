@@ -166,10 +166,11 @@ def frameworks():
 
 
 def commands():
-    """Commands and outputs of the documents: run, or held against the help of their programs."""
+    """Commands, outputs and programs of the documents: run, or held against the help of their programs."""
     run(*BUILD_TESTS)
     run(*BENCHES, "--quiet", "--no-run")
     run(sys.executable, ".ci/commands.py", "--bin", "target/debug")
+    run(sys.executable, ".ci/snippets.py")
 
 
 def own_host():

@@ -134,9 +134,9 @@ def page(gshare, folder, file):
         for line in host.stdout:
             if found := re.search(r"load for 30 s: (\S+/ui)", line):
                 break
-        time.sleep(12)
+        time.sleep(25)
         argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/browser"]
-        argv += ["--window-size=1200,1000", "--virtual-time-budget=8000", f"--screenshot={file}", found[1]]
+        argv += ["--window-size=1280,1060", "--virtual-time-budget=8000", f"--screenshot={file}", found[1]]
         subprocess.run(argv, check=True, stderr=subprocess.DEVNULL)
     finally:
         host.send_signal(signal.SIGINT)
