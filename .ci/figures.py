@@ -58,8 +58,8 @@ FIGURES = {
     ],
     "the same in virtual time": [("most", "1.5 points", 1.5, largest(r"^\S+(?: \S+)* +[\d/]+ +([\d.]+) +[\d.]+ +[\d.]+ +\d+$"))],
     "added to a launch": [
-        ("time", "+5.5", 5.5, added("cuLaunchKernelEx, 1 threads")),
-        ("time", "+4.9 ns", 4.9, added("cuGraphLaunch, 1 threads")),
+        ("time", "+5.5", 5.5, first(r"^kernel_ex, 1 threads(?: +-?[\d.]+){3} +(-?[\d.]+)")),
+        ("time", "+4.9 ns", 4.9, first(r"^graph, 1 threads(?: +-?[\d.]+){3} +(-?[\d.]+)")),
     ],
     "a token's round trip": [
         ("ratio", "1.2 and 1.2 times it on two CPUs", 1.2, trip("two", "p50")),
