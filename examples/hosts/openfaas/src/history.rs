@@ -130,7 +130,7 @@ fn percentile(of: &Latencies, percent: u64) -> Option<u64> {
         below += **count;
         below >= rank
     })?;
-    Some((f64::from(f32::from_bits(bucket << 19 | 1 << 18)) * 1e9) as u64)
+    u64::try_from(Duration::from_secs_f32(f32::from_bits(bucket << 19 | 1 << 18)).as_nanos()).ok()
 }
 
 #[cfg(test)]

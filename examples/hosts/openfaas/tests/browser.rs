@@ -44,6 +44,7 @@ fn the_page_shows_what_the_host_says() {
         for of in said["functions"].as_array().unwrap() {
             let card = card(&page, of["name"].as_str().unwrap());
             assert!(card.contains(&format!("{} · 1 ready", of["state"].as_str().unwrap())), "{card}");
+            assert!(card.contains(" kernels a request"), "its output: {card}");
             if of["answered"].as_u64().unwrap() > 0 {
                 assert!(card.contains(&format!("{} requests answered", of["answered"])), "{card}");
                 assert!(card.contains(r#"class="first" d="M"#), "the line of the latency: {card}");
@@ -80,8 +81,13 @@ fn crowd() -> (Value, Value) {
         {"profile": "3g.40gb", "start": 4, "width": 4}
     ]);
     let device = |gpu: u64| {
+        let regime = match gpu % 3 {
+            0 => "fractional",
+            1 => "sliced",
+            _ => "whole",
+        };
         json!({
-            "gpu": gpu, "name": "A100", "regime": (["fractional", "sliced", "whole"][gpu as usize % 3]),
+            "gpu": gpu, "name": "A100", "regime": regime,
             "memory_bytes": 80u64 << 30, "held_bytes": 40u64 << 30, "celsius": 60, "milliwatts": 250_000,
             "slices": if gpu % 3 == 1 { slices.clone() } else { json!([]) }, "weights": []
         })
@@ -90,7 +96,7 @@ fn crowd() -> (Value, Value) {
         json!({
             "client": name, "name": name, "pid": gpu, "uid": 0, "program": "serve.py", "gpu": gpu,
             "quota_request": 0.1, "quota_limit": 0.5, "sm": 0.5, "measured": 0.09, "memory_bytes": 1u64 << 30,
-            "memory_limit_bytes": null, "waited_ns": 1_000_000u64, "launches": 100_000, "holds_token": gpu % 2 == 0,
+            "memory_limit_bytes": null, "waited_ns": 1_000_000u64, "launches": 100_000, "holds_token": gpu < 32,
             "waiting_ns": null, "class": null, "scale_state": null, "scaled_limit": null, "observed": false
         })
     };

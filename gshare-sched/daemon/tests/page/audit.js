@@ -58,4 +58,5 @@ function audit() {
   const html = document.documentElement.outerHTML;
   fetch("/audit", { method: "POST", body: JSON.stringify({ ...seen, html, width: innerWidth, dark: matchMedia("(prefers-color-scheme: dark)").matches }) });
 }
+setTimeout(() => document.querySelectorAll("details").forEach(details => details.open = true), 3000);
 setTimeout(audit, 6000);
