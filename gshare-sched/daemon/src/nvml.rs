@@ -1,14 +1,13 @@
 //! NVML: the driver's facts about the devices of this node.
 //!
 //! A process reports the memory of its device itself, and the first process to attach could report any figure. The daemon takes
-//! NVML's figure instead where NVML answers ([`DeviceFacts`]). Elsewhere, as in a container without the driver's library, it takes
+//! NVML's figure instead where NVML answers. Elsewhere, as in a container without the driver's library, it takes
 //! the client's figure, and `gshare status` shows the source.
 #![allow(unsafe_code, reason = "foreign functions of the driver's library")]
 
 use gshare_core::{Bytes, DeviceUuid};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::fmt;
 
 /// Errors of NVML.
 #[derive(Debug, thiserror::Error)]
@@ -89,19 +88,10 @@ pub struct Sensors {
     pub milliwatts: Option<u32>,
 }
 
-/// The source of news of devices that are lost or come back. A host may use a source other than NVML. The daemon asks it once a
-/// second in a separate thread, since a driver may take long to answer after the loss of a device.
-pub trait DeviceHealth: fmt::Debug + Send {
-    /// The devices lost now; `None` where the source cannot tell, and then the last answer stays.
-    fn lost(&mut self) -> Option<Vec<LostDevice>>;
+/// The devices lost now, and the sensors of the GPUs.
+pub type News = (Vec<LostDevice>, Vec<Sensors>);
 
-    /// Sensors of the GPUs, as read for the last question; empty where the source has none.
-    fn sensors(&self) -> Vec<Sensors> {
-        Vec::new()
-    }
-}
-
-/// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
+/// [`News`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
 /// The first question loads NVML and lists the GPUs present; later questions try again where NVML is missing. An error that leaves a
 /// device usable for other programs, such as a fault of one program's kernel, is no loss of the device.
@@ -164,8 +154,9 @@ fn loss(error: &NvmlError) -> Option<&'static str> {
     }
 }
 
-impl DeviceHealth for NvmlHealth {
-    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+impl NvmlHealth {
+    /// The news; `None` where NVML cannot tell.
+    pub fn look(&mut self) -> Option<News> {
         let nvml = self.nvml.get(Nvml::load)?;
         let watched = |(index, gpu): (c_uint, Found)| {
             let uuids =
@@ -197,27 +188,16 @@ impl DeviceHealth for NvmlHealth {
                 .map(move |uuid| LostDevice { uuid: uuid.clone(), why: why.clone() })
                 .collect::<Vec<_>>()
         };
-        Some(lost.flat_map(each).collect())
-    }
-
-    fn sensors(&self) -> Vec<Sensors> {
-        self.gpus.made.iter().flatten().map(|gpu| gpu.sensors.clone()).collect()
+        Some((lost.flat_map(each).collect(), gpus.iter().map(|gpu| gpu.sensors.clone()).collect()))
     }
 }
 
-/// The source of facts about a node's devices. A host may use a source other than NVML. The daemon asks it in a separate thread,
-/// once for each Attach to a device not found before.
-pub trait DeviceFacts: fmt::Debug + Send {
-    /// The device with this UUID, whether written as a GPU or as a MIG instance; `None` where the device is unknown.
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;
-}
-
-/// [`DeviceFacts`] by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
+/// Facts about devices by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDriver(Option<Nvml>);
 
-impl DeviceFacts for NodeDriver {
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+impl NodeDriver {
+    pub(crate) fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
         if self.0.is_none() {
             self.0 = Nvml::load().ok();
         }

@@ -11,7 +11,7 @@ use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth, Sensors};
+use gshared::nvml::{Found, LostDevice, News, Nvml, NvmlHealth};
 use gshared::{ClientSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,8 +29,7 @@ pub fn print_inventory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers each input line with a line of JSON: the list of lost devices, or `null` if NVML cannot tell, and the sensors. Ends
-/// with its input.
+/// Answers each input line with a line of JSON: the lost devices and the sensors, or `null` if NVML cannot tell. Ends with its input.
 /// Hidden command for the host's copy of itself.
 ///
 /// # Errors
@@ -39,8 +38,7 @@ pub fn print_lost() -> anyhow::Result<()> {
     let mut health = NvmlHealth::default();
     for line in std::io::stdin().lock().lines() {
         line?;
-        let lost = health.lost();
-        println!("{}", serde_json::to_string(&(lost, health.sensors()))?);
+        println!("{}", serde_json::to_string(&health.look())?);
     }
     Ok(())
 }
@@ -53,13 +51,12 @@ struct SimulatedHealth(Vec<Board>);
 struct Board {
     environment: Vec<(OsString, OsString)>,
     asked: Option<(Child, BufReader<ChildStdout>)>,
-    /// Lost devices as last reported, kept while the copy cannot tell.
-    lost: Vec<LostDevice>,
-    sensors: Vec<Sensors>,
+    /// The last report, kept while the copy cannot tell.
+    news: News,
 }
 
 impl Board {
-    fn ask(&mut self) -> anyhow::Result<(Option<Vec<LostDevice>>, Vec<Sensors>)> {
+    fn ask(&mut self) -> anyhow::Result<Option<News>> {
         if self.asked.is_none() {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("--print-lost").envs(self.environment.iter().map(|(key, value)| (key, value)));
@@ -89,25 +86,22 @@ impl Drop for Board {
     }
 }
 
-impl DeviceHealth for SimulatedHealth {
-    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+impl SimulatedHealth {
+    fn look(&mut self) -> Option<News> {
+        let mut all = News::default();
         for board in &mut self.0 {
             match board.ask() {
-                Ok((lost, sensors)) => {
-                    board.lost = lost.unwrap_or_else(|| std::mem::take(&mut board.lost));
-                    board.sensors = sensors;
-                }
+                Ok(Some(news)) => board.news = news,
+                Ok(None) => {}
                 Err(error) => {
                     eprintln!("openfaas: the health of a simulated board: {error}");
                     board.end();
                 }
             }
+            all.0.extend_from_slice(&board.news.0);
+            all.1.extend_from_slice(&board.news.1);
         }
-        Some(self.0.iter().flat_map(|board| &board.lost).cloned().collect())
-    }
-
-    fn sensors(&self) -> Vec<Sensors> {
-        self.0.iter().flat_map(|board| &board.sensors).cloned().collect()
+        Some(all)
     }
 }
 
@@ -189,7 +183,7 @@ impl Inventory {
         let mut devices = Self { simulated: !boards.is_empty(), ..Self::default() };
         if boards.is_empty() {
             let found = inventory(&[])
-                .context("no devices are found: --sim simulates some, --no-gpu does without")?;
+                .context("no devices are found: --sim simulates some, --set host.no_gpu=true does without")?;
             devices.add(found, &[])?;
         }
         for (number, spec) in boards.iter().flat_map(single).enumerate() {
@@ -206,8 +200,8 @@ impl Inventory {
         }
         for number in whole {
             let device = devices.all.get_mut(&GpuId::new(*number));
-            let device = device.with_context(|| format!("--whole {number}: there is no such GPU"))?;
-            ensure!(device.spec.mig.is_none(), "--whole {number}: the GPU is cut into MIG devices");
+            let device = device.with_context(|| format!("host.whole: there is no GPU {number}"))?;
+            ensure!(device.spec.mig.is_none(), "host.whole: GPU {number} is cut into MIG devices");
             device.spec.regime = Some(Regime::Whole);
         }
         Ok(devices)
@@ -249,15 +243,15 @@ impl Inventory {
     }
 
     /// A source of lost simulated devices for a daemon in this process: its own NVML does not see them. None without simulated boards.
-    pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
+    pub fn health(&self) -> Option<impl FnMut() -> Option<News> + Send + use<>> {
         let board = |environment: &Vec<_>| Board {
             environment: environment.clone(),
             asked: None,
-            lost: Vec::new(),
-            sensors: Vec::new(),
+            news: News::default(),
         };
         let boards: Vec<Board> = self.boards.iter().map(board).collect();
-        (!boards.is_empty()).then(|| Box::new(SimulatedHealth(boards)) as Box<dyn DeviceHealth>)
+        let mut health = (!boards.is_empty()).then(|| SimulatedHealth(boards))?;
+        Some(move || health.look())
     }
 
     /// The daemon's clients on these devices, each with its device and the part of the GPU that its MIG device is.
