@@ -144,7 +144,7 @@ fn crowd() -> (Value, Value) {
 fn a_page_of_sixty_four_gpus_and_five_hundred_instances_is_whole_and_fluid() {
     let Some(browser) = browser() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    let provider = Provider::start(dir.path(), &["--set=host.no_gpu=true"]);
     let (state, history) = crowd();
     for window in WINDOWS {
         let answers = [("/system/state", state.clone()), ("/system/history", history.clone())];
