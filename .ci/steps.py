@@ -87,7 +87,7 @@ def format():
 
 
 def rules():
-    """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, language, and links."""
+    """Lock files that fit their manifests, dependency arrows, unsafe code, forgotten test files, language, links, and rows of figures."""
     for manifest in ("Cargo.toml", "examples/own_host/Cargo.toml", "fuzz/Cargo.toml"):
         argv = ["cargo", "metadata", "--locked", "--format-version=1", "--manifest-path", manifest]
         subprocess.run(argv, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -96,6 +96,7 @@ def rules():
     run(sys.executable, ".ci/check_tests.py")
     run(sys.executable, ".ci/language.py")
     run(sys.executable, ".ci/links.py")
+    run(sys.executable, ".ci/figures.py", "--check")
 
 
 def lints():
@@ -166,10 +167,11 @@ def frameworks():
 
 
 def commands():
-    """Commands and outputs of the documents: run, or held against the help of their programs."""
+    """Commands, outputs and programs of the documents: run, or held against the help of their programs."""
     run(*BUILD_TESTS)
     run(*BENCHES, "--quiet", "--no-run")
     run(sys.executable, ".ci/commands.py", "--bin", "target/debug")
+    run(sys.executable, ".ci/snippets.py")
 
 
 def own_host():

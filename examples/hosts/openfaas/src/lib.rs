@@ -80,6 +80,7 @@ pub mod demo;
 pub mod deployment;
 pub mod gpu_function;
 pub mod guard;
+pub mod history;
 pub mod host;
 pub mod host_metrics;
 pub mod images;
