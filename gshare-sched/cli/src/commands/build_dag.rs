@@ -17,6 +17,7 @@ use gshare_profile::dag_profile::{Hole, Point, Shape, Weighs, profile};
 use gshare_profile::executor::{ExecError, Executor, Ready};
 use gshare_profile::line_program::{Process, Protocol, wait_within};
 use gshare_profile::trial::TrialConfig;
+use gshare_runner::Scratch;
 use gshare_runner::libraries::{SIMULATOR, SimulatorDir, prepend};
 use gshare_sched::mig::{GpuModel, MigProfile};
 use gshared::nvml::Nvml;
@@ -128,7 +129,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         ensure!(!options.batch[..place].contains(batch), "--batch: {batch} twice");
     }
     let config = trial_config(options)?;
-    let folder = tempfile::Builder::new().prefix("gshare-build-dag-").tempdir()?;
+    let folder = Scratch::new("build-dag")?;
     if let Some(example) = &options.example {
         std::fs::copy(example, folder.path().join("example"))
             .with_context(|| format!("--example {}", example.display()))?;
