@@ -495,7 +495,9 @@ mod tests {
     #[test]
     fn a_profile_on_a_base_changes_its_own_keys_alone() {
         let on = |text: &str| on_base(text.to_owned(), "own.toml");
-        let text = on("base = \"A100\"\nsms = 54\n[calls]\nlaunch_ns = 7000\n[[kernel]]\nname = \"*\"\nduration_ns = 500\n");
+        let text = on(
+            "base = \"A100\"\nsms = 54\n[calls]\nlaunch_ns = 7000\n[[kernel]]\nname = \"*\"\nduration_ns = 500\n",
+        );
         let own = Profile::parse(&text.unwrap(), "own.toml").unwrap();
         let wanted = Profile {
             sms: 54,
