@@ -263,7 +263,7 @@ fn on_base(text: String, origin: &str) -> Result<String, ProfileError> {
     Ok(all.to_string())
 }
 
-/// Puts the keys of `own` over those of `base`, also within tables. A list replaces a list.
+/// Puts the keys of `own` over the keys of `base`, also within tables. A list replaces a list.
 fn overlay(base: &mut toml::Table, own: toml::Table) {
     for (key, value) in own {
         match (base.get_mut(&key), value) {
