@@ -38,7 +38,6 @@ CLIENTS = [
 
 PLOTS = {
     "fast-fig12": (["--seeds", "1", "--headrooms", "60", "--series"], None),
-    "dilu-cv": (["--pairs", "gpt2-roberta", "--loads", "counts", "--policies", "dilu,ours,mps_l,mps_r"], "p95_over_exclusive"),
 }
 
 

@@ -242,6 +242,48 @@ fn a_busy_instance_makes_way_for_one_that_has_waited_long_and_comes_back() {
     assert_eq!(host.answered(0).len(), 2_000, "{:?}", host.rejected());
 }
 
+/// The instances of a function that start, are ready or are parked.
+fn kept(host: &Host, function: u32) -> usize {
+    let of = host.instances.values().filter(|of| of.function == FunctionId::new(function));
+    of.filter(|of| !matches!(of.life, Life::Draining | Life::Stopped)).count()
+}
+
+#[test]
+fn a_minimum_of_several_finds_room_where_idle_instances_can_be_parked_and_pushes_no_busy_one_out() {
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(9).with_instances(1, 1));
+    host.run(MS(4_000));
+    host.load(0, MS(100), 100);
+    host.deploy(1, inference(5).with_instances(2, 2));
+    host.run(MS(9_900));
+    let parks = |host: &Host| host.count(|order| matches!(order, PlatformAction::Park { .. }));
+    assert_eq!((kept(&host, 1), parks(&host)), (1, 0), "fn0 is called ten times a second");
+    host.run(MS(10_000));
+    assert_eq!((kept(&host, 0), kept(&host, 1), parks(&host)), (1, 2, 1));
+    host.load(0, MS(100), 3);
+    host.run(MS(10_000));
+    assert_eq!(host.answered(0).len(), 103, "{:?}", host.rejected());
+    assert_eq!((kept(&host, 0), kept(&host, 1)), (1, 2), "parked or not");
+}
+
+#[test]
+fn each_missing_instance_of_a_minimum_tries_all_points() {
+    let point = |percent, rate, p50| {
+        let sm = SmShare::from_percent(percent).unwrap();
+        ProfilePoint::measured(sm, Quota::WHOLE, 1, rate, MS(p50), MS(p50 + 1)).unwrap()
+    };
+    let with = |points| {
+        let work = Work::Inference { profile: Some(ProfileTable::grid(points).unwrap()) };
+        FunctionSpec::new(work, gib(1)).with_loads(MS(3_000), MS(500)).with_instances(3, 3)
+    };
+    let mut host = Host::with(&[16, 16, 16]);
+    host.deploy(0, with(vec![point(70, 90.0, 11)]));
+    // Half of a device serves more than twice a quarter of one, and three devices have 30 % each.
+    host.deploy(1, with(vec![point(25, 30.0, 33), point(50, 90.0, 11)]));
+    host.run(MS(500));
+    assert_eq!((kept(&host, 0), kept(&host, 1)), (3, 3));
+}
+
 #[test]
 fn a_lost_device_ends_its_instances_and_their_requests_go_elsewhere() {
     let mut host = Host::with(&[16, 16]);

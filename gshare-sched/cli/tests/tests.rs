@@ -5,13 +5,13 @@ mod common;
 #[path = "common/hooked.rs"]
 mod hooked;
 
-mod build_dag;
 mod command_line;
 mod end_to_end;
 mod family;
 mod observed;
 mod partition_command;
 mod profile_command;
+mod python_stages;
 mod scaling;
 mod simulated;
 mod store_command;

@@ -1,6 +1,6 @@
 //! The thread that asks the driver for lost devices.
 
-use crate::nvml::{DeviceHealth, LostDevice};
+use crate::nvml::LostDevice;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -13,12 +13,15 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Lost devices by the last answer; `None` before the first answer.
 pub(crate) type Lost = Arc<Mutex<Option<Vec<LostDevice>>>>;
 
+/// The source of news of devices that are lost or come back.
+pub(crate) type Health = dyn FnMut() -> Option<Vec<LostDevice>> + Send;
+
 /// Asks until the returned sender is dropped. The drop does not wait for the thread, since the driver may never answer.
-pub(crate) fn watch(mut health: Box<dyn DeviceHealth>, lost: Lost) -> io::Result<Sender<()>> {
+pub(crate) fn watch(mut health: Box<Health>, lost: Lost) -> io::Result<Sender<()>> {
     let (stop, stopped) = channel();
     let run = move || {
         loop {
-            if let Some(found) = health.lost() {
+            if let Some(found) = health() {
                 let before = lost.lock().replace(found.clone()).unwrap_or_default();
                 for device in found.iter().filter(|device| !before.contains(device)) {
                     tracing::warn!(device.uuid, device.why, "a device is lost");

@@ -1,14 +1,13 @@
 //! NVML: the driver's facts about the devices of this node.
 //!
 //! A process reports the memory of its device itself, and the first process to attach could report any figure. The daemon takes
-//! NVML's figure instead where NVML answers ([`DeviceFacts`]). Elsewhere, as in a container without the driver's library, it takes
+//! NVML's figure instead where NVML answers. Elsewhere, as in a container without the driver's library, it takes
 //! the client's figure, and `gshare status` shows the source.
 #![allow(unsafe_code, reason = "foreign functions of the driver's library")]
 
 use gshare_core::{Bytes, DeviceUuid};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::fmt;
 
 /// Errors of NVML.
 #[derive(Debug, thiserror::Error)]
@@ -75,14 +74,7 @@ pub struct LostDevice {
     pub why: String,
 }
 
-/// The source of news of devices that are lost or come back. A host may use a source other than NVML. The daemon asks it once a
-/// second in a separate thread, since a driver may take long to answer after the loss of a device.
-pub trait DeviceHealth: fmt::Debug + Send {
-    /// The devices lost now; `None` where the source cannot tell, and then the last answer stays.
-    fn lost(&mut self) -> Option<Vec<LostDevice>>;
-}
-
-/// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
+/// The news of lost devices by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
 /// The first question loads NVML and lists the GPUs present; later questions try again where NVML is missing. An error that leaves a
 /// device usable for other programs, such as a fault of one program's kernel, is no loss of the device.
@@ -146,8 +138,9 @@ fn loss(error: &NvmlError) -> Option<&'static str> {
     }
 }
 
-impl DeviceHealth for NvmlHealth {
-    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+impl NvmlHealth {
+    /// The devices lost now; `None` where NVML cannot tell.
+    pub fn lost(&mut self) -> Option<Vec<LostDevice>> {
         let nvml = self.nvml.get(Nvml::load)?;
         let watched = |(index, gpu): (c_uint, Found)| {
             let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
@@ -176,19 +169,12 @@ impl DeviceHealth for NvmlHealth {
     }
 }
 
-/// The source of facts about a node's devices. A host may use a source other than NVML. The daemon asks it in a separate thread,
-/// once for each Attach to a device not found before.
-pub trait DeviceFacts: fmt::Debug + Send {
-    /// The device with this UUID, whether written as a GPU or as a MIG instance; `None` where the device is unknown.
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;
-}
-
-/// [`DeviceFacts`] by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
+/// Facts about devices by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDriver(Option<Nvml>);
 
-impl DeviceFacts for NodeDriver {
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+impl NodeDriver {
+    pub(crate) fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
         if self.0.is_none() {
             self.0 = Nvml::load().ok();
         }

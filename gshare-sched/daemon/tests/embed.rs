@@ -392,21 +392,13 @@ fn a_daemon_whose_sockets_are_gone_ends_all_the_same() {
     stopping.join().unwrap().unwrap();
 }
 
-/// A driver that is asked once for each answer that it is given; `None`: it does not tell.
-#[derive(Debug)]
-struct Told(std::sync::mpsc::Receiver<Option<Vec<gshared::nvml::LostDevice>>>);
-
-impl gshared::nvml::DeviceHealth for Told {
-    fn lost(&mut self) -> Option<Vec<gshared::nvml::LostDevice>> {
-        self.0.recv().unwrap_or_default()
-    }
-}
-
 #[test]
 fn a_lost_device_is_in_the_snapshot_until_it_is_back_and_a_driver_that_hangs_holds_nobody_up() {
     let dir = tempfile::tempdir().unwrap();
+    // A driver that is asked once for each answer that it is given; `None`: it does not tell.
     let (tell, told) = std::sync::mpsc::channel();
-    let builder = Daemon::builder(Config::at(dir.path().join("gshare.sock"))).health(Box::new(Told(told)));
+    let lost = move || told.recv().unwrap_or_default();
+    let builder = Daemon::builder(Config::at(dir.path().join("gshare.sock"))).health(lost);
     let daemon = builder.build().unwrap().spawn().unwrap();
     let handle = daemon.handle();
     let lost = || handle.snapshot().unwrap().lost;

@@ -241,7 +241,7 @@ fn a_node_with_too_many_fractional_devices_is_refused_by_name() {
     let mut plan = scenario.plan().unwrap();
     plan.depth = Depth::Kernels;
     let refused = world::run(&plan, 0, || scenario.platform()).unwrap_err();
-    assert!(refused.claim.contains("more than 64 fractional devices"), "{refused}");
+    assert!(refused.wrong.contains("more than 64 fractional devices"), "{refused}");
 }
 
 /// Of two programs that want the same device the SLO-sensitive one goes first: by the device's rule at depth requests, and by

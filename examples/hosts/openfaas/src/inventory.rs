@@ -11,7 +11,7 @@ use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshared::nvml::{DeviceHealth, Found, LostDevice, Nvml, NvmlHealth};
+use gshared::nvml::{Found, LostDevice, Nvml, NvmlHealth};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -85,7 +85,7 @@ impl Drop for Board {
     }
 }
 
-impl DeviceHealth for SimulatedHealth {
+impl SimulatedHealth {
     fn lost(&mut self) -> Option<Vec<LostDevice>> {
         for board in &mut self.0 {
             match board.ask() {
@@ -239,11 +239,12 @@ impl Inventory {
     }
 
     /// A source of lost simulated devices for a daemon in this process: its own NVML does not see them. None without simulated boards.
-    pub fn health(&self) -> Option<Box<dyn DeviceHealth>> {
+    pub fn health(&self) -> Option<impl FnMut() -> Option<Vec<LostDevice>> + Send + use<>> {
         let board =
             |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };
         let boards: Vec<Board> = self.boards.iter().map(board).collect();
-        (!boards.is_empty()).then(|| Box::new(SimulatedHealth(boards)) as Box<dyn DeviceHealth>)
+        let mut health = (!boards.is_empty()).then(|| SimulatedHealth(boards))?;
+        Some(move || health.lost())
     }
 
     /// The reason for the loss of a device, if the list contains it.

@@ -6,7 +6,6 @@
 #[macro_use]
 mod out;
 
-mod build_dag;
 mod bypass;
 mod completions;
 pub(crate) mod cuda;
@@ -62,7 +61,6 @@ EXAMPLES
     Pack(pack::Options),
     Partition(partition::Options),
     Profile(profile::Options),
-    BuildDag(build_dag::Options),
     Doctor(doctor::Options),
     Store(store::Options),
     Completions(completions::Options),
@@ -92,7 +90,6 @@ pub fn execute(gshare: Gshare) -> ExitCode {
         Command::Engine(options) => log::exit(engine::run(&options)),
         Command::Why(options) => log::exit(why::run(&options)),
         Command::Profile(options) => log::exit(profile::run(&options)),
-        Command::BuildDag(options) => log::exit(build_dag::run(&options)),
         Command::Pack(options) => log::exit(pack::run(&options)),
         Command::Partition(options) => log::exit(partition::run(&options)),
         Command::Doctor(options) => doctor::run(&options).unwrap_or_else(|error| log::exit(Err(error))),

@@ -4,9 +4,7 @@ use super::{print_json, read_file};
 use anyhow::Context as _;
 use gshare_core::{Bytes, ConfigError, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
-use gshare_sched::pack::{
-    Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, PackerExt, Placed, Placement, Rectangle,
-};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placed, Placement, Rectangle};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -65,7 +63,7 @@ enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
+    fn packer(self) -> Result<Box<dyn Packer>, ConfigError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),

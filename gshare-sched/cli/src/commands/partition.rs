@@ -7,7 +7,7 @@ use gshare_core::{Bytes, Duration};
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
     Assignment, Goal, HandOff, LeastFragmentation, Mode, NoPlan, Node, PartitionConfig, Partitioner,
-    Pipeline, PipelinePartitioner as _, RankMode, SliceAssigner as _, Unfit, plan,
+    Pipeline, RankMode, Unfit, plan,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -180,7 +180,7 @@ fn report(
         passed_over_total: 0,
         alternatives: Vec::new(),
     };
-    match plan(partitioner, &LeastFragmentation, dag, goal, node) {
+    match plan(partitioner, dag, goal, node) {
         Ok(plan) => {
             report.passed_over_total = plan.passed_over.len();
             let passed = plan.passed_over.iter().take(usize::from(options.top));

@@ -45,10 +45,10 @@ impl FractionalPool {
 
     /// Brings a parked instance back when requests wait and no instance is open, starting or on its way.
     pub(super) fn wake(&mut self, function: FunctionId, cluster: &Cluster) {
-        let Some(of) = self.functions.get(&function) else { return };
         if cluster.queue(function).is_empty() {
             return;
         }
+        let Some(of) = self.functions.get(&function) else { return };
         let serves = of.instances.iter().any(|one| {
             !matches!(self.instances[one].state, State::Parked | State::Draining | State::Stopping)
                 || self.wanting.iter().any(|wanting| wanting.instance == *one)
@@ -134,7 +134,9 @@ impl FractionalPool {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
         let count = cluster.functions[&of.function].spec.devices as usize;
-        let busy_too = cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
+        // A further instance of a minimum pushes no busy one out.
+        let further = of.state == State::WaitingForRoom && self.serves_without(wanting.instance);
+        let busy_too = !further && cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
         let taken = |gpu: GpuId| {
             let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
             others.any(|one| one.on.contains(&gpu))
@@ -163,6 +165,18 @@ impl FractionalPool {
         // A device with enough free time and memory may lack a rectangle of the right shape: then an instance has to leave all
         // the same.
         (count > 1).then(|| with(0)).flatten().or_else(|| with(1))
+    }
+
+    /// Whether the function of an instance has another one that serves requests, or will.
+    fn serves_without(&self, instance: InstanceId) -> bool {
+        let of = self.instances.get(&instance).and_then(|of| self.functions.get(&of.function));
+        of.is_some_and(|of| {
+            of.instances.iter().any(|one| {
+                let state = self.instances[one].state;
+                *one != instance
+                    && !matches!(state, State::WaitingForRoom | State::Draining | State::Stopping)
+            })
+        })
     }
 
     /// The instances, at least `least`, that must leave a device for this instance, the longest unused first; None if all of
