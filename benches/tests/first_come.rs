@@ -3,8 +3,8 @@
 use gshare_bench::first_come::FirstCome;
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
 use gshare_sched::pipeline::{
-    InstanceKeeper, Keeper, KeeperConfig, LeastFragmentation, Node, PartitionConfig, Partitioner,
-    RouteAction, RouteEvent, Router, Service,
+    InstanceKeeper, Keeper, KeeperConfig, Node, PartitionConfig, Partitioner, RouteAction, RouteEvent,
+    Router, Service,
 };
 use gshare_sim::Rng;
 use gshare_sim::conformance::router_and_keeper;
@@ -195,8 +195,8 @@ fn the_request_that_came_first_goes_first_and_none_waits_beside_room() {
 #[test]
 fn it_conforms() {
     let ours = |node: &Node| -> Box<dyn InstanceKeeper> {
-        let partitioner = Box::new(Partitioner::new(PartitionConfig::default()).unwrap());
-        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation));
+        let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner);
         Box::new(keeper.unwrap())
     };
     router_and_keeper(|| -> Box<dyn Router> { Box::new(FirstCome::default()) }, ours, 0..6).unwrap();

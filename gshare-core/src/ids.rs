@@ -4,7 +4,6 @@
 //! recognises and refuses a late answer to a departed client or a second release of an old placement. Ids are ordered by slot,
 //! then by generation, and this order is the last tie-break of every decision.
 
-use crate::slots::SlotId;
 use core::cmp::Ordering;
 use core::fmt;
 use core::hash::{Hash, Hasher};
@@ -82,20 +81,6 @@ macro_rules! generational_id {
             /// The slot as an index into a table.
             pub const fn index(self) -> usize {
                 self.slot as usize
-            }
-        }
-
-        impl SlotId for $name {
-            fn of(slot: u32, generation: u32) -> Self {
-                Self { slot, generation }
-            }
-
-            fn slot(self) -> u32 {
-                self.slot
-            }
-
-            fn generation(self) -> u32 {
-                self.generation
             }
         }
 

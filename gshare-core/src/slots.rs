@@ -9,14 +9,16 @@ use core::cmp::Reverse;
 use core::marker::PhantomData;
 use std::collections::BinaryHeap;
 
-/// An id of one use of a slot.
-pub trait SlotId: Copy + Eq {
-    /// The `generation`-th use of `slot`.
-    fn of(slot: u32, generation: u32) -> Self;
-    /// The slot.
-    fn slot(self) -> u32;
-    /// The number of earlier uses of the slot.
-    fn generation(self) -> u32;
+/// The name of the `generation`-th use of `slot`: see [`ClientId`](crate::ClientId).
+fn name<Id: From<u64>>(slot: u32, generation: u32) -> Id {
+    Id::from(u64::from(generation) << 32 | u64::from(slot))
+}
+
+/// The slot and the generation of a name.
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of the integer")]
+fn parts<Id: Into<u64>>(id: Id) -> (usize, u32) {
+    let raw = id.into();
+    (raw as u32 as usize, (raw >> 32) as u32)
 }
 
 #[derive(Debug)]
@@ -50,13 +52,13 @@ impl<Id, T> Default for Slots<Id, T> {
     }
 }
 
-impl<Id: SlotId, T> Slots<Id, T> {
+impl<Id: Copy + From<u64> + Into<u64>, T> Slots<Id, T> {
     /// The name of the next entry; `None` if a new entry would exceed `limit` slots.
     pub fn next(&self, limit: u32) -> Option<Id> {
         match self.free.peek() {
-            Some(Reverse(slot)) => Some(Id::of(*slot, self.slots[*slot as usize].generation)),
+            Some(Reverse(slot)) => Some(name(*slot, self.slots[*slot as usize].generation)),
             None => {
-                u32::try_from(self.slots.len()).ok().filter(|slot| *slot < limit).map(|slot| Id::of(slot, 0))
+                u32::try_from(self.slots.len()).ok().filter(|slot| *slot < limit).map(|slot| name(slot, 0))
             }
         }
     }
@@ -67,36 +69,39 @@ impl<Id: SlotId, T> Slots<Id, T> {
         if let Some(Reverse(slot)) = self.free.pop() {
             let entry = &mut self.slots[slot as usize];
             entry.value = Some(value);
-            return Id::of(slot, entry.generation);
+            return name(slot, entry.generation);
         }
         // 2^32 live entries do not fit in memory.
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(Slot { generation: 0, value: Some(value) });
-        Id::of(slot, 0)
+        name(slot, 0)
     }
 
     /// The entry of this name; `None` after its removal.
     pub fn get(&self, id: Id) -> Option<&T> {
-        let entry = self.slots.get(id.slot() as usize)?;
-        if entry.generation == id.generation() { entry.value.as_ref() } else { None }
+        let (slot, generation) = parts(id);
+        let entry = self.slots.get(slot)?;
+        if entry.generation == generation { entry.value.as_ref() } else { None }
     }
 
     /// The name of the live entry in a slot; `None` for a free slot.
     pub fn id(&self, slot: u32) -> Option<Id> {
         let entry = self.slots.get(slot as usize)?;
-        entry.value.is_some().then_some(Id::of(slot, entry.generation))
+        entry.value.is_some().then_some(name(slot, entry.generation))
     }
 
     /// The mutable entry of this name; `None` after its removal.
     pub fn get_mut(&mut self, id: Id) -> Option<&mut T> {
-        let entry = self.slots.get_mut(id.slot() as usize)?;
-        if entry.generation == id.generation() { entry.value.as_mut() } else { None }
+        let (slot, generation) = parts(id);
+        let entry = self.slots.get_mut(slot)?;
+        if entry.generation == generation { entry.value.as_mut() } else { None }
     }
 
     /// Removes the entry of this name. The next entry in its slot gets a larger generation.
     pub fn remove(&mut self, id: Id) -> Option<T> {
-        let entry = self.slots.get_mut(id.slot() as usize)?;
-        if entry.generation != id.generation() {
+        let (slot, generation) = parts(id);
+        let entry = self.slots.get_mut(slot)?;
+        if entry.generation != generation {
             return None;
         }
         let value = entry.value.take()?;
@@ -104,7 +109,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
         // A slot retires after its last generation, since a name must never come back.
         if let Some(next) = entry.generation.checked_add(1) {
             entry.generation = next;
-            self.free.push(Reverse(id.slot()));
+            self.free.push(Reverse(u32::try_from(slot).unwrap_or(u32::MAX)));
         }
         Some(value)
     }
@@ -128,7 +133,7 @@ impl<Id: SlotId, T> Slots<Id, T> {
     /// The name and the value of each live entry, in the order of slots.
     pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
         let live = |(entry, slot)| match entry {
-            &Slot { generation, value: Some(ref value) } => Some((Id::of(slot, generation), value)),
+            &Slot { generation, value: Some(ref value) } => Some((name(slot, generation), value)),
             Slot { value: None, .. } => None,
         };
         self.slots.iter().zip(0u32..).filter_map(live)
@@ -167,12 +172,13 @@ impl<Id, T> Default for NamedSlots<Id, T> {
     }
 }
 
-impl<Id: SlotId, T> NamedSlots<Id, T> {
+impl<Id: Copy + From<u64> + Into<u64>, T> NamedSlots<Id, T> {
     /// Whether the table takes an entry under this name: the slot is free, and all its earlier generations were smaller.
     pub fn takes(&self, id: Id) -> bool {
-        match self.slots.get(id.slot() as usize) {
+        let (slot, generation) = parts(id);
+        match self.slots.get(slot) {
             Some((Some(_), _)) => false,
-            Some((None, Some(latest))) => id.generation() > *latest,
+            Some((None, Some(latest))) => generation > *latest,
             _ => true,
         }
     }
@@ -180,18 +186,19 @@ impl<Id: SlotId, T> NamedSlots<Id, T> {
     /// Puts `value` under a name accepted by [`takes`](Self::takes). The table grows up to the slot, so the caller must bound the
     /// slot.
     pub fn insert(&mut self, id: Id, value: T) {
-        let slot = id.slot() as usize;
+        let (slot, generation) = parts(id);
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, || (None, None));
         }
-        self.slots[slot] = (Some(value), Some(id.generation()));
+        self.slots[slot] = (Some(value), Some(generation));
     }
 
     /// The entry of this name; `None` after its removal.
     #[inline]
     pub fn get(&self, id: Id) -> Option<&T> {
-        match self.slots.get(id.slot() as usize) {
-            Some((Some(value), Some(latest))) if *latest == id.generation() => Some(value),
+        let (slot, generation) = parts(id);
+        match self.slots.get(slot) {
+            Some((Some(value), Some(latest))) if *latest == generation => Some(value),
             _ => None,
         }
     }

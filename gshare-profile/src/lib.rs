@@ -16,8 +16,7 @@
 //! |---|---|
 //! | [`planner`] | which setting next |
 //! | [`trial`], [`load`], [`stats`] | one trial: calls, warm-up, steady state, throughput with its interval |
-//! | [`executor`] | the ways to run the function: virtual time here; feature `process`: a program of the user's, `http`: an HTTP server |
-//! | [`dag_profile`] | the components of a function on slices, for a partitioner into stages (FluidFaaS) |
+//! | [`executor`] | the ways to run the function. Feature `process`: a program of the user's, `http`: an HTTP server |
 //! | [`mod@batch`] | what a batch is on the wire |
 //! | [`meter`] | how busy the GPU was meanwhile; feature `nvml`: by NVML |
 //! | [`record`] | a strategy from its first trial to its answer |
@@ -59,7 +58,6 @@
 )]
 
 pub mod batch;
-pub mod dag_profile;
 pub mod executor;
 #[cfg(feature = "http")]
 pub mod http;

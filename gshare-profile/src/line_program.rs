@@ -18,7 +18,6 @@
 //! the program sees the end of its input, and a broken pipe at its next line.
 
 use crate::executor::{ExecError, Executor, Ready};
-use crate::meter::{Meter, Utilisation};
 use gshare_core::profile::Setting;
 use gshare_core::{Duration, Timestamp};
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
@@ -47,7 +46,8 @@ pub struct Process {
     protocol: Protocol,
     begin: Instant,
     running: Option<Running>,
-    meter: Option<Box<dyn Meter + Send>>,
+    #[cfg(feature = "nvml")]
+    meter: Option<crate::meter::NvmlMeter>,
 }
 
 struct Running {
@@ -62,13 +62,21 @@ impl Process {
         protocol: Protocol,
         make: impl FnMut(Setting) -> Result<Command, String> + Send + 'static,
     ) -> Self {
-        Self { make: Box::new(make), protocol, begin: Instant::now(), running: None, meter: None }
+        Self {
+            make: Box::new(make),
+            protocol,
+            begin: Instant::now(),
+            running: None,
+            #[cfg(feature = "nvml")]
+            meter: None,
+        }
     }
 
     /// Asks this meter how busy the GPU is while something is measured.
+    #[cfg(feature = "nvml")]
     #[must_use]
-    pub fn with_meter(mut self, meter: impl Meter + Send + 'static) -> Self {
-        self.meter = Some(Box::new(meter));
+    pub fn with_meter(mut self, meter: crate::meter::NvmlMeter) -> Self {
+        self.meter = Some(meter);
         self
     }
 
@@ -87,10 +95,7 @@ impl Process {
 }
 
 /// Waits for a child to end; `None` where it has not by then.
-///
-/// # Errors
-/// When the system does not tell.
-pub fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
+fn wait_within(child: &mut Child, most: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + core::time::Duration::from(most);
     loop {
         // In this order: the child is looked at once more when time is up, however late this thread is.
@@ -201,13 +206,15 @@ impl Executor for Process {
         }
     }
 
+    #[cfg(feature = "nvml")]
     fn begin_metering(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.begin();
         }
     }
 
-    fn end_metering(&mut self) -> Option<Utilisation> {
+    #[cfg(feature = "nvml")]
+    fn end_metering(&mut self) -> Option<crate::meter::Utilisation> {
         self.meter.as_mut().and_then(|meter| meter.end())
     }
 

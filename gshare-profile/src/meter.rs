@@ -29,21 +29,12 @@ pub struct Utilisation {
     pub memory: Option<Bytes>,
 }
 
-/// Sees how busy a GPU is.
-pub trait Meter {
-    /// The measured part of a trial begins now.
-    fn begin(&mut self);
-
-    /// The measured part has ended; the utilisation since [`begin`](Self::begin). `None` if it is not known.
-    fn end(&mut self) -> Option<Utilisation>;
-}
-
 #[cfg(feature = "nvml")]
 pub use nvml::NvmlMeter;
 
 #[cfg(feature = "nvml")]
 mod nvml {
-    use super::{Meter, Utilisation};
+    use super::Utilisation;
     use gshare_core::Bytes;
     use nvml_wrapper::enum_wrappers::device::Sampling;
     use nvml_wrapper::enums::device::SampleValue;
@@ -146,8 +137,9 @@ mod nvml {
         }
     }
 
-    impl Meter for NvmlMeter {
-        fn begin(&mut self) {
+    impl NvmlMeter {
+        /// The measured part of a trial begins now.
+        pub fn begin(&mut self) {
             self.begun = self.open().and_then(|(nvml, monitors)| {
                 if monitors {
                     return Some(Begun::Sample(device(nvml, &self.device).ok()?.gpm_sample().ok()?));
@@ -157,7 +149,8 @@ mod nvml {
             });
         }
 
-        fn end(&mut self) -> Option<Utilisation> {
+        /// The measured part has ended; the utilisation since [`begin`](Self::begin). `None` if it is not known.
+        pub fn end(&mut self) -> Option<Utilisation> {
             let begun = self.begun.take()?;
             let (nvml, _) = self.open()?;
             self.finish(nvml, &begun).ok().filter(|seen| *seen != Utilisation::default())

@@ -1,11 +1,14 @@
 //! Trials and whole runs against functions in virtual time: measurements, and failures.
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
+mod common;
+
+use common::{Begin, Reply, Virtual, fast_gshare, simulated_gpu};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{BasisPoints, Duration, Quota, SmShare};
-use gshare_profile::executor::{Begin, ExecError, Reply, Virtual, simulated_gpu};
+use gshare_profile::executor::ExecError;
 use gshare_profile::load::Load;
-use gshare_profile::planner::{EfficacySearch, Grid, Journal, Outcome, PlanError, Trial};
+use gshare_profile::planner::{EfficacySearch, Journal, Outcome, PlanError, Trial};
 use gshare_profile::record::{Record, RunError, Sink, run};
 use gshare_profile::trial::{Measured, TrialConfig, TrialError, measure};
 
@@ -125,7 +128,7 @@ fn recovered(seed: u64) -> usize {
     }
     let mut gpu = simulated_gpu(table(), MS(500), percent(10), seed);
     let mut check = Check(table(), 0);
-    let grid = Grid::fast_gshare(1).unwrap();
+    let grid = fast_gshare(1);
     let (config, mut journal) = (TrialConfig::default(), Journal::default());
     let outcome = run(&grid, &mut gpu, &config, &mut journal, &mut check).unwrap();
     assert_eq!((outcome.table.points().len(), outcome.failed.len()), (35, 0));

@@ -1,9 +1,11 @@
 //! The store: stored trials survive, come back unchanged, and no other data passes for them. Feature `store`.
 #![cfg(feature = "store")]
 
+mod common;
+
+use common::simulated_gpu;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{BasisPoints, Bytes, Duration, Quota, SmShare};
-use gshare_profile::executor::simulated_gpu;
 use gshare_profile::meter::Utilisation;
 use gshare_profile::planner::{Grid, Trial};
 use gshare_profile::record::{Record, Sink, run};

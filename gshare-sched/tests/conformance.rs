@@ -1,16 +1,14 @@
 //! The public suites of `gshare-sim` over the engines of this crate, and over one engine of each kind that is broken on
 //! purpose: the suite names the claim.
 
-use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Engine, GpuId, PlacementId};
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::pipeline::{
-    Assignment, Goal, InstanceAction, InstanceKeeper, Keeper, KeeperConfig, LeastFragmentation, Node,
-    PartitionConfig, PartitionError, Partitioner, Pipeline, PipelinePartitioner, RankMode, Ranked,
-    RouteAction, Router, RouterConfig, SlackRouter, SliceAssigner, Unfit,
+    InstanceAction, InstanceKeeper, Keeper, KeeperConfig, Node, PartitionConfig, Partitioner, RankMode,
+    RouteAction, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::request::{
@@ -20,9 +18,9 @@ use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
     HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
 };
+use gshare_sim::Story;
 use gshare_sim::conformance::{
-    Shares, Story, horizontal_scaler, packer, packer_ext, pipelines, request_scheduler, router_and_keeper,
-    vertical_scaler,
+    Shares, horizontal_scaler, packer, request_scheduler, router_and_keeper, vertical_scaler,
 };
 
 /// The claim that the suite found broken.
@@ -51,10 +49,10 @@ fn packers_conform() {
     for config in
         [area_fit, area_fit.with_rearrange_gpus(0), area_fit.with_heuristic(Heuristic::ContactCorner)]
     {
-        packer_ext(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
+        packer(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
     }
     let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
-    packer_ext(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
+    packer(&|| Box::new(dilu()), Shares::Sums, 0..40).unwrap();
 }
 
 /// Passes everything on except the filtered actions.
@@ -208,58 +206,13 @@ fn partitioner(rank: RankMode) -> Partitioner {
     Partitioner::new(PartitionConfig::default().with_rank(rank)).expect("the defaults are valid")
 }
 
-#[test]
-fn partitioners_and_the_assigner_conform() {
-    for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
-        pipelines(&partitioner(rank), &LeastFragmentation, 0..60).unwrap();
-    }
-}
-
-/// Lists the best pipeline twice.
-struct Stutters(Partitioner);
-
-impl PipelinePartitioner for Stutters {
-    fn ranked<'a>(
-        &'a self,
-        dag: &'a Dag,
-        goal: &'a Goal,
-        node: &'a Node,
-    ) -> Result<Ranked<'a>, PartitionError> {
-        let first = self.0.ranked(dag, goal, node)?.pipelines.next();
-        let ranked = self.0.ranked(dag, goal, node)?;
-        Ok(Ranked { pipelines: Box::new(first.into_iter().chain(ranked.pipelines)), ..ranked })
-    }
-}
-
-/// Gives every part the slice of the first.
-struct OneForAll;
-
-impl SliceAssigner for OneForAll {
-    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
-        let mut found = LeastFragmentation.assign(dag, goal, pipeline, node)?;
-        let first = found.slices[0];
-        found.slices.fill(first);
-        Ok(found)
-    }
-}
-
-#[test]
-fn a_partitioner_that_repeats_itself_and_an_assigner_of_one_slice_are_found_out() {
-    let good = partitioner(RankMode::PaperCv);
-    let claim = broken(pipelines(&Stutters(partitioner(RankMode::PaperCv)), &LeastFragmentation, 0..20));
-    assert_eq!(claim, "no pipeline is in the list twice");
-    let claim = broken(pipelines(&good, &OneForAll, 0..60));
-    assert!(["parts are on different slices", "parts fit their slices"].contains(&claim), "{claim}");
-}
-
 fn router(config: RouterConfig) -> SlackRouter {
-    SlackRouter::new(config).expect("the settings are valid")
+    SlackRouter::new(config)
 }
 
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
     let rank = if config.reclaim { RankMode::Bottleneck } else { RankMode::PaperCv };
-    Keeper::new(config, node, Box::new(partitioner(rank)), Box::new(LeastFragmentation))
-        .expect("the settings are valid")
+    Keeper::new(config, node, partitioner(rank)).expect("the settings are valid")
 }
 
 fn slack(config: RouterConfig) -> Box<dyn Router> {

@@ -6,7 +6,7 @@ use gshare_core::{Bytes, Duration, GpuId};
 use gshare_sched::mig::{GpuModel, SliceAt};
 use gshare_sched::pipeline::{
     Balance, Goal, HandOff, LeastFragmentation, Mode, Node, NodeGpu, Part, PartitionConfig, Partitioner,
-    Pipeline, RankMode, SliceAssigner, Unfit, plan,
+    Pipeline, RankMode, Unfit, plan,
 };
 use proptest::prelude::*;
 
@@ -162,7 +162,7 @@ fn what_fits_no_slice_runs_as_a_pipeline_over_two_gpus() {
     let node = node(vec![gpu(1, &[at("1g.10gb", 6)], &[]), gpu(2, &[at("3g.40gb", 4)], &[])]);
     for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
         let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
-        let plan = plan(&partitioner, &LeastFragmentation, &dag, &Goal::default(), &node).unwrap();
+        let plan = plan(&partitioner, &dag, &Goal::default(), &node).unwrap();
         let slices: Vec<_> = plan.assignment.slices.iter().map(|slice| (slice.gpu, slice.slice)).collect();
         assert_eq!(slices, [(GpuId::new(1), at("1g.10gb", 6)), (GpuId::new(2), at("3g.40gb", 4))]);
         assert_eq!(plan.assignment.gpus, 2);
@@ -215,7 +215,7 @@ fn idle_memory_is_cut_anew_only_where_leave_is_given() {
     assert_eq!(names, ["2g.20gb", "1g.10gb"]);
     // The paper's list goes on to the greatest number of stages.
     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(RankMode::PaperCv)).unwrap();
-    let plan = plan(&partitioner, &LeastFragmentation, &dag, &goal().with_carve(true), &node).unwrap();
+    let plan = plan(&partitioner, &dag, &goal().with_carve(true), &node).unwrap();
     assert!(plan.assignment.slices.iter().any(|slice| slice.carved));
 }
 

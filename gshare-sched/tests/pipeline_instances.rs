@@ -9,7 +9,7 @@ use gshare_sched::Wrapped;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
     Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Keeper,
-    KeeperConfig, LeastFragmentation, Node, PartitionConfig, Partitioner, RankMode,
+    KeeperConfig, Node, PartitionConfig, Partitioner, RankMode,
 };
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, SlicedConfig, SlicedPool, Work,
@@ -38,7 +38,7 @@ fn goal(slo_ms: u64) -> Goal {
 fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
     let rank = if config.reclaim { RankMode::Bottleneck } else { RankMode::PaperCv };
     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
-    Keeper::new(config, node, Box::new(partitioner), Box::new(LeastFragmentation)).unwrap()
+    Keeper::new(config, node, partitioner).unwrap()
 }
 
 fn tell(keeper: &mut Keeper, millis: u64, event: InstanceEvent) -> Vec<InstanceAction> {
@@ -235,8 +235,8 @@ fn what_is_refused_changes_nothing() {
     let mut config = KeeperConfig::default();
     config.hot_below = BasisPoints::WHOLE;
     let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
-    let refused = Keeper::new(config, &node(&[]), Box::new(partitioner), Box::new(LeastFragmentation));
-    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most hot_above");
+    let refused = Keeper::new(config, &node(&[]), partitioner);
+    assert_eq!(refused.unwrap_err().to_string(), "hot_below is 100%: need at most 30 %");
 }
 
 fn minimum(function: u32, instances: u32) -> InstanceEvent {

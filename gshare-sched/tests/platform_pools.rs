@@ -15,7 +15,8 @@ use gshare_sched::platform::{
 };
 use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
-use gshare_sim::conformance::{PoolTrial, Story, chain, pool as pool_suite};
+use gshare_sim::Story;
+use gshare_sim::conformance::{PoolTrial, chain, pool as pool_suite};
 use gshare_sim::world::{FunctionOutcome, Outcome};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -35,8 +35,6 @@ enum Wanted {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
-    /// Dilu, section 5.2: bursts of inference requests beside another model or a trainer, under every way to share the GPU
-    DiluCv(replay::dilu_cv::Args),
     /// Dilu, table 2: trials until the best SM share and batch size are found, on given profiles
     DiluTable2(replay::dilu_table2::Args),
     /// Dilu, table 3: cold starts, SLO violations and GPU time on bursty, periodic and sporadic load
@@ -65,7 +63,7 @@ enum Scenario {
 }
 
 /// Reads the command line and carries it out. Policies of the program's own have rows beside ours: its scalers in `dilu-table3` and
-/// `fast-fig12`, its vertical scalers in `dilu-cv`, its routers and keepers of instances in `fluidfaas`, its schedulers of requests
+/// `fast-fig12`, its routers and keepers of instances in `fluidfaas`, its schedulers of requests
 /// in `lalb`, its packers in `dilu-fig20`.
 /// ```no_run
 /// use gshare_sched::pack::{MaxRects, MaxRectsConfig};
@@ -108,7 +106,6 @@ pub fn main(own: &Own) -> Result<()> {
 impl Scenario {
     fn run(&self, own: &Own) -> Result<Report> {
         match self {
-            Self::DiluCv(args) => replay::dilu_cv::run(args, own),
             Self::DiluTable2(args) => replay::dilu_table2::run(args),
             Self::DiluTable3(args) => replay::dilu_table3::run(args, own),
             Self::FastFig11(args) => replay::fast_fig11::run(args),

@@ -6,7 +6,6 @@
 //! rows alone.
 
 mod cli;
-pub mod dilu_cv;
 pub mod dilu_fig20;
 pub mod dilu_table2;
 pub mod dilu_table3;
@@ -116,7 +115,7 @@ pub fn row(pairs: &[(&str, Value)]) -> Map<String, Value> {
 }
 
 /// Columns for the subject of a row. All other columns are figures.
-const ABOUT: [&str; 23] = [
+const ABOUT: [&str; 21] = [
     "policy",
     "against",
     "workload",
@@ -125,7 +124,6 @@ const ABOUT: [&str; 23] = [
     "trace",
     "model",
     "input",
-    "cv",
     "ws",
     "arrivals",
     "headroom_percent",
@@ -135,7 +133,6 @@ const ABOUT: [&str; 23] = [
     "memory_mib",
     "limit",
     "gamma_bp",
-    "max_tokens_percent",
     "max_per_min",
     "seed",
     "second",

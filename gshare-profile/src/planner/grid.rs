@@ -43,13 +43,6 @@ impl Grid {
         Ok(Self { sms, quotas, batches })
     }
 
-    /// The paper's grid: SM 6, 12, 24, 50, 60, 80, 100 %, quota 20 to 100 % in steps of 20 %, one batch size.
-    pub fn fast_gshare(batch: u32) -> Result<Self, PlanError> {
-        let sms = [6, 12, 24, 50, 60, 80, 100].into_iter().filter_map(SmShare::from_percent);
-        let quotas = [20, 40, 60, 80, 100].into_iter().filter_map(Quota::from_percent);
-        Self::new(sms.collect(), quotas.collect(), vec![batch])
-    }
-
     /// Number of points.
     pub const fn len(&self) -> usize {
         self.sms.len() * self.quotas.len() * self.batches.len()

@@ -20,11 +20,13 @@ use super::{Journal, PlanError, Planner, Step, config, failure};
 use gshare_core::profile::{RequestRate, Setting};
 use gshare_core::{BasisPoints, Quota, SmShare};
 
+/// The grid of shares: steps of 5 %.
+const STEP: u16 = 500;
+
 /// Searches for request and limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingSearch {
     batch: u32,
-    step: u16,
     request_at: BasisPoints,
     tolerance: BasisPoints,
 }
@@ -51,16 +53,7 @@ impl TrainingSearch {
             return Err(config("batch", &batch, "need at least 1"));
         }
         let (request_at, tolerance) = (BasisPoints::percent(80), BasisPoints::percent(2));
-        Ok(Self { batch, step: 500, request_at, tolerance })
-    }
-
-    /// The same on a grid of `step`, which must divide the whole.
-    pub fn with_step(mut self, step: SmShare) -> Result<Self, PlanError> {
-        self.step = step.get();
-        if self.step == 0 || !10_000u16.is_multiple_of(self.step) {
-            return Err(config("step", &step, "need a share that divides 100%"));
-        }
-        Ok(self)
+        Ok(Self { batch, request_at, tolerance })
     }
 
     fn setting(&self, sm: u16) -> Setting {
@@ -78,9 +71,9 @@ impl TrainingSearch {
     ) -> Result<u16, Step<TrainingChoice>> {
         let aim = u128::from(aim.saturating_sub(self.tolerance).get()) * u128::from(exclusive.as_milli());
         let (mut low, mut high) = (0, SmShare::WHOLE.get());
-        while high - low > self.step {
+        while high - low > STEP {
             // Both are on the grid and more than a step apart, so this lies strictly between them.
-            let middle = (low + high) / 2 / self.step * self.step;
+            let middle = (low + high) / 2 / STEP * STEP;
             if !tried.contains(&middle) {
                 tried.push(middle);
             }

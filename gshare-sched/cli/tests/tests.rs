@@ -5,7 +5,6 @@ mod common;
 #[path = "common/hooked.rs"]
 mod hooked;
 
-mod build_dag;
 mod command_line;
 mod end_to_end;
 mod family;
@@ -13,6 +12,7 @@ mod observed;
 mod parking;
 mod partition_command;
 mod profile_command;
+mod python_stages;
 mod scaling;
 mod simulated;
 mod store_command;

@@ -1,14 +1,13 @@
 //! NVML: the driver's facts about the devices of this node.
 //!
 //! A process reports the memory of its device itself, and the first process to attach could report any figure. The daemon takes
-//! NVML's figure instead where NVML answers ([`DeviceFacts`]). Elsewhere, as in a container without the driver's library, it takes
+//! NVML's figure instead where NVML answers. Elsewhere, as in a container without the driver's library, it takes
 //! the client's figure, and `gshare status` shows the source.
 #![allow(unsafe_code, reason = "foreign functions of the driver's library")]
 
 use gshare_core::{Bytes, DeviceUuid};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::fmt;
 
 /// Errors of NVML.
 #[derive(Debug, thiserror::Error)]
@@ -75,14 +74,24 @@ pub struct LostDevice {
     pub why: String,
 }
 
-/// The source of news of devices that are lost or come back. A host may use a source other than NVML. The daemon asks it once a
-/// second in a separate thread, since a driver may take long to answer after the loss of a device.
-pub trait DeviceHealth: fmt::Debug + Send {
-    /// The devices lost now; `None` where the source cannot tell, and then the last answer stays.
-    fn lost(&mut self) -> Option<Vec<LostDevice>>;
+/// Name and sensors of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Sensors {
+    /// `GPU-…`, then the `MIG-…` of its MIG devices.
+    pub uuids: Vec<String>,
+    /// The driver's name of the GPU.
+    pub name: String,
+    /// Temperature in degrees Celsius, if the driver reports one.
+    pub celsius: Option<u32>,
+    /// Power in mW, if the driver reports it.
+    pub milliwatts: Option<u32>,
 }
 
-/// [`DeviceHealth`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
+/// The devices lost now, and the sensors of the GPUs.
+pub type News = (Vec<LostDevice>, Vec<Sensors>);
+
+/// [`News`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
 /// The first question loads NVML and lists the GPUs present; later questions try again where NVML is missing. An error that leaves a
 /// device usable for other programs, such as a fault of one program's kernel, is no loss of the device.
@@ -128,8 +137,7 @@ impl<T> Made<T> {
 #[derive(Debug)]
 struct WatchedGpu {
     index: c_uint,
-    /// The UUIDs of the GPU and of its MIG devices.
-    uuids: Vec<String>,
+    sensors: Sensors,
     why: Option<&'static str>,
 }
 
@@ -146,18 +154,25 @@ fn loss(error: &NvmlError) -> Option<&'static str> {
     }
 }
 
-impl DeviceHealth for NvmlHealth {
-    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+impl NvmlHealth {
+    /// The news; `None` where NVML cannot tell.
+    pub fn look(&mut self) -> Option<News> {
         let nvml = self.nvml.get(Nvml::load)?;
         let watched = |(index, gpu): (c_uint, Found)| {
-            let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
-            WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
+            let uuids =
+                std::iter::once(gpu.uuid).chain(gpu.mig.into_iter().map(|slice| slice.uuid)).collect();
+            let sensors = Sensors { uuids, name: gpu.name, celsius: None, milliwatts: None };
+            WatchedGpu { index, sensors, why: None }
         };
         let gpus =
             self.gpus.get(|| nvml.listed().map(|gpus| gpus.into_iter().map(watched).collect::<Vec<_>>()))?;
         for gpu in &mut *gpus {
             // The handle is found by number: NVML looks for a UUID on all GPUs, so a lost GPU spoils the search for the others.
-            let answer = nvml.by_index(gpu.index).and_then(|handle| nvml.memory_of(handle));
+            let handle = nvml.by_index(gpu.index);
+            let answer = handle.and_then(|handle| nvml.memory_of(handle).map(|_| handle));
+            let read = answer.as_ref().ok();
+            gpu.sensors.celsius = read.and_then(|handle| nvml.celsius(*handle).ok());
+            gpu.sensors.milliwatts = read.and_then(|handle| nvml.milliwatts(*handle).ok());
             match answer {
                 Ok(_) => gpu.why = None,
                 // Other errors tell nothing about a loss, so the last state stays.
@@ -167,28 +182,22 @@ impl DeviceHealth for NvmlHealth {
         let lost = gpus.iter().filter_map(|gpu| Some((gpu, gpu.why?)));
         let each = |(gpu, why): (&WatchedGpu, &str)| {
             let why = why.to_owned();
-            gpu.uuids
+            gpu.sensors
+                .uuids
                 .iter()
                 .map(move |uuid| LostDevice { uuid: uuid.clone(), why: why.clone() })
                 .collect::<Vec<_>>()
         };
-        Some(lost.flat_map(each).collect())
+        Some((lost.flat_map(each).collect(), gpus.iter().map(|gpu| gpu.sensors.clone()).collect()))
     }
 }
 
-/// The source of facts about a node's devices. A host may use a source other than NVML. The daemon asks it in a separate thread,
-/// once for each Attach to a device not found before.
-pub trait DeviceFacts: fmt::Debug + Send {
-    /// The device with this UUID, whether written as a GPU or as a MIG instance; `None` where the device is unknown.
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact>;
-}
-
-/// [`DeviceFacts`] by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
+/// Facts about devices by NVML. Each question tries to load NVML until a try succeeds, so a driver may come up later.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDriver(Option<Nvml>);
 
-impl DeviceFacts for NodeDriver {
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
+impl NodeDriver {
+    pub(crate) fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
         if self.0.is_none() {
             self.0 = Nvml::load().ok();
         }
@@ -397,6 +406,26 @@ impl Nvml {
         let mut memory = MemoryInfo { version, total: 0, reserved: 0, free: 0, used: 0 };
         call!(self, b"nvmlDeviceGetMemoryInfo_v2\0", (*mut c_void, *mut MemoryInfo), handle, &raw mut memory);
         Ok((Bytes(memory.total.saturating_sub(memory.reserved)), Bytes(memory.used)))
+    }
+
+    fn celsius(&self, gpu: *mut c_void) -> Result<u32, NvmlError> {
+        // Sensor 0 is the sensor of the GPU's die.
+        let (die, mut celsius) = (0, 0);
+        call!(
+            self,
+            b"nvmlDeviceGetTemperature\0",
+            (*mut c_void, c_uint, *mut c_uint),
+            gpu,
+            die,
+            &raw mut celsius
+        );
+        Ok(celsius)
+    }
+
+    fn milliwatts(&self, gpu: *mut c_void) -> Result<u32, NvmlError> {
+        let mut milliwatts = 0;
+        call!(self, b"nvmlDeviceGetPowerUsage\0", (*mut c_void, *mut c_uint), gpu, &raw mut milliwatts);
+        Ok(milliwatts)
     }
 
     /// Whether MIG is on; an error for a device without MIG.

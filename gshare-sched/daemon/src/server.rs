@@ -7,14 +7,14 @@ use crate::access::Access;
 use crate::admin::Room;
 use crate::clock::{Clock, MonotonicClock};
 use crate::config::{Config, ConfigError};
-use crate::facts;
+use crate::facts::{self, Facts};
 use crate::front::{Front, Listeners};
 use crate::handle::{Command, Handle, Inbox, Park, Reply, Running, line};
-use crate::health::{self, Lost};
+use crate::health::{self, Health, Last};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, ReasonLabelSet};
-use crate::nvml::{DeviceFacts, DeviceHealth, NodeDriver, NvmlHealth};
+use crate::nvml::{DeviceFact, News, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use crate::sockets::{beside, bind_admin, bind_frames, claim};
@@ -105,8 +105,8 @@ pub struct DaemonBuilder {
     clock: Arc<dyn Clock>,
     engine: Own<dyn TokenScheduler>,
     scaler: Own<dyn VerticalScaler>,
-    facts: Box<dyn DeviceFacts>,
-    health: Box<dyn DeviceHealth>,
+    facts: Own<Facts>,
+    health: Own<Health>,
 }
 
 /// The host's own policy, if it brings one.
@@ -138,16 +138,19 @@ impl DaemonBuilder {
         Self { scaler: Own(Some(scaler)), ..self }
     }
 
-    /// Sets a source of facts about the node's devices other than NVML.
+    /// Sets a source of facts about the node's devices other than NVML. It finds a device by its UUID, whether written as a GPU or as
+    /// a MIG instance. The daemon asks in a separate thread, once for each Attach to a device not found before.
     #[must_use]
-    pub fn facts(self, facts: Box<dyn DeviceFacts>) -> Self {
-        Self { facts, ..self }
+    pub fn facts(self, find: impl FnMut(DeviceUuid) -> Option<DeviceFact> + Send + 'static) -> Self {
+        Self { facts: Own(Some(Box::new(find))), ..self }
     }
 
-    /// Sets a source of news of the node's lost devices other than NVML.
+    /// Sets a source of news of the node's devices other than NVML. It lists the devices lost now and the sensors, or gives `None` where
+    /// it cannot tell, and then its last answer stays. The daemon asks once a second in a separate thread, since a driver may take long to answer after
+    /// the loss of a device.
     #[must_use]
-    pub fn health(self, health: Box<dyn DeviceHealth>) -> Self {
-        Self { health, ..self }
+    pub fn health(self, news: impl FnMut() -> Option<News> + Send + 'static) -> Self {
+        Self { health: Own(Some(Box::new(news))), ..self }
     }
 
     /// Binds the sockets and begins the journal. Processes may connect from here on; [`Daemon::run`] serves them.
@@ -221,10 +224,10 @@ impl DaemonBuilder {
             epoch,
             conns: Slots::default(),
             users: BTreeMap::new(),
-            facts: Some(facts),
+            facts,
             questions: None,
-            health: Some(health),
-            lost: Lost::default(),
+            health,
+            news: Last::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
@@ -268,12 +271,12 @@ pub struct Daemon {
     users: BTreeMap<u32, u32>,
     /// The source of facts about devices, until the daemon runs. Then `questions` leads to the source, and `known` are the devices
     /// reported to the node.
-    facts: Option<Box<dyn DeviceFacts>>,
+    facts: Own<Facts>,
     questions: Option<Sender<facts::Question>>,
     known: BTreeSet<DeviceUuid>,
     /// The source of news of lost devices, until the daemon runs, and the last news.
-    health: Option<Box<dyn DeviceHealth>>,
-    lost: Lost,
+    health: Own<Health>,
+    news: Last,
     /// Connections before their Hello with their deadlines, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// The node's actions to carry out, in order.
@@ -294,10 +297,10 @@ impl Daemon {
 
     /// A builder for a daemon with other parts.
     pub fn builder(config: Config) -> DaemonBuilder {
-        let facts = Box::<NodeDriver>::default();
-        let health = Box::<NvmlHealth>::default();
-        let clock = Arc::new(MonotonicClock);
-        DaemonBuilder { config, clock, engine: Own(None), scaler: Own(None), facts, health }
+        let (mut driver, mut watched) = (NodeDriver::default(), NvmlHealth::default());
+        let (clock, engine, scaler) = (Arc::new(MonotonicClock), Own(None), Own(None));
+        let builder = DaemonBuilder { config, clock, engine, scaler, facts: Own(None), health: Own(None) };
+        builder.facts(move |uuid| driver.find(uuid)).health(move || watched.look())
     }
 
     /// A handle on the daemon.
@@ -317,9 +320,9 @@ impl Daemon {
         let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
         let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
-        let health = self.health.take().map(|health| health::watch(health, Arc::clone(&self.lost)));
+        let health = self.health.0.take().map(|health| health::watch(health, Arc::clone(&self.news)));
         let health = health.transpose()?;
-        let questions = self.facts.take().map(|facts| facts::answer(facts, self.handle()));
+        let questions = self.facts.0.take().map(|facts| facts::answer(facts, self.handle()));
         self.questions = questions.transpose()?;
         let served = self.serve();
         tracing::info!("stopping");
@@ -541,6 +544,7 @@ impl Daemon {
             let why = reasons.waits(now, node, &client);
             ClientSnapshot { why, ..ClientSnapshot::of(now, client) }
         };
+        let (lost, sensors) = self.news.lock().clone().unzip();
         Snapshot {
             now_ns: now,
             epoch: self.epoch,
@@ -557,7 +561,8 @@ impl Daemon {
             clients: node.clients(now).map(client).collect(),
             usage: self.node.processes.all(now, node),
             decisions: reasons.decisions(),
-            lost: self.lost.lock().clone(),
+            lost,
+            sensors: sensors.unwrap_or_default(),
         }
     }
 }

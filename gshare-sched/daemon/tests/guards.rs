@@ -5,7 +5,7 @@ use gshare_core::wire::{OnDaemonLoss, RefusalCode, ToClient, ToDaemon};
 use gshare_core::{Bytes, DeviceUuid, ResourceSpec, RunId};
 use gshare_sched::node::FactSource;
 use gshared::config::{JournalConfig, MetricsAddress};
-use gshared::nvml::{DeviceFact, DeviceFacts};
+use gshared::nvml::DeviceFact;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
@@ -141,20 +141,15 @@ fn more_memory_than_the_device_has_is_not_believed() {
 }
 
 /// A driver that knows one device, with twice the memory that its client states, as a MIG instance.
-#[derive(Debug)]
-struct OneSlice;
-
-impl DeviceFacts for OneSlice {
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
-        let slice = DeviceUuid::mig(common::DEVICE.bytes());
-        (uuid == slice).then_some(DeviceFact::new(slice, Bytes::from_gib(2)))
-    }
+fn one_slice(uuid: DeviceUuid) -> Option<DeviceFact> {
+    let slice = DeviceUuid::mig(common::DEVICE.bytes());
+    (uuid == slice).then_some(DeviceFact::new(slice, Bytes::from_gib(2)))
 }
 
 /// Otherwise the first client says how much there is for everybody, and a device that it makes up fills the table.
 #[test]
 fn the_drivers_word_goes_before_a_clients_and_status_says_whose_it_is() {
-    let daemon = Local::with_facts(Box::new(OneSlice));
+    let daemon = Local::with_facts(one_slice);
     let (mut client, id) = attached(&daemon.socket(), 1, "alice", ResourceSpec::UNLIMITED);
     let device = daemon.snapshot().devices.remove(0);
     assert_eq!((device.memory_bytes, device.memory_source), (Bytes::from_gib(2), FactSource::Driver));
@@ -168,27 +163,21 @@ fn the_drivers_word_goes_before_a_clients_and_status_says_whose_it_is() {
     assert_eq!((device.memory_bytes, device.memory_source), (device_memory, FactSource::Client));
 }
 
-/// A driver that knows the tests' device at once, and of others says nothing until it may.
-#[derive(Debug)]
-struct Slow(std::sync::mpsc::Receiver<()>);
-
-impl DeviceFacts for Slow {
-    fn find(&mut self, uuid: DeviceUuid) -> Option<DeviceFact> {
-        if uuid == common::DEVICE {
-            return Some(DeviceFact::new(uuid, common::DEVICE_MEMORY));
-        }
-        self.0.recv().ok()?;
-        None
-    }
-}
-
 /// The daemon asked its driver in the loop: a process that named devices that there are not held up all others.
 #[test]
 fn a_driver_that_takes_long_to_know_a_device_holds_up_no_other_process() {
     let (daemon, answer) = {
-        let (answer, slow) = std::sync::mpsc::channel();
+        let (answer, slow) = std::sync::mpsc::channel::<()>();
+        // It knows the tests' device at once, and of others says nothing until it may.
+        let find = move |uuid| {
+            if uuid == common::DEVICE {
+                return Some(DeviceFact::new(uuid, common::DEVICE_MEMORY));
+            }
+            slow.recv().ok()?;
+            None
+        };
         // The driver answers when this ends, also by a panic: then the daemon can.
-        (Local::with_facts(Box::new(Slow(slow))), answer)
+        (Local::with_facts(find), answer)
     };
     let (mut bystander, id) = attached(&daemon.socket(), 1, "bystander", spec("0.5", 100, None));
     let mut asker = Client::connect(&daemon.socket());

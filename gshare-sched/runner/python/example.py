@@ -1,7 +1,7 @@
 """The function of FluidFaaS, Figure 7, with arithmetic in the place of models: 1, 2 -> 3 -> 4 -> 5.
 
-    gshare build-dag --slices 1g.10gb=MIG-… -- python3 example.py build     prints the DAG with its profile
-    python3 example.py build            prints one that is timed here, for one slice
+    CUDA_VISIBLE_DEVICES=MIG-… python3 example.py 1g.10gb > small.json      prints the DAG with its profile on this slice
+    CUDA_VISIBLE_DEVICES=MIG-… python3 example.py 2g.20gb small.json        prints it with the profile on a second slice as well
     python3 example.py                  is a stage, when `gshare up` starts it as one (PORT, GSHARE_COMPONENTS, GSHARE_STAGE)"""
 
 import json
@@ -49,11 +49,12 @@ def handler_run(event, context):
 
 
 def handler_build(event, context):
-    return MyFFaaS(event, context, FFS.BUILD_DAG).profile(3, 4, slice="1g.10gb")
+    return MyFFaaS(event, context, FFS.BUILD_DAG).profile(3, 4, slice=event["slice"], onto=event["onto"])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["build"]:
-        print(json.dumps(handler_build(None, None)))
+    if sys.argv[1:]:
+        onto = json.load(open(sys.argv[2])) if sys.argv[2:] else None
+        print(json.dumps(handler_build({"slice": sys.argv[1], "onto": onto}, None)))
     else:
         handler_run(None, None)

@@ -14,7 +14,6 @@
 //! | [`token`] | a book of tokens beside a [`TokenScheduler`](gshare_core::TokenScheduler), with checkers and random operations |
 //! | [`conformance`] | one suite per policy trait, to run over any implementation of it |
 //! | [`node`] | a whole node in virtual time: the daemon's engine around any scheduler of tokens, a meter per process, devices, faults |
-//! | [`contended_gpu`] | a device with SMs shared in proportion, so that neighbours slow each other down |
 //! | [`packing`] | demands that come and go on a pool of GPUs, under any packer |
 //! | [`world`] | the whole platform: functions, instances, requests and devices around any engine of it, with faults |
 //! | [`scenario`] | such a run in a TOML file |
@@ -28,7 +27,6 @@
 
 pub mod arrivals;
 pub mod conformance;
-pub mod contended_gpu;
 pub mod load_trace;
 pub mod node;
 pub mod packing;
@@ -37,13 +35,14 @@ pub mod token;
 pub mod virtual_gpu;
 pub mod world;
 
-mod debug_as_text;
 mod event_queue;
 mod log;
 mod rng;
+mod story;
 
 /// A constructor of a policy.
 pub type Make<P> = std::sync::Arc<dyn Fn() -> Box<P> + Send + Sync>;
 
 pub use event_queue::EventQueue;
 pub use rng::Rng;
+pub use story::Story;

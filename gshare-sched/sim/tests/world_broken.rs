@@ -10,8 +10,9 @@ use gshare_sched::platform::{
     FractionalConfig, FractionalPolicies, FractionalPool, Part, Platform, PlatformAction, PlatformConfig,
     PlatformEvent,
 };
+use gshare_sim::Story;
 use gshare_sim::scenario::{Scenario, WorkText};
-use gshare_sim::world::{self, Failure, Plan};
+use gshare_sim::world::{self, Plan};
 use std::path::Path;
 
 /// The part of the scenario of everything that runs on fractional devices, for this time.
@@ -26,7 +27,7 @@ fn shared(length: &str) -> (Scenario, Plan) {
     (scenario, plan)
 }
 
-fn fails<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(change: impl Fn() -> F) -> Failure {
+fn fails<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(change: impl Fn() -> F) -> Story {
     let (scenario, plan) = shared("30s");
     broken(&scenario, &plan, change, |_| false)
 }
@@ -37,7 +38,7 @@ fn broken<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(
     plan: &Plan,
     change: impl Fn() -> F,
     unheard: fn(&PlatformEvent) -> bool,
-) -> Failure {
+) -> Story {
     let wrap = |platform| {
         let mut change = change();
         Wrapped::new(Box::new(platform), move |platform: &mut Platform, now, event, actions| {
@@ -54,13 +55,13 @@ fn broken<F: FnMut(&mut Vec<PlatformAction>) + Send + 'static>(
         .expect("a platform that is broken breaks a promise in one of twenty seeds")
 }
 
-fn tells(failure: &Failure, what: &str) {
-    assert!(failure.claim.contains(what), "{failure}");
-    assert!(failure.story.len() > 10, "the story is told");
+fn tells(failure: &Story, what: &str) {
+    assert!(failure.wrong.contains(what), "{failure}");
+    assert!(failure.events.len() > 10, "the story is told");
 }
 
 /// Orders of a kind are lost on their way.
-fn without(lost: fn(&PlatformAction) -> bool) -> Failure {
+fn without(lost: fn(&PlatformAction) -> bool) -> Story {
     fails(|| move |orders: &mut Vec<PlatformAction>| orders.retain(|order| !lost(order)))
 }
 

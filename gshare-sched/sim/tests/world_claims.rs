@@ -72,7 +72,7 @@ fn breaks(config: &PlatformConfig, hears: fn(PlatformEvent) -> PlatformEvent, sa
         })
     };
     let failed = (0..40).find_map(|seed| world::run(&plan, seed, make).err());
-    let claim = failed.map(|failure| failure.claim);
+    let claim = failed.map(|failure| failure.wrong);
     assert!(claim.as_ref().is_some_and(|claim| claim.contains(says)), "{says}: {claim:?}");
 }
 

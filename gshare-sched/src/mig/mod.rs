@@ -47,8 +47,7 @@
 //!
 //! # Differences
 //! Tables are what `nvidia-smi mig -lgip` and `-lgipp` print for the GPU. Where no such list was at hand the geometry is
-//! the family's, and the memory is an estimate that says so ([`MigProfile::memory_is_estimate`]). What NVML reports on the
-//! node goes before the table: [`GpuModel::with_reported`].
+//! the family's, and the memory is an estimate that says so ([`MigProfile::memory_is_estimate`]).
 
 mod models;
 
@@ -179,35 +178,6 @@ pub enum MigError {
     /// More of one profile, or of the media engines, than one GPU has.
     #[error("more than {limit} of {name} on one GPU")]
     TooMany { name: String, limit: u8 },
-    /// A geometry that NVML reports and that this GPU cannot have.
-    #[error(
-        "reported profile {name}: {memory_slices} memory slices from place {start} on, of {limit} that the GPU has"
-    )]
-    BadReport { name: String, start: u8, memory_slices: u8, limit: u8 },
-}
-
-/// A profile as NVML reports it on the node (`nvmlDeviceGetGpuInstanceProfileInfo`, `…PossiblePlacements`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
-pub struct ReportedProfile {
-    pub name: String,
-    /// NVML's profile number.
-    pub nvml_profile: u32,
-    /// The GPU instance profile id.
-    pub gi_profile_id: u32,
-    pub compute_slices: u8,
-    pub memory_slices: u8,
-    /// Places at which it may begin.
-    pub starts: Vec<u8>,
-    /// The most of it on one GPU.
-    pub max_count: u8,
-    /// Usable memory.
-    #[cfg_attr(feature = "serde", serde(rename = "memory_bytes"))]
-    pub memory: Bytes,
-    /// Number of SMs.
-    pub sms: u16,
 }
 
 /// A GPU model with MIG: its family and its profiles.
@@ -288,48 +258,6 @@ impl GpuModel {
             |profile: &MigProfile| profile.media || (profile.compute_slices, profile.memory_slices) == (1, 2);
         let base = |id: &ProfileId| self.get(*id).is_some_and(|profile| !varies(profile));
         self.ids().filter(base).collect()
-    }
-
-    /// The same with a profile as NVML reports it: replaced where the name is known, added where not.
-    ///
-    /// # Errors
-    /// [`MigError::BadReport`] where a place or a size lies outside of the GPU, or no place is reported.
-    pub fn with_reported(mut self, reported: ReportedProfile) -> Result<Self, MigError> {
-        let limit = self.family.memory_slices();
-        let bad = |start| MigError::BadReport {
-            name: reported.name.clone(),
-            start,
-            memory_slices: reported.memory_slices,
-            limit,
-        };
-        if reported.memory_slices == 0 || reported.starts.is_empty() || reported.max_count == 0 {
-            return Err(bad(0));
-        }
-        let mut starts = 0u8;
-        for &start in &reported.starts {
-            if u16::from(start) + u16::from(reported.memory_slices) > u16::from(limit) {
-                return Err(bad(start));
-            }
-            starts |= 1 << start;
-        }
-        let profile = MigProfile {
-            compute_slices: reported.compute_slices,
-            memory_slices: reported.memory_slices,
-            starts,
-            max_count: reported.max_count,
-            media: reported.name.contains("+me"),
-            memory: reported.memory,
-            memory_is_estimate: false,
-            sms: Some(reported.sms),
-            nvml_profile: reported.nvml_profile,
-            gi_profile_id: reported.gi_profile_id,
-            name: Cow::Owned(reported.name),
-        };
-        match self.profiles.iter_mut().find(|known| known.name == profile.name) {
-            Some(known) => *known = profile,
-            None => self.profiles.push(profile),
-        }
-        Ok(self)
     }
 
     /// Checks that the slices can be on one GPU together; answers the memory slices they occupy, as a bit mask.

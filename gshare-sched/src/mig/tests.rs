@@ -200,31 +200,3 @@ fn tables_are_whole_and_names_agree_with_the_geometry() {
         assert_eq!(names.len(), gpu.profiles.len(), "{name}: no name twice");
     }
 }
-
-#[test]
-fn what_nvml_reports_goes_before_the_table() {
-    let report = |starts: Vec<u8>, memory_slices| ReportedProfile {
-        name: "1g.23gb".to_owned(),
-        nvml_profile: 0,
-        gi_profile_id: 19,
-        compute_slices: 1,
-        memory_slices,
-        starts,
-        max_count: 7,
-        memory: Bytes::from_mib(21_504),
-        sms: 18,
-    };
-    let gpu = model("B200-180");
-    let id = gpu.profile("1g.23gb").unwrap();
-    assert!(gpu.get(id).unwrap().memory_is_estimate);
-    let reported = gpu.clone().with_reported(report((0..7).collect(), 1)).unwrap();
-    let profile = reported.get(id).unwrap();
-    assert_eq!(
-        (profile.memory, profile.sms, profile.memory_is_estimate),
-        (Bytes::from_mib(21_504), Some(18), false)
-    );
-    assert_eq!(reported.layouts(&reported.base_profiles()).len(), 298);
-    for (starts, size) in [(vec![8], 1), (vec![7], 2), (vec![], 1), (vec![0], 0), (vec![255], 255)] {
-        assert!(matches!(gpu.clone().with_reported(report(starts, size)), Err(MigError::BadReport { .. })));
-    }
-}

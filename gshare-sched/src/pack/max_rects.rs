@@ -1,21 +1,22 @@
 //! The maximal-rectangles packer. See the [module documentation](super) for the algorithm.
 
+mod choice;
+
 use core::cmp::Reverse;
 
-use std::collections::BTreeMap;
-
 use crate::pack::{
-    Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
+    Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, Workload,
     in_order_of_demands,
 };
 use gshare_core::{Bytes, FunctionId, GpuId, PlacementId, SmShare};
 
 use super::areas::FreeAreas;
-use super::geometry::{FreeSet, Rect, best_corner};
-use super::index::{ClassIndex, Hole, MAX_GPUS};
-use super::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
+use super::geometry::{FreeSet, Rect};
+use super::index::{ClassIndex, MAX_GPUS};
+use super::pool::{GpuFacts, Gpus, PoolGpu, Slots};
 use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
+use choice::Choice;
 
 /// Which free rectangle a demand gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -44,40 +45,6 @@ gshare_core::config! {
         /// than the microseconds this takes, and the freest four hold most of the gain.
         pub rearrange_gpus: u32 = 4, with_rearrange_gpus;
     }
-}
-
-/// Everything a [`MaxRects`] holds, in a form to keep and to bring back. A restored packer gives the same answers as the
-/// original.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub struct Snapshot {
-    /// Its configuration.
-    pub config: MaxRectsConfig,
-    /// Version at the time.
-    pub version: u64,
-    /// GPUs by id.
-    pub gpus: Vec<SnapshotGpu>,
-    /// Placements by GPU id, then arrival.
-    pub placements: Vec<Placement>,
-    /// Generation of every placement slot.
-    pub generations: Vec<u32>,
-    /// Slots without a placement; the last is used next.
-    pub free_slots: Vec<u32>,
-}
-
-/// One GPU of a [`Snapshot`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct SnapshotGpu {
-    /// Its id.
-    pub gpu: GpuId,
-    /// Its size.
-    pub spec: GpuSpec,
-    /// Whether it takes no new placements.
-    pub cordoned: bool,
 }
 
 /// All data that a call reads of a GPU lies side by side, since cache misses dominate at 100 000 GPUs: data in four places
@@ -110,9 +77,6 @@ impl Gpu {
         self.hopeless[0] = size;
     }
 }
-
-/// Most placements of a GPU that is re-arranged: the time of an attempt grows with their square.
-const MOST_REARRANGED: usize = 18;
 
 impl PoolGpu for Gpu {
     fn facts(&self) -> &GpuFacts {
@@ -187,7 +151,6 @@ struct Undo {
 #[derive(Debug, Clone, Default)]
 pub struct MaxRects {
     config: MaxRectsConfig,
-    version: u64,
     gpus: Gpus<Gpu>,
     pods: Runs<Pod>,
     free: Runs<Rect>,
@@ -231,239 +194,35 @@ impl MaxRects {
             + self.areas.bytes()
     }
 
-    /// Everything it holds.
-    pub fn snapshot(&self) -> Snapshot {
-        let mut placements = Vec::new();
-        self.placements(&mut |placement| placements.push(*placement));
-        let gpus = self.gpus.present().map(|(id, gpu)| SnapshotGpu {
-            gpu: id,
-            spec: gpu.facts.spec(),
-            cordoned: gpu.facts.cordoned,
-        });
-        Snapshot {
-            config: self.config,
-            version: self.version,
-            gpus: gpus.collect(),
-            placements,
-            generations: self.slots.generations().collect(),
-            free_slots: self.slots.free().to_vec(),
-        }
-    }
-
-    /// The packer a snapshot was taken from.
+    /// A cordoned GPU keeps its placements and takes no new ones, except by [`MaxRects::place_at`].
     ///
     /// # Errors
-    /// [`PackError::BadSnapshot`] and the errors of adding its GPUs and placements.
-    pub fn restore(snapshot: &Snapshot) -> Result<Self, PackError> {
-        let bad = |what| PackError::BadSnapshot { what };
-        let mut pool = Self::new(snapshot.config);
-        for gpu in &snapshot.gpus {
-            pool.add_gpu(gpu.gpu, gpu.spec)?;
+    /// [`PackError::UnknownGpu`].
+    pub fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
+        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
+            // One of the two does nothing: a cordoned GPU is not in the index.
+            self.unlink(gpu.number());
+            self.gpus[gpu.index()].facts.cordoned = cordoned;
+            self.link(gpu.number());
         }
-        pool.slots = Slots::of_generations(&snapshot.generations);
-        pool.extras = vec![Extra::default(); snapshot.generations.len()];
-        let mut taken = vec![false; snapshot.generations.len()];
-        for slot in &snapshot.free_slots {
-            let taken = taken.get_mut(*slot as usize).ok_or(bad("a free slot has no generation"))?;
-            if core::mem::replace(taken, true) {
-                return Err(bad("a slot is free twice"));
-            }
-        }
-        for placement in &snapshot.placements {
-            let id = placement.id;
-            let taken = taken.get_mut(id.index()).ok_or(bad("a placement has no slot"))?;
-            if core::mem::replace(taken, true) || pool.slots.id(id.slot()) != id {
-                return Err(bad("a placement's slot is free, taken or of another generation"));
-            }
-            let rect = pool.check_place_at(placement.gpu, placement.rectangle, &placement.demand)?;
-            pool.slots.hold(id.slot(), placement.gpu.number());
-            pool.fill_slot(id.slot(), &placement.demand);
-            pool.occupy(placement.gpu.number(), Pod::new(rect, id.slot(), &placement.demand));
-        }
-        if taken.contains(&false) {
-            return Err(bad("a slot is neither free nor taken"));
-        }
-        for gpu in snapshot.gpus.iter().filter(|gpu| gpu.cordoned) {
-            pool.set_cordoned(gpu.gpu, true)?;
-        }
-        pool.slots.set_free(&snapshot.free_slots);
-        pool.version = snapshot.version;
-        Ok(pool)
+        Ok(())
+    }
+
+    /// Places a demand exactly here, to restore a running instance.
+    ///
+    /// # Errors
+    /// [`PackError::UnknownGpu`], [`PackError::BadRectangle`], [`PackError::Occupied`], [`PackError::Memory`], and the
+    /// errors of an invalid demand.
+    pub fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
+        let rect = self.check_place_at(gpu, at, demand)?;
+        let slot = self.take_slot(gpu.number(), demand);
+        let pod = Pod::new(rect, slot, demand);
+        self.occupy(gpu.number(), pod);
+        self.invariants(gpu.number());
+        Ok(self.placement_of(pod))
     }
 }
 
-/// Where a demand would go.
-#[derive(Debug, Clone, Copy)]
-enum Choice {
-    /// To an open GPU with a hole.
-    Hole(Hole),
-    /// To an open GPU that has room only in another arrangement, which the arranger found.
-    Rearranged(u32),
-    /// To a GPU without placements.
-    Empty(u32),
-}
-
-impl Choice {
-    const fn gpu(self) -> u32 {
-        match self {
-            Self::Hole(hole) => hole.gpu(),
-            Self::Rearranged(gpu) | Self::Empty(gpu) => gpu,
-        }
-    }
-}
-
-// Choosing.
-impl MaxRects {
-    /// Whether the GPU may take the demand as far as memory and groups go.
-    fn accepts(&self, gpu: &Gpu, demand: &Demand) -> bool {
-        demand.memory.get() <= gpu.facts.memory_free() && self.keeps_apart(gpu, demand)
-    }
-
-    #[inline]
-    fn keeps_apart(&self, gpu: &Gpu, demand: &Demand) -> bool {
-        demand.apart.is_none_or(|group| !self.has_group(gpu, group))
-    }
-
-    #[inline(never)]
-    fn has_group(&self, gpu: &Gpu, group: u32) -> bool {
-        self.pods.get_few(&gpu.pods).iter().any(|pod| self.apart(*pod) == Some(group))
-    }
-
-    fn choose(&mut self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<Choice, PackError> {
-        demand.validate()?;
-        if let Some(hole) = self.choose_hole(demand, allowed) {
-            return Ok(Choice::Hole(hole));
-        }
-        self.choose_without_hole(demand, allowed)
-    }
-
-    /// The same when no open GPU has a hole. Apart, for most often one has.
-    #[inline(never)]
-    fn choose_without_hole(
-        &mut self,
-        demand: &Demand,
-        allowed: &impl Fn(GpuId) -> bool,
-    ) -> Result<Choice, PackError> {
-        if self.config.rearrange_gpus > 0 {
-            let mut arranger = self.arranger.take().unwrap_or_default();
-            let gpu = self.choose_rearranged(demand, allowed, &mut arranger);
-            for failed in arranger.failed.drain(..) {
-                self.gpus[failed as usize].give_up([demand.quota.get(), demand.sm.get()]);
-            }
-            self.arranger = Some(arranger);
-            if let Some(gpu) = gpu {
-                return Ok(Choice::Rearranged(gpu));
-            }
-        }
-        self.choose_empty(demand, allowed).map(Choice::Empty)
-    }
-
-    /// A hole of an open GPU for the demand.
-    fn choose_hole(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Option<Hole> {
-        let (w, h) = (demand.quota.get(), demand.sm.get());
-        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
-        self.index.best_area_fit(w, h, &accept)
-    }
-
-    /// An open GPU without a hole that holds the demand in another arrangement, which `arranger` then has.
-    fn choose_rearranged(
-        &self,
-        demand: &Demand,
-        allowed: &impl Fn(GpuId) -> bool,
-        arranger: &mut Arranger,
-    ) -> Option<u32> {
-        let newcomer = Rect::new(0, 0, demand.quota.get(), demand.sm.get());
-        arranger.failed.clear();
-        let room = |id: &u32| {
-            let gpu = &self.gpus[*id as usize];
-            gpu.area_free() >= newcomer.area() && self.accepts(gpu, demand) && allowed(GpuId::new(*id))
-        };
-        let candidates = self.areas.freest(newcomer.area()).filter(room);
-        candidates.take(self.config.rearrange_gpus as usize).find(|gpu| {
-            let state = &self.gpus[*gpu as usize];
-            if state.pods.len() > MOST_REARRANGED || state.hopeless.contains(&[newcomer.w(), newcomer.h()]) {
-                return false;
-            }
-            let (bin, pods) = (state.bin(), self.pods.get_few(&state.pods));
-            // A newcomer that fits neither beside nor above one of the pods fits in no arrangement.
-            let excludes =
-                |pod: &Pod| pod.rect.w() + newcomer.w() > bin.w() && pod.rect.h() + newcomer.h() > bin.h();
-            let items = pods.iter().map(|pod| pod.rect).chain([newcomer]);
-            let fits = !pods.iter().any(excludes) && arranger.arrange(bin, items);
-            if !fits {
-                arranger.failed.push(*gpu);
-            }
-            fits
-        })
-    }
-
-    fn choose_empty(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> Result<u32, PackError> {
-        let (w, h) = (demand.quota.get(), demand.sm.get());
-        let accept = |gpu: u32| self.accepts(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
-        self.index.best_empty(w, h, &accept).ok_or_else(|| self.why_not(demand, allowed))
-    }
-
-    fn why_not(&self, demand: &Demand, allowed: &impl Fn(GpuId) -> bool) -> PackError {
-        let Demand { quota, sm, memory, .. } = *demand;
-        let ever = self.gpus.any_size(|spec| spec.quota >= quota && spec.sm >= sm && spec.memory >= memory);
-        if !ever {
-            return PackError::NeverFits { quota, sm, memory };
-        }
-        let without_memory =
-            |gpu: u32| self.keeps_apart(&self.gpus[gpu as usize], demand) && allowed(GpuId::new(gpu));
-        let (w, h) = (quota.get(), sm.get());
-        let room = self.index.best_area_fit(w, h, &without_memory).is_some()
-            || self.index.best_empty(w, h, &without_memory).is_some();
-        if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
-    }
-
-    /// Where on its GPU: the free rectangle, which `hole` may be one of several of, and the corner in it.
-    fn position(&self, hole: Hole, w: u16, h: u16) -> Option<Rect> {
-        let state = &self.gpus[hole.gpu() as usize];
-        let holes = self.free.get_few(&state.free);
-        let size = Rect::new(0, 0, w, h).size();
-        let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
-        match self.config.heuristic {
-            Heuristic::BestAreaFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
-            Heuristic::ContactCorner => {
-                let mut fitting = holes.iter().filter(fits);
-                let (first, several) = (*fitting.next()?, fitting.next().is_some());
-                // Most often there is one, and often it is as wide and high as the demand.
-                if !several && first.size() == size {
-                    return Some(first);
-                }
-                let corner = |hole: Rect| {
-                    let pods = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
-                    best_corner(state.bin(), pods, hole, w, h)
-                };
-                if !several {
-                    return Some(corner(first).1);
-                }
-                let corners = holes.iter().filter(fits).map(|hole| corner(*hole));
-                let best = corners.min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()));
-                best.map(|(_, at)| at)
-            }
-        }
-    }
-
-    fn check_place_at(&self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Rect, PackError> {
-        demand.validate()?;
-        let state = self.gpus.known(gpu)?;
-        let rect = Rect::from_public(at)
-            .filter(|rect| (at.quota, at.sm) == (demand.quota, demand.sm) && state.bin().contains(*rect))
-            .ok_or(PackError::BadRectangle { gpu })?;
-        if demand.memory.get() > state.facts.memory_free() {
-            return Err(PackError::Memory { memory: demand.memory });
-        }
-        let taken = self.pods.get_few(&state.pods).iter().any(|pod| pod.rect.meets(rect));
-        if taken || !self.keeps_apart(state, demand) {
-            return Err(PackError::Occupied { gpu });
-        }
-        Ok(rect)
-    }
-}
-
-// Changing.
 impl MaxRects {
     fn place_filtered(
         &mut self,
@@ -499,7 +258,6 @@ impl MaxRects {
         } else {
             self.occupy(gpu, Pod::new(rect, slot, demand));
         }
-        self.version += 1;
         self.invariants(gpu);
         let id = self.slots.id(slot);
         if let Some(undo) = undo {
@@ -519,7 +277,7 @@ impl MaxRects {
     ) -> Result<(), PackError> {
         let mut order: Vec<usize> = (0..demands.len()).collect();
         order.sort_by_key(|index| Reverse(self.weight(&demands[*index])));
-        let (start, version) = (out.len(), self.version);
+        let start = out.len();
         let mut undo = Vec::with_capacity(demands.len());
         for index in &order {
             let result = {
@@ -533,7 +291,6 @@ impl MaxRects {
                         self.take_back(step);
                     }
                     out.truncate(start);
-                    self.version = version;
                     return Err(PackError::Batch { index: *index, reason: Box::new(reason) });
                 }
             }
@@ -784,7 +541,6 @@ impl Packer for MaxRects {
         }
         self.free.set_few(&mut self.gpus[gpu.index()].free, &[state.bin()]);
         self.link(gpu.number());
-        self.version += 1;
         Ok(())
     }
 
@@ -795,7 +551,6 @@ impl Packer for MaxRects {
         self.free.set_few(&mut state.free, &[]);
         self.pods.set_few(&mut state.pods, &[]);
         self.gpus.remove(gpu);
-        self.version += 1;
         Ok(())
     }
 
@@ -831,14 +586,12 @@ impl Packer for MaxRects {
         let pod = self.vacate(gpu, index);
         let placement = self.placement_of(pod);
         self.slots.release(id.slot());
-        self.version += 1;
         self.invariants(gpu);
         Ok(placement)
     }
 
     fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
         self.gpus.known(gpu)?;
-        self.version += 1;
         self.gpus[gpu.index()].facts.set_aside(memory)
     }
 
@@ -869,97 +622,6 @@ impl Packer for MaxRects {
 
     fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
         self.gpus.find(gpu).map(|state| state.status(gpu, state.area_used.into()))
-    }
-}
-
-impl PackerExt for MaxRects {
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
-            // One of the two does nothing: a cordoned GPU is not in the index.
-            self.unlink(gpu.number());
-            self.gpus[gpu.index()].facts.cordoned = cordoned;
-            self.link(gpu.number());
-            self.version += 1;
-        }
-        Ok(())
-    }
-
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        demand.validate()?;
-        if let Some(hole) = self.choose_hole(demand, &|_| true) {
-            return Ok(GpuId::new(hole.gpu()));
-        }
-        if self.config.rearrange_gpus > 0
-            && let Some(gpu) = self.choose_rearranged(demand, &|_| true, &mut Arranger::default())
-        {
-            return Ok(GpuId::new(gpu));
-        }
-        self.choose_empty(demand, &|_| true).map(GpuId::new)
-    }
-
-    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
-        let rect = self.check_place_at(gpu, at, demand)?;
-        let slot = self.take_slot(gpu.number(), demand);
-        let pod = Pod::new(rect, slot, demand);
-        self.occupy(gpu.number(), pod);
-        self.version += 1;
-        self.invariants(gpu.number());
-        Ok(self.placement_of(pod))
-    }
-
-    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
-        check_held(&self.gpus, &self.slots, held)?;
-        let mut lists: Vec<(GpuId, Vec<Pod>)> = Vec::new();
-        for (gpu, placements) in held {
-            let state = self.gpus.known(*gpu)?;
-            let (mut pods, mut memory): (Vec<Pod>, u64) = (Vec::new(), 0);
-            for Placement { id, rectangle, .. } in placements {
-                let unknown = PackError::UnknownPlacement { id: *id };
-                let now = self.slots.gpu(id.slot());
-                let index = self.index_of(now, id.slot()).ok_or(unknown)?;
-                let old = self.pods.get_few(&self.gpus[now as usize].pods)[index];
-                let rect = Rect::from_public(*rectangle)
-                    .filter(|rect| rect.size() == old.rect.size() && state.bin().contains(*rect))
-                    .ok_or(PackError::BadRectangle { gpu: *gpu })?;
-                let group = self.apart(old);
-                let clash =
-                    |other: &Pod| other.rect.meets(rect) || (group.is_some() && group == self.apart(*other));
-                if pods.iter().any(clash) {
-                    return Err(PackError::Occupied { gpu: *gpu });
-                }
-                memory = memory.saturating_add(self.extras[id.index()].memory);
-                pods.push(Pod { rect, ..old });
-            }
-            if memory > state.facts.memory - state.facts.aside {
-                return Err(PackError::Memory { memory: Bytes(memory) });
-            }
-            lists.push((*gpu, pods));
-        }
-        for (gpu, pods) in lists {
-            self.unlink(gpu.number());
-            let state = &mut self.gpus[gpu.index()];
-            self.open -= u32::from(state.is_open());
-            self.pods.set_few(&mut state.pods, &pods);
-            state.area_used = pods.iter().map(|pod| pod.rect.area()).sum();
-            state.facts.memory_used = pods.iter().map(|pod| self.extras[pod.slot as usize].memory).sum();
-            self.open += u32::from(state.is_open());
-            for pod in &pods {
-                self.slots.hold(pod.slot, gpu.number());
-            }
-            self.rebuild_free(gpu.number());
-            self.link(gpu.number());
-            self.invariants(gpu.number());
-        }
-        self.version += 1;
-        Ok(())
-    }
-
-    fn trial(&self) -> Box<dyn PackerExt> {
-        Box::new(self.clone())
     }
 }
 

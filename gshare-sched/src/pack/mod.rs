@@ -70,6 +70,6 @@ pub(crate) mod runs;
 pub(crate) mod sets;
 pub mod slot_table;
 
-pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig, Snapshot, SnapshotGpu};
+pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig};
 pub use packer::*;
-pub use slot_table::{Slot, SlotTable, Waiting};
+pub use slot_table::{Slot, SlotTable};

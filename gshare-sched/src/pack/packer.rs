@@ -1,8 +1,6 @@
 //! Demands, placements, and the trait of packers.
 
 use core::cmp::Reverse;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 
 use gshare_core::{Bytes, FunctionId, GpuId, GpuShare, PlacementId, Quota, SmShare};
 
@@ -221,53 +219,6 @@ impl Placed {
     }
 }
 
-/// The change of a placement by a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
-pub struct RepackChange {
-    pub id: PlacementId,
-    /// GPU before the change.
-    pub from_gpu: GpuId,
-    /// Rectangle before the change.
-    pub from: Rectangle,
-    /// GPU after the change. The same GPU means a change in place, which moves no process.
-    pub to_gpu: GpuId,
-    /// Rectangle after the change.
-    pub to: Rectangle,
-}
-
-impl RepackChange {
-    /// Whether the process stays on its GPU.
-    pub fn in_place(&self) -> bool {
-        self.from_gpu == self.to_gpu
-    }
-}
-
-/// A proposal to move placements, valid for one version of the packer.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub struct RepackPlan {
-    /// [`PackerExt::version`] that the plan was made at.
-    pub version: u64,
-    /// Changes by placement id. They hold together: all or none.
-    pub changes: Vec<RepackChange>,
-    /// GPUs that become empty.
-    pub emptied: Vec<GpuId>,
-    /// Placements that a drain should have moved but found no room for.
-    pub stuck: Vec<PlacementId>,
-}
-
-impl RepackPlan {
-    /// Number of placements that change their GPU.
-    pub fn moves(&self) -> usize {
-        self.changes.iter().filter(|change| !change.in_place()).count()
-    }
-}
-
 /// One GPU as a packer sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -293,18 +244,6 @@ impl GpuStatus {
     /// The status of an empty GPU.
     pub const fn new(gpu: GpuId, spec: GpuSpec) -> Self {
         Self { gpu, spec, cordoned: false, placements: 0, memory_used: Bytes::ZERO, area_used: 0 }
-    }
-
-    /// Adds the placements that the GPU holds to the sums.
-    #[must_use]
-    pub fn with_placements(self, held: &[Placement]) -> Self {
-        let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
-        Self {
-            placements: u32::try_from(held.len()).unwrap_or(u32::MAX),
-            memory_used: Bytes(held.iter().map(|placement| placement.demand.memory.get()).sum()),
-            area_used: held.iter().map(|placement| area(&placement.demand)).sum(),
-            ..self
-        }
     }
 }
 
@@ -354,21 +293,12 @@ pub enum PackError {
     /// The rectangle, or the room for it, is taken.
     #[error("the place on {gpu} is taken")]
     Occupied { gpu: GpuId },
-    /// The plan was made for another version of the packer, or does not match its placements.
-    #[error("the plan is for version {planned}, the packer is at {current}")]
-    StalePlan { planned: u64, current: u64 },
     /// A batch or gang does not fit whole.
     #[error("demand {index} of the batch does not fit: {reason}")]
     Batch { index: usize, reason: Box<PackError> },
     /// A GPU with more memory than the packer counts.
     #[error("memory of {gpu} is {memory}: need less than {limit}")]
     GpuTooLarge { gpu: GpuId, memory: Bytes, limit: Bytes },
-    /// A snapshot contradicts itself.
-    #[error("the snapshot contradicts itself: {what}")]
-    BadSnapshot {
-        #[cfg_attr(feature = "serde", serde(skip_deserializing))]
-        what: &'static str,
-    },
 }
 
 gshare_core::claims! {
@@ -587,206 +517,6 @@ pub fn in_order_of_demands(order: &[usize], answers: &mut [Placed]) {
     for (index, placed) in order.iter().zip(found) {
         answers[*index] = placed;
     }
-}
-
-gshare_core::claims! {
-    /// What the suite for [`PackerExt`] checks, beside that for [`Packer`].
-    packer_ext_claims {
-        VALID = "a valid call is carried out";
-        CORDON = "a cordon shows in the status";
-        CLOSED = "a cordoned GPU takes no new placements";
-        MOVES = "a plan keeps to the moves allowed";
-        VERSION = "the version grows with every change";
-        PROBE = "a probe names the GPU that `place` chooses";
-        PLAN = "a plan changes nothing until it is applied";
-        APPLIED = "a plan that is applied moves what it says and nothing else";
-        EMPTIED = "a plan empties the GPUs that it says";
-        PLAN_ONCE = "a plan is good once";
-        RESTORED = "what runs is restored where it is";
-    }
-}
-
-/// Operations of a packer beyond placing and releasing: plan moves between GPUs on a copy of itself and carry them out.
-///
-/// Five methods are the packer's own; probing and the plans follow from them.
-///
-/// # Contract
-/// Checked by the conformance suite of `gshare-sim`:
-#[doc = packer_ext_claims!()]
-pub trait PackerExt: Packer {
-    /// A number that grows with every change.
-    fn version(&self) -> u64;
-
-    /// A cordoned GPU keeps its placements and takes no new ones, except by [`PackerExt::place_at`].
-    ///
-    /// # Errors
-    /// [`PackError::UnknownGpu`].
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError>;
-
-    /// Places a demand exactly here, to restore a running instance.
-    ///
-    /// # Errors
-    /// [`PackError::UnknownGpu`], [`PackError::BadRectangle`], [`PackError::Occupied`], [`PackError::Memory`], and the
-    /// errors of an invalid demand.
-    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError>;
-
-    /// Makes each GPU hold exactly the listed placements, in this order. Together the lists contain every placement that
-    /// these GPUs hold now, once, with its id and demand; only GPUs and rectangles differ.
-    ///
-    /// # Errors
-    /// When a list does not fit its GPU: nothing changed.
-    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError>;
-
-    /// A copy to try changes on.
-    fn trial(&self) -> Box<dyn PackerExt>;
-
-    /// The GPU that [`Packer::place`] would choose now.
-    ///
-    /// # Errors
-    /// As [`Packer::place_where`].
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        self.trial().place(demand).map(|placed| placed.placement.gpu)
-    }
-
-    /// A plan to use fewer GPUs, with at most `max_moves` moves between GPUs. It empties the emptiest GPUs into other open
-    /// GPUs, each wholly or not at all. Changes nothing; the plan is empty if there is nothing to gain.
-    fn plan_repack(&self, max_moves: usize) -> RepackPlan {
-        let mut trial = self.trial();
-        let mut open = Vec::new();
-        self.gpus(&mut |status| {
-            if status.placements > 0 {
-                open.push((status.area_used, status.gpu));
-            }
-        });
-        open.sort_unstable();
-        let ids = open.iter().map(|(_, gpu)| gpu.index() + 1).max().unwrap_or(0);
-        let mut is_goal = vec![false; ids];
-        open.iter().for_each(|(_, gpu)| is_goal[gpu.index()] = true);
-        let (mut moved, mut filled, mut emptied) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
-        for (_, gpu) in open {
-            if moved.len() >= max_moves {
-                break;
-            }
-            let held = held_by(&*trial, gpu);
-            // A GPU that took in others was filled by this plan; emptying it again would move those twice.
-            if filled.contains(&gpu) || moved.len() + held.len() > max_moves {
-                continue;
-            }
-            let demands: Vec<Demand> = held.iter().map(|placement| placement.demand).collect();
-            let mut out = Vec::new();
-            let open = |other: GpuId| is_goal.get(other.index()).copied().unwrap_or(false);
-            let elsewhere = |_: &[Placed], other: GpuId| other != gpu && open(other);
-            if trial.place_set(&demands, &elsewhere, &mut out).is_err() {
-                continue;
-            }
-            for (old, new) in held.iter().zip(&out) {
-                if trial.release(old.id).is_err() {
-                    return RepackPlan::default();
-                }
-                moved.insert(old.id, new.placement.id);
-                filled.insert(new.placement.gpu);
-            }
-            is_goal[gpu.index()] = false;
-            emptied.push(gpu);
-        }
-        emptied.sort_unstable();
-        let touched = filled.into_iter().chain(emptied.iter().copied()).collect();
-        let changes = changes_between(self, &*trial, &moved, &touched);
-        RepackPlan { version: self.version(), changes, emptied, stuck: Vec::new() }
-    }
-
-    /// A plan to empty `gpu`. Placements that find no room elsewhere are listed as stuck.
-    ///
-    /// # Errors
-    /// [`PackError::UnknownGpu`].
-    fn plan_drain(&self, gpu: GpuId) -> Result<RepackPlan, PackError> {
-        self.gpu(gpu).ok_or(PackError::UnknownGpu { gpu })?;
-        let mut trial = self.trial();
-        let mut held = held_by(self, gpu);
-        held.sort_by_key(|placement| Reverse(self.weight(&placement.demand)));
-        let (mut moved, mut stuck, mut touched) = (BTreeMap::new(), Vec::new(), BTreeSet::from([gpu]));
-        for placement in held {
-            match trial.place_where(&placement.demand, &|other| other != gpu) {
-                Ok(placed) => {
-                    moved.insert(placement.id, placed.placement.id);
-                    touched.insert(placed.placement.gpu);
-                    trial.release(placement.id)?;
-                }
-                Err(_) => stuck.push(placement.id),
-            }
-        }
-        let emptied = if stuck.is_empty() { vec![gpu] } else { Vec::new() };
-        let changes = changes_between(self, &*trial, &moved, &touched);
-        Ok(RepackPlan { version: self.version(), changes, emptied, stuck })
-    }
-
-    /// Carries out a plan: all of it, or nothing. Ids stay.
-    ///
-    /// # Errors
-    /// [`PackError::StalePlan`] when anything changed since the plan was made or the plan does not match.
-    fn apply(&mut self, plan: &RepackPlan) -> Result<(), PackError> {
-        let stale = || PackError::StalePlan { planned: plan.version, current: self.version() };
-        if plan.version != self.version() {
-            return Err(stale());
-        }
-        // The lists of the GPUs concerned are built aside, and taken over when every one is sound.
-        let mut lists: BTreeMap<GpuId, Vec<Placement>> = BTreeMap::new();
-        for gpu in plan.changes.iter().flat_map(|change| [change.from_gpu, change.to_gpu]) {
-            if let Entry::Vacant(list) = lists.entry(gpu) {
-                self.gpu(gpu).ok_or_else(stale)?;
-                list.insert(held_by(self, gpu));
-            }
-        }
-        let mut moved = Vec::new();
-        for change in &plan.changes {
-            let list = lists.entry(change.from_gpu).or_default();
-            let is_it = |held: &Placement| held.id == change.id && held.rectangle == change.from;
-            let position = list.iter().position(is_it).ok_or_else(stale)?;
-            let (from, to) = (change.from, change.to);
-            if (to.quota, to.sm) != (from.quota, from.sm) {
-                return Err(stale());
-            }
-            let old = list.remove(position);
-            moved.push(Placement { gpu: change.to_gpu, rectangle: to, ..old });
-        }
-        for placement in moved {
-            lists.entry(placement.gpu).or_default().push(placement);
-        }
-        let stale = stale();
-        self.set_held(&lists).map_err(|_| stale)
-    }
-}
-
-fn held_by<P: Packer + ?Sized>(packer: &P, gpu: GpuId) -> Vec<Placement> {
-    let mut held = Vec::new();
-    packer.placements_on(gpu, &mut |placement| held.push(*placement));
-    held
-}
-
-/// The differences that `trial` makes for the placements that are on `gpus` now; `moved` names those that got
-/// another id there.
-fn changes_between<P: PackerExt + ?Sized>(
-    now: &P,
-    trial: &dyn PackerExt,
-    moved: &BTreeMap<PlacementId, PlacementId>,
-    gpus: &BTreeSet<GpuId>,
-) -> Vec<RepackChange> {
-    let mut changes = Vec::new();
-    for old in gpus.iter().flat_map(|gpu| held_by(now, *gpu)) {
-        if let Some(new) = trial.placement(*moved.get(&old.id).unwrap_or(&old.id))
-            && (new.gpu, new.rectangle) != (old.gpu, old.rectangle)
-        {
-            changes.push(RepackChange {
-                id: old.id,
-                from_gpu: old.gpu,
-                from: old.rectangle,
-                to_gpu: new.gpu,
-                to: new.rectangle,
-            });
-        }
-    }
-    changes.sort_unstable_by_key(|change| change.id);
-    changes
 }
 
 #[cfg(test)]

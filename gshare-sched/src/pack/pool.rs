@@ -8,9 +8,8 @@
 //! O(1) per call, but for the sizes: a pool has few, and they are looked through.
 
 use core::ops::{Index, IndexMut};
-use std::collections::{BTreeMap, BTreeSet};
 
-use crate::pack::{GpuSpec, GpuStatus, PackError, Placement};
+use crate::pack::{GpuSpec, GpuStatus, PackError};
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 
 /// The GPU of a slot that is free.
@@ -33,22 +32,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The table with these generations, all free but not listed so: [`Slots::hold`] and [`Slots::set_free`] follow.
-    pub(crate) fn of_generations(generations: &[u32]) -> Self {
-        let free = |generation: &u32| Slot { generation: *generation, gpu: NOWHERE };
-        Self { entries: generations.iter().map(free).collect(), free: Vec::new() }
-    }
-
-    pub(crate) fn generations(&self) -> impl Iterator<Item = u32> + '_ {
-        self.entries.iter().map(|slot| slot.generation)
-    }
-
     pub(crate) fn free(&self) -> &[u32] {
         &self.free
-    }
-
-    pub(crate) fn set_free(&mut self, free: &[u32]) {
-        free.clone_into(&mut self.free);
     }
 
     /// A slot for a placement on `gpu`. If the slot equals the table's old length, parallel tables need another entry.
@@ -256,27 +241,6 @@ impl<G: PoolGpu> Gpus<G> {
 
     pub(crate) fn bytes(&self) -> usize {
         self.list.capacity() * size_of::<G>()
-    }
-}
-
-/// Refuses lists unless together they contain each placement of the named GPUs exactly once.
-pub(crate) fn check_held<G: PoolGpu>(
-    gpus: &Gpus<G>,
-    slots: &Slots,
-    held: &BTreeMap<GpuId, Vec<Placement>>,
-) -> Result<(), PackError> {
-    let (mut now, mut listed) = (0, BTreeSet::new());
-    for (gpu, list) in held {
-        now += gpus.known(*gpu)?.placements();
-        for Placement { id, .. } in list {
-            if !held.contains_key(&GpuId::new(slots.find(*id)?)) || !listed.insert(*id) {
-                return Err(PackError::UnknownPlacement { id: *id });
-            }
-        }
-    }
-    match held.keys().next() {
-        Some(gpu) if listed.len() != now => Err(PackError::Occupied { gpu: *gpu }),
-        _ => Ok(()),
     }
 }
 

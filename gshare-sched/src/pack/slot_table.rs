@@ -8,9 +8,8 @@
 //! [`MultiToken`](crate::token::MultiToken) follows it.
 //!
 //! # Algorithm
-//! At each position of the window, the owners of the slots that cover it run ([`SlotTable::running`]). Free SMs go to other
-//! waiting owners by missing quota, largest first, and an owner that does not fit is skipped ([`SlotTable::dispatch`]).
-//! This holds until the next change ([`SlotTable::next_change`]).
+//! At each position of the window, the owners of the slots that cover it may run ([`SlotTable::running`]); the scheduler of tokens
+//! gives what they leave to others.
 //!
 //! Without a packing, [`SlotTable::arrange`] looks for a table itself: one after another while the quotas add up to at most
 //! the window; all at once while the SMs add up to at most the whole; else as rectangles; else as contiguous slots with
@@ -26,8 +25,7 @@
 //! # Cost
 //! `O(n)` to find the running owners, `O(n^2)` to add a slot or to find its place.
 
-use crate::pack::{PackError, Placement};
-use gshare_core::{BasisPoints, PlacementId, Quota, SmShare};
+use gshare_core::{BasisPoints, Quota, SmShare};
 
 use super::geometry::Rect;
 use super::rearrange::Arranger;
@@ -36,7 +34,7 @@ use super::rearrange::Arranger;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Slot<K = PlacementId> {
+pub struct Slot<K> {
     /// The owner of the slot.
     pub owner: K,
     /// Begin of the slot in the window.
@@ -62,20 +60,9 @@ const WINDOW: u16 = 10_000;
 /// With more owners only the easy arrangements are tried: the search is cubic.
 const MOST_ARRANGED: usize = 64;
 
-/// An owner that wants to run, as [`SlotTable::dispatch`] sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waiting<K = PlacementId> {
-    /// The owner that wants to run.
-    pub owner: K,
-    /// Share of the SMs that it takes while it runs.
-    pub sm: SmShare,
-    /// Quota still missing in this window. An owner at or below zero runs only in its slot.
-    pub missing_bp: i32,
-}
-
 /// The slots of one GPU. See the [module documentation](self).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotTable<K = PlacementId> {
+pub struct SlotTable<K> {
     /// By offset, then owner.
     slots: Vec<Slot<K>>,
     /// Positions at which a slot begins or ends, ascending.
@@ -85,30 +72,6 @@ pub struct SlotTable<K = PlacementId> {
 impl<K> Default for SlotTable<K> {
     fn default() -> Self {
         Self { slots: Vec::new(), changes: Vec::new() }
-    }
-}
-
-impl SlotTable {
-    /// The table of the placements of one GPU.
-    ///
-    /// # Errors
-    /// [`PackError::Occupied`] when at some position more than all SMs would be taken.
-    pub fn of_placements<'a>(placements: impl IntoIterator<Item = &'a Placement>) -> Result<Self, PackError> {
-        let mut table = Self::default();
-        for placement in placements {
-            table.insert(placement)?;
-        }
-        Ok(table)
-    }
-
-    /// Adds a placement's slot.
-    ///
-    /// # Errors
-    /// [`PackError::Occupied`] when at some position more than all SMs would be taken, or it has a slot.
-    pub fn insert(&mut self, placement: &Placement) -> Result<(), PackError> {
-        let Placement { id: owner, rectangle, gpu, .. } = *placement;
-        let (offset, length, sm) = (rectangle.time_offset, rectangle.quota, rectangle.sm);
-        if self.add(Slot { owner, offset, length, sm }) { Ok(()) } else { Err(PackError::Occupied { gpu }) }
     }
 }
 
@@ -199,33 +162,6 @@ impl<K: Copy + Ord> SlotTable<K> {
     /// The slots that cover position `at`.
     pub fn running(&self, at: BasisPoints) -> impl Iterator<Item = &Slot<K>> {
         self.slots.iter().filter(move |slot| slot.covers(at))
-    }
-
-    /// The first position after `at` at which a slot begins or ends; 10 000 is the end of the window.
-    pub fn next_change(&self, at: BasisPoints) -> u16 {
-        let next = self.changes.partition_point(|change| *change <= at.get());
-        self.changes.get(next).copied().unwrap_or(WINDOW)
-    }
-
-    /// The owners that run from `at` until [`SlotTable::next_change`]: first every waiting owner with a slot at `at`, then
-    /// the others that fit into the remaining SMs, by missing quota and then by id. Sorts `waiting` and appends to `out`.
-    pub fn dispatch(&self, at: BasisPoints, waiting: &mut [Waiting<K>], out: &mut Vec<K>) {
-        waiting.sort_unstable_by_key(|client| (core::cmp::Reverse(client.missing_bp), client.owner));
-        let mut free = u32::from(SmShare::WHOLE.get());
-        let start = out.len();
-        for slot in self.running(at) {
-            if waiting.iter().any(|client| client.owner == slot.owner) {
-                out.push(slot.owner);
-                free -= u32::from(slot.sm.get());
-            }
-        }
-        for client in waiting.iter().filter(|client| client.missing_bp > 0) {
-            let sm = u32::from(client.sm.get());
-            if sm <= free && !out[start..].contains(&client.owner) {
-                out.push(client.owner);
-                free -= sm;
-            }
-        }
     }
 
     /// Load only rises where a slot begins: look there, and at this slot's own begin.

@@ -3,7 +3,7 @@
 use super::costs::{Need, Offer, misfit, offers};
 use super::lattice::{Hands, index};
 use crate::mig::{GpuModel, SliceAt};
-use crate::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, SliceAssigner, Unfit};
+use crate::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, Unfit};
 use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Duration, GpuId};
 use std::collections::BTreeSet;
@@ -27,8 +27,18 @@ const EXACT_GPUS: usize = 10;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LeastFragmentation;
 
-impl SliceAssigner for LeastFragmentation {
-    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
+impl LeastFragmentation {
+    /// Slices of `node` for the parts of `pipeline`: free and distinct, each part fits its slice, and the latency is within the SLO.
+    ///
+    /// # Errors
+    /// [`Unfit`]: why there are none.
+    pub fn assign(
+        self,
+        dag: &Dag,
+        goal: &Goal,
+        pipeline: &Pipeline,
+        node: &Node,
+    ) -> Result<Assignment, Unfit> {
         let fit = fit(dag, goal, pipeline, node);
         match fit {
             Err(why) if goal.carve => carve(dag, goal, pipeline, node).ok_or(why),

@@ -58,7 +58,7 @@ impl Lattice {
                 }
                 let stage = to.without(from);
                 if steps.len() == max_steps as usize {
-                    return Err(Passed { what: "possible stages (max_steps)", limit: u64::from(max_steps) });
+                    return Err(Passed { what: "possible stages", limit: u64::from(max_steps) });
                 }
                 // Into the stage: edges out of `from` that end in the stage. Out of the stage: edges out of `to`, less the
                 // edges that pass the stage by.

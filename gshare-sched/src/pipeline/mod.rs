@@ -18,7 +18,7 @@
 //!
 //! # Algorithm
 //! - **Graph**: [`Mode::SeriesCut`] has the ideals between segments, the other modes have all of them. A wide DAG has too many
-//!   (`max_ideals`, `max_steps`): series cuts then take their place, and the answer reports the change.
+//!   (`max_ideals`): series cuts then take their place, and the answer reports the change.
 //! - **By CV** ([`RankMode::PaperCv`], `balanced`): for `k` stages with times `t` on one reference slice, `T = sum t` and `S = sum t²`,
 //!   `CV² = k*S / T² - 1`. [`Balance`] compares `k*S / T²` in integers, so every machine has the same order. Equal CVs go by fewer stages,
 //!   less hand-off, then the cuts. For a fixed `k` only `S` varies, the length of a path: the k best paths are listed lazily.
@@ -65,6 +65,6 @@ pub use pipeline_partitioner::*;
 pub use plan::{NoPlan, PassedOver, Plan, plan};
 pub use router::*;
 pub(crate) use router_config::overdue_after;
-pub use router_config::{Late, RouterConfig};
+pub use router_config::{Late, RouterConfig, SHORT_EVERY};
 pub use routing::SlackRouter;
 pub use slice_assigner::*;

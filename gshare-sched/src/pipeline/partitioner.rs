@@ -4,11 +4,18 @@ use super::balanced::Balanced;
 use super::bottleneck::{Front, Limits};
 use super::costs::{offers, reference_times};
 use super::lattice::{Hands, Lattice, Passed, forks};
-use crate::pipeline::{
-    FallBack, Goal, HandOff, Mode, Node, PartitionError, PipelinePartitioner, RankMode, Ranked,
-};
+use crate::pipeline::{FallBack, Goal, HandOff, Mode, Node, PartitionError, RankMode, Ranked};
 use gshare_core::dag::Dag;
 use gshare_core::{ConfigError, Duration};
+
+/// The most stages, or by bottleneck the most slices: no node can give more to one function.
+const MAX_STAGES: usize = 64;
+/// The most possible stages for each ideal that is allowed; above the bound the partitioner uses series cuts. At 20,000 ideals
+/// these are 1,000,000 stages: 24 MB, and a tenth of a second.
+const STEPS_PER_IDEAL: u32 = 50;
+/// The most transitions of the bottleneck search for each ideal that is allowed; above the bound the partitioner uses series
+/// cuts, and refuses the DAG if these have more as well. At 20,000 ideals a tenth of a second a pass.
+const TRANSITIONS_PER_IDEAL: u64 = 5_000;
 
 crate::settings_table::settings! {
     /// Settings of [`Partitioner`].
@@ -17,27 +24,16 @@ crate::settings_table::settings! {
         pub mode: Mode = Mode::default(), with_mode;
         /// The measure by which pipelines are ranked.
         pub rank: RankMode = RankMode::default(), with_rank;
-        /// The most stages, or by bottleneck the most slices. 64: no node can give more to one function.
-        pub max_stages: u32 = 64, with_max_stages;
         /// The most ideals; above the bound the partitioner uses series cuts. 20,000: some megabytes, and two chains of 100
         /// have fewer. At most 100,000: a search over more does not end within minutes.
         pub max_ideals: u32 = 20_000, with_max_ideals;
-        /// The most possible stages; above the bound the partitioner uses series cuts. 1,000,000: 24 MB, and a tenth of a
-        /// second.
-        pub max_steps: u32 = 1_000_000, with_max_steps;
-        /// The most transitions of the bottleneck search; above the bound the partitioner uses series cuts, and refuses the DAG
-        /// if these have more as well. 100,000,000: a tenth of a second a pass.
-        pub max_transitions: u64 = 100_000_000, with_max_transitions;
     }
 }
 
 impl PartitionConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         gshare_core::check_fields!(self {
-            max_stages in 1..=128, "need 1 to 128";
             max_ideals in 2..=100_000, "need 2 to 100000";
-            max_steps in 1..=100_000_000, "need 1 to 100000000";
-            max_transitions in 1..=10_000_000_000, "need 1 to 10000000000";
         })
     }
 }
@@ -47,7 +43,7 @@ impl PartitionConfig {
 /// ```
 /// use gshare_core::dag::{Component, Dag};
 /// use gshare_sched::mig::GpuModel;
-/// use gshare_sched::pipeline::{Goal, HandOff, Node, RankMode, LeastFragmentation, PartitionConfig, Partitioner, plan};
+/// use gshare_sched::pipeline::{Goal, HandOff, Node, RankMode, PartitionConfig, Partitioner, plan};
 /// use gshare_core::{Bytes, Duration};
 ///
 /// let chain = [("a", 2), ("b", 3), ("c", 4), ("d", 1)];
@@ -64,7 +60,7 @@ impl PartitionConfig {
 /// let goal = Goal::default().with_hand_off(HandOff::FREE);
 /// for (rank, stages, bottleneck) in [(RankMode::PaperCv, 1, 10), (RankMode::Bottleneck, 3, 6)] {
 ///     let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank))?;
-///     let plan = plan(&partitioner, &LeastFragmentation, &dag, &goal, &node)?;
+///     let plan = plan(&partitioner, &dag, &goal, &node)?;
 ///     assert_eq!(plan.pipeline.stages(), stages);
 ///     assert_eq!(plan.assignment.bottleneck, Duration::from_millis(bottleneck));
 /// }
@@ -91,7 +87,7 @@ impl Partitioner {
     /// [`PartitionError::NoReference`], [`PartitionError::MissingProfile`]; [`PartitionError::Config`] for a goal that no
     /// pipeline could meet.
     pub fn by_cv(&self, dag: &Dag, goal: &Goal) -> Result<Ranked<'static>, PartitionError> {
-        self.list_by_cv(dag, goal, self.config.max_stages as usize)
+        self.list_by_cv(dag, goal, MAX_STAGES)
     }
 
     fn list_by_cv(
@@ -118,8 +114,8 @@ impl Partitioner {
         }
         let hands = Hands::new(dag, &goal.hand_off);
         let limits = Limits {
-            max_stages: self.config.max_stages as usize,
-            max_transitions: self.config.max_transitions,
+            max_stages: MAX_STAGES,
+            max_transitions: u64::from(self.config.max_ideals) * TRANSITIONS_PER_IDEAL,
             slo: goal.slo,
         };
         let front = |lattice: Lattice, mode| {
@@ -131,7 +127,7 @@ impl Partitioner {
         match front(lattice, mode) {
             Ok(front) => Ok(Ranked { mode, fell_back, pipelines: Box::new(front) }),
             Err(PartitionError::TooManyTransitions { limit, .. }) if mode != Mode::SeriesCut => {
-                let what = "transitions (max_transitions)";
+                let what = "transitions";
                 let fell_back = Some(FallBack { asked: self.config.mode, what, limit });
                 let front = front(self.series(dag, goal), Mode::SeriesCut)?;
                 Ok(Ranked { mode: Mode::SeriesCut, fell_back, pipelines: Box::new(front) })
@@ -142,11 +138,11 @@ impl Partitioner {
 
     /// The graph of the requested mode, or of series cuts with the reason.
     fn lattice(&self, dag: &Dag, goal: &Goal) -> (Lattice, Mode, Option<FallBack>) {
-        let PartitionConfig { mode, max_ideals, max_steps, .. } = self.config;
+        let PartitionConfig { mode, max_ideals, .. } = self.config;
         if mode == Mode::SeriesCut {
             return (self.series(dag, goal), mode, None);
         }
-        match Lattice::new(dag, mode, &goal.hand_off, max_ideals, max_steps) {
+        match Lattice::new(dag, mode, &goal.hand_off, max_ideals, max_ideals * STEPS_PER_IDEAL) {
             Ok(lattice) => (lattice, mode, None),
             Err(Passed { what, limit }) => {
                 (self.series(dag, goal), Mode::SeriesCut, Some(FallBack { asked: mode, what, limit }))
@@ -161,8 +157,12 @@ impl Partitioner {
     }
 }
 
-impl PipelinePartitioner for Partitioner {
-    fn ranked<'a>(
+impl Partitioner {
+    /// The pipelines of `dag`, best first: a finite list, without a pipeline twice. Each pipeline has every component in one part.
+    ///
+    /// # Errors
+    /// [`PartitionError`]: a missing profile, or a bound that no fall-back keeps.
+    pub fn ranked<'a>(
         &'a self,
         dag: &'a Dag,
         goal: &'a Goal,
@@ -170,7 +170,7 @@ impl PipelinePartitioner for Partitioner {
     ) -> Result<Ranked<'a>, PartitionError> {
         match self.config.rank {
             RankMode::PaperCv => {
-                let stages = most_slices(goal, node).min(self.config.max_stages as usize);
+                let stages = most_slices(goal, node).min(MAX_STAGES);
                 self.list_by_cv(dag, goal, stages.max(1))
             }
             _ => self.by_bottleneck(dag, goal, node),

@@ -1,8 +1,8 @@
 //! Pipelines, their requirements, and the policy that cuts a DAG into them.
 
-use super::{Balance, Node};
+use super::Balance;
 use core::fmt;
-use gshare_core::dag::{ComponentSet, Dag};
+use gshare_core::dag::ComponentSet;
 use gshare_core::{Bytes, ConfigError, Duration, ProfileId};
 
 /// The cuts of a DAG that count as pipelines. Each mode adds to the cuts of the mode before it; on a chain all modes are the
@@ -164,7 +164,7 @@ pub enum PartitionError {
     #[error("component `{component}` has no profile for {slice}, batch {batch}")]
     MissingProfile { component: String, slice: String, batch: u32 },
     /// The joint partition and assignment is too large even for series cuts.
-    #[error("{transitions} transitions between states of cut and slices: at most {limit} (max_transitions)")]
+    #[error("{transitions} transitions between states of cut and slices: at most {limit}")]
     TooManyTransitions { transitions: u64, limit: u64 },
     /// A setting outside its bounds.
     #[error(transparent)]
@@ -206,23 +206,6 @@ impl fmt::Debug for Ranked<'_> {
             .field("fell_back", &self.fell_back)
             .finish_non_exhaustive()
     }
-}
-
-/// A policy that cuts a DAG into pipelines.
-///
-/// # Contract
-/// The list is finite and has no pipeline twice; every component is in exactly one part; equal calls give equal lists.
-pub trait PipelinePartitioner: Send {
-    /// The pipelines of `dag`, best first. A policy may leave out pipelines that `node` could never run.
-    ///
-    /// # Errors
-    /// [`PartitionError`]: a missing profile, or a bound that no fall-back keeps.
-    fn ranked<'a>(
-        &'a self,
-        dag: &'a Dag,
-        goal: &'a Goal,
-        node: &'a Node,
-    ) -> Result<Ranked<'a>, PartitionError>;
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! From a ranked list to a plan: the first pipeline that fits (FluidFaaS, section 5.2.2).
 
 use crate::pipeline::{
-    Assignment, FallBack, Goal, Mode, Node, PartitionError, Pipeline, PipelinePartitioner, SliceAssigner,
-    Unfit,
+    Assignment, FallBack, Goal, LeastFragmentation, Mode, Node, PartitionError, Partitioner, Pipeline, Unfit,
 };
 use gshare_core::dag::Dag;
 
@@ -56,18 +55,12 @@ pub enum NoPlan {
     },
 }
 
-/// Goes down the list of `partitioner` until `assigner` finds slices. Pipelines without planned slices that are equal in CV and
+/// Goes down the list of `partitioner` until there are slices ([`LeastFragmentation`]). Pipelines without planned slices that are equal in CV and
 /// stages go by latency, then memory left over, then GPUs.
 ///
 /// # Errors
 /// [`NoPlan`]; nothing is reserved in either case.
-pub fn plan(
-    partitioner: &dyn PipelinePartitioner,
-    assigner: &dyn SliceAssigner,
-    dag: &Dag,
-    goal: &Goal,
-    node: &Node,
-) -> Result<Plan, NoPlan> {
+pub fn plan(partitioner: &Partitioner, dag: &Dag, goal: &Goal, node: &Node) -> Result<Plan, NoPlan> {
     let ranked = partitioner.ranked(dag, goal, node)?;
     let (mode, fell_back) = (ranked.mode, ranked.fell_back);
     let mut passed_over = Vec::new();
@@ -83,7 +76,7 @@ pub fn plan(
                 break;
             }
         }
-        match assigner.assign(dag, goal, &pipeline, node) {
+        match LeastFragmentation.assign(dag, goal, &pipeline, node) {
             Ok(assignment) => {
                 let key = |a: &Assignment| (a.latency, a.waste, a.gpus, a.fragmentation);
                 if best.as_ref().is_none_or(|(_, before)| key(&assignment) < key(before)) {

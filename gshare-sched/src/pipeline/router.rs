@@ -104,7 +104,7 @@ pub enum RouteAction {
         /// Why it is rejected.
         reason: RouteReject,
     },
-    /// The function's instances cannot serve the waiting requests in time. Told at most once in `short_every`.
+    /// The function's instances cannot serve the waiting requests in time. Told at most once in [`SHORT_EVERY`](super::SHORT_EVERY).
     Short {
         function: FunctionId,
         /// Number of waiting requests.

@@ -2,7 +2,7 @@
 
 #[cfg(doc)]
 use crate::pipeline::RouteAction;
-use gshare_core::{ConfigError, Duration, Timestamp};
+use gshare_core::{Duration, Timestamp};
 
 /// The treatment of requests that cannot be answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -19,6 +19,9 @@ pub enum Late {
     /// Late requests are refused, even on arrival if the waiting requests before them would make them late.
     Reject,
 }
+
+/// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer to start.
+pub const SHORT_EVERY: Duration = Duration::from_millis(100);
 
 crate::settings_table::settings! {
     /// Settings of a [`SlackRouter`](super::SlackRouter).
@@ -37,9 +40,6 @@ crate::settings_table::settings! {
         /// an instance that will be late anyway. 8: at most a ninth of the slice's time goes into loads. 0: slack alone
         /// decides, as in the paper.
         pub stay_loads: u32 = 8, with_stay_loads;
-        /// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer to start.
-        #[cfg_attr(feature = "serde", serde(rename = "short_every_ns"))]
-        pub short_every: Duration = Duration::from_millis(100), with_short_every;
     }
 }
 
@@ -48,10 +48,6 @@ impl RouterConfig {
     #[must_use]
     pub fn paper() -> Self {
         Self { late: Late::InOrder, stay_loads: 0, ..Self::default() }
-    }
-
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        ConfigError::unless(!self.short_every.is_zero(), "short_every", 0, "need more than 0")
     }
 
     /// The time from which a late request is overdue while its function is `behind`.

@@ -26,7 +26,7 @@
 //!    late request waits behind all requests that can be in time, until it is **overdue** ([`RouterConfig::late_wait`]) and
 //!    goes before all others.
 //! 6. **Shortage**: when the function's instances need longer for the queue than a waiting request's slack, the host learns
-//!    it ([`RouteAction::Short`]), at most once in `short_every`, for as long as the shortage lasts.
+//!    it ([`RouteAction::Short`]), at most once in [`SHORT_EVERY`], for as long as the shortage lasts.
 //!
 //! # Invariants
 //! - an exclusive instance gets no request beyond its capacity, and a shared slice none while it runs one;
@@ -43,11 +43,16 @@
 //! The paper binds each request on arrival to an instance's queue, and its slack has one load. Here the queue is the
 //! function's, slack follows residency, and a load has to pay. [`Late`] requests and admission control are additions.
 
+mod shared_slices;
+mod shortage;
+
+#[cfg(doc)]
+use super::router_config::SHORT_EVERY;
 use super::router_config::{Late, RouterConfig};
 use super::service::{check_event, latency, rate, slice, time_for};
 use crate::pipeline::{RouteAction, RouteError, RouteEvent, RouteReject, Router, Service};
-use gshare_core::dag::MAX_TIME;
-use gshare_core::{ConfigError, Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
+use shared_slices::{Entry, Slice, unknown};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A function's first request by its deadline, in the order of the shared instances' entries that depend on it.
@@ -169,51 +174,6 @@ impl Function {
     }
 }
 
-/// Order of the shared instances of a slice: late requests last, slack, name.
-///
-/// # Lower bounds
-/// Another first request changes the slack on every slice with an instance of the function, so an entry is only a lower bound.
-/// When the first request goes up in the order, no entry moves; a slice corrects the entries before its next exact one when it
-/// takes a request. When the first request goes down, or an instance is loaded or evicted, entries that stand too high go to
-/// the front as [`unknown`].
-///
-/// An entry is corrected only on a slice that takes a request, and goes to the front only after a correction. Over a run the
-/// work is at most a look at all instances of the slice each time, and at most a move of all instances of the function each
-/// time. (No algorithm beats both for every graph of functions and slices, if the online matrix-vector conjecture is true.)
-type Entry = (bool, i128, InstanceId);
-
-/// The entry of an instance with an unknown place, before all known entries.
-const fn unknown(instance: InstanceId) -> Entry {
-    (false, i128::MIN, instance)
-}
-
-#[derive(Debug, Clone, Default)]
-struct Slice {
-    /// Entries of the instances in the slice's memory; `cold` has the instances to be loaded.
-    ready: BTreeSet<Entry>,
-    cold: BTreeSet<Entry>,
-    /// Instances outside their function's `open`; empty while the slice is idle.
-    parked: BTreeSet<InstanceId>,
-    /// Time of the requests since the last load.
-    worked: Duration,
-    /// Running requests: one at most, except just after an exclusive instance became shared.
-    running: usize,
-    instances: u32,
-}
-
-impl Slice {
-    /// Replaces an entry, in the order for instances with this load.
-    fn replace(&mut self, old: Option<Entry>, new: Option<Entry>, load: Duration) {
-        if let Some(old) = old
-            && !self.ready.remove(&old)
-        {
-            self.cold.remove(&old);
-        }
-        let to = if load.is_zero() { &mut self.ready } else { &mut self.cold };
-        to.extend(new);
-    }
-}
-
 /// Routes by slack: the engine of this module.
 #[derive(Debug, Clone, Default)]
 pub struct SlackRouter {
@@ -234,12 +194,8 @@ pub struct SlackRouter {
 
 impl SlackRouter {
     /// A router without instances.
-    ///
-    /// # Errors
-    /// A field that is out of its bounds.
-    pub fn new(config: RouterConfig) -> Result<Self, ConfigError> {
-        config.check()?;
-        Ok(Self { config, ..Self::default() })
+    pub fn new(config: RouterConfig) -> Self {
+        Self { config, ..Self::default() }
     }
 
     fn check(&self, now: Timestamp, event: &RouteEvent) -> Result<(), RouteError> {
@@ -511,160 +467,6 @@ impl SlackRouter {
     fn tidy(&mut self, function: FunctionId) {
         if self.functions.get(&function).is_some_and(Function::is_blank) {
             self.functions.remove(&function);
-        }
-    }
-
-    /// Keeps entries from standing too high; to be called when the function's first request may have changed.
-    fn reorder(&mut self, function: FunctionId) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        let head = of.head();
-        let before = std::mem::replace(&mut of.stands, head);
-        if head < before {
-            for id in std::mem::take(&mut of.placed) {
-                self.unsettle(id);
-            }
-        }
-    }
-
-    /// Puts a shared instance to the front of its slice's order, to be looked at there.
-    fn unsettle(&mut self, id: InstanceId) {
-        let Some(instance) = self.instances.get_mut(&id) else { return };
-        let Service::Shared { slice, load, .. } = instance.service else { return };
-        let old = instance.entry.replace(unknown(id));
-        if let Some(slice) = self.slices.get_mut(&slice) {
-            slice.replace(old, instance.entry, load);
-        }
-        if let Some(of) = self.functions.get_mut(&instance.function) {
-            of.placed.remove(&id);
-        }
-    }
-
-    /// Puts a shared instance at the place that its function's first request gives; returns whether the entry changed.
-    fn place(&mut self, id: InstanceId) -> bool {
-        let Some(instance) = self.instances.get_mut(&id) else { return false };
-        let Service::Shared { slice: at, latency, load } = instance.service else { return false };
-        let Some(slice) = self.slices.get_mut(&at) else { return false };
-        let Some(of) = self.functions.get_mut(&instance.function) else { return false };
-        let entry = of.head().request().map(|(late, deadline)| {
-            let nanos = |time: Duration| i128::from(time.as_nanos());
-            (late, i128::from(deadline.as_nanos()) - nanos(latency) - nanos(load), id)
-        });
-        // Another load means another slack, so an equal entry is in the right order already.
-        if entry == instance.entry {
-            return false;
-        }
-        if instance.entry == Some(unknown(id)) {
-            of.placed.insert(id);
-        }
-        slice.replace(instance.entry, entry, load);
-        instance.entry = entry;
-        true
-    }
-
-    /// The first entry of an order of the slice. Entries are corrected until the first is exact: no other can precede it then.
-    fn first(&mut self, at: SharedSlice, order: fn(&Slice) -> &BTreeSet<Entry>) -> Option<Entry> {
-        loop {
-            let entry = *order(self.slices.get(&at)?).first()?;
-            if !self.place(entry.2) {
-                return Some(entry);
-            }
-        }
-    }
-
-    /// The next entry to serve on a slice. An entry that needs a load and will be late anyway waits until the slice has worked
-    /// for [`RouterConfig::stay_loads`] times that load. Under overload every first request is urgent, and by slack alone two
-    /// functions would load over each other for each request.
-    fn next_on(&mut self, now: Timestamp, at: SharedSlice) -> Option<Entry> {
-        let ready = self.first(at, |slice| &slice.ready);
-        let bound = self.slices.get(&at)?.cold.first();
-        if ready.is_some() && bound.is_none_or(|bound| ready < Some(*bound)) {
-            return ready;
-        }
-        let cold = self.first(at, |slice| &slice.cold);
-        let (Some(ready), Some(cold)) = (ready, cold) else { return ready.or(cold) };
-        let (late, slack, id) = cold;
-        let in_time = !late && i128::from(now.as_nanos()) <= slack;
-        let load = match self.instances.get(&id)?.service {
-            Service::Shared { load, .. } => load,
-            _ => Duration::ZERO,
-        };
-        let worked_off = self.slices.get(&at)?.worked >= load.saturating_mul(self.config.stay_loads.into());
-        Some(if in_time || worked_off { ready.min(cold) } else { ready })
-    }
-
-    /// Gives an idle slice its next request, if there is one for it.
-    fn serve_slice(&mut self, now: Timestamp, at: SharedSlice, actions: &mut Vec<RouteAction>) {
-        while self.slices.get(&at).is_some_and(|slice| slice.running == 0) {
-            let Some((late, _, instance)) = self.next_on(now, at) else { return self.unpark(at) };
-            let Some(found) = self.instances.get(&instance) else { return };
-            let Service::Shared { latency, load, .. } = found.service else { return };
-            let function = found.function;
-            // The head may have become late meanwhile, which changes the order.
-            self.sift(now, function, actions);
-            let head = self.functions.get(&function).map_or(Head::Nothing, Function::head);
-            if head.request().is_none_or(|(now_late, _)| now_late != late) {
-                self.reorder(function);
-                continue;
-            }
-            if let Some(request) = self.pick(now, function, latency.saturating_add(load)) {
-                self.dispatch(request, instance, actions);
-                self.reorder(function);
-                return;
-            }
-        }
-    }
-
-    /// Offers the instances of a slice that stays idle to future requests.
-    fn unpark(&mut self, at: SharedSlice) {
-        let parked = self.slices.get_mut(&at).map(|slice| std::mem::take(&mut slice.parked));
-        for id in parked.into_iter().flatten() {
-            if let Some(instance) = self.instances.get(&id)
-                && let Some(of) = self.functions.get_mut(&instance.function)
-            {
-                of.open.insert((instance.latency(), id));
-            }
-        }
-    }
-
-    /// Whether the function's instances need longer for its waiting requests than until `deadline`.
-    fn too_slow(of: &Function, now: Timestamp, deadline: Timestamp) -> bool {
-        let Some(fastest) = of.fastest() else { return true };
-        if deadline == Timestamp::MAX {
-            return false;
-        }
-        now.saturating_add(of.behind()).saturating_add(fastest) > deadline
-    }
-
-    fn tell_short(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        let recently = of.told_short.is_some_and(|told| now.saturating_since(told) < self.config.short_every);
-        if !recently {
-            of.told_short = Some(now);
-            let waiting = u32::try_from(of.waiting()).unwrap_or(u32::MAX);
-            actions.push(RouteAction::Short { function, waiting, behind: of.behind().min(MAX_TIME) });
-            self.again.insert((now.saturating_add(self.config.short_every), function));
-        }
-    }
-
-    /// Tells the host when the last request in the queue will be late.
-    fn shortage(&mut self, now: Timestamp, function: FunctionId, actions: &mut Vec<RouteAction>) {
-        let Some(of) = self.functions.get(&function) else { return };
-        let last = of.on_time.last_key_value().map(|(turn, _)| turn.0);
-        let late = !of.late.is_empty();
-        let short = late || last.is_some_and(|last| Self::too_slow(of, now, last));
-        if of.waiting() > 0 && short {
-            self.tell_short(now, function, actions);
-        }
-    }
-
-    /// Repeats the shortage check for functions that were short.
-    fn look_again(&mut self, now: Timestamp, actions: &mut Vec<RouteAction>) {
-        while let Some(&(at, function)) = self.again.first() {
-            if at > now {
-                break;
-            }
-            self.again.remove(&(at, function));
-            self.shortage(now, function, actions);
         }
     }
 

@@ -1,8 +1,6 @@
 //! The slices of a pipeline, and the policy that assigns them.
 
-use super::{Goal, Node, Pipeline};
 use crate::mig::SliceAt;
-use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Duration, GpuId};
 
 /// A pipeline's slices, and how it runs on them.
@@ -104,16 +102,4 @@ pub enum Misfit {
     /// There is no free slice at all.
     #[error("none is free")]
     NothingFree,
-}
-
-/// A policy that chooses slices for a pipeline.
-///
-/// # Contract
-/// The slices are free and distinct; each part fits its slice; the latency is within the SLO; equal calls give equal answers.
-pub trait SliceAssigner: Send {
-    /// Slices of `node` for the parts of `pipeline`.
-    ///
-    /// # Errors
-    /// [`Unfit`]: why there are none.
-    fn assign(&self, dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit>;
 }

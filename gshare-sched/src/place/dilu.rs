@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::pack::{
-    self, Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement, Rectangle, Workload,
-};
+use crate::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement, Rectangle, Workload};
 use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Quota, SmShare};
 
-use super::grid::{Free, Grid, MAX_GPUS, Need, Weights};
-use crate::pack::pool::{GpuFacts, Gpus, PoolGpu, Slots, check_held};
+use super::grid::{Free, Grid, MAX_GPUS, Need, score};
+use crate::pack::pool::{GpuFacts, Gpus, PoolGpu, Slots};
 use crate::pack::runs::{Run, Runs};
 use crate::pack::sets::Sets;
 
@@ -18,12 +16,6 @@ gshare_core::config! {
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     pub struct DiluConfig {
-        /// Weight of the free SM share in the score, in basis points. Default 6000.
-        pub alpha_bp: u16 = 6_000;
-        /// Weight of the free memory share, in basis points. Default 4000.
-        pub beta_bp: u16 = 4_000;
-        /// Most requests on a GPU, in basis points of its SMs; at most 10 000. Default 10 000: guarantees are not oversold.
-        pub omega_bp: u16 = 10_000;
         /// Most limits on a GPU, in basis points of its SMs. Default 15 000: beyond 1.5 the paper finds little more to win.
         pub gamma_bp: u32 = 15_000, with_gamma_bp;
         /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
@@ -35,17 +27,9 @@ gshare_core::config! {
 }
 
 impl DiluConfig {
-    /// The same with other weights, in basis points.
-    #[must_use]
-    pub const fn with_weights_bp(self, alpha_bp: u16, beta_bp: u16) -> Self {
-        Self { alpha_bp, beta_bp, ..self }
-    }
-
     fn validate(&self) -> Result<(), ConfigError> {
         gshare_core::check_fields!(self {
-            alpha_bp, beta_bp in ..=10_000, "need at most 10000";
-            omega_bp in 1..=10_000, "need 1 to 10000";
-            gamma_bp in u32::from(self.omega_bp)..=1_000_000, "need omega_bp to 1000000";
+            gamma_bp in 10_000..=1_000_000, "need 10000 to 1000000";
         })
     }
 }
@@ -96,7 +80,6 @@ const BY_MEMORY: usize = 1;
 #[derive(Debug, Clone)]
 pub struct DiluPacker {
     config: DiluConfig,
-    version: u64,
     gpus: Gpus<Gpu>,
     pods: Runs<u32>,
     slots: Slots,
@@ -118,15 +101,13 @@ impl DiluPacker {
     /// A field that is out of its bounds.
     pub fn new(config: DiluConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        let weights = Weights { alpha: config.alpha_bp, beta: config.beta_bp };
         Ok(Self {
             config,
-            version: 0,
             gpus: Gpus::default(),
             pods: Runs::default(),
             slots: Slots::default(),
             demands: Vec::new(),
-            grid: Grid::new(weights, config.gamma_bp, 10_000, 0),
+            grid: Grid::new(config.gamma_bp, 10_000, 0),
             orders: Sets::new(2),
             has_by_memory: false,
             largest: (10_000, 0),
@@ -153,9 +134,9 @@ impl DiluPacker {
 
 // Choosing.
 impl DiluPacker {
-    /// The GPUs that are open and not cordoned.
+    /// The GPUs that are open.
     fn indexed(&self) -> impl Iterator<Item = u32> {
-        let open = self.gpus.present().filter(|(_, gpu)| !gpu.facts.cordoned && gpu.pods.len() > 0);
+        let open = self.gpus.present().filter(|(_, gpu)| gpu.pods.len() > 0);
         open.map(|(id, _)| id.number())
     }
 
@@ -174,9 +155,9 @@ impl DiluPacker {
         let GpuFacts { sm, memory, .. } = self.gpus[gpu as usize].facts;
         let sm = u32::from(sm.get());
         let most_limit = u64::from(sm) * u64::from(self.config.gamma_bp) / 10_000;
-        let request = sm * u32::from(self.config.omega_bp) / 10_000;
         let limit = u32::try_from(most_limit).unwrap_or(u32::MAX);
-        Free { request, limit, memory, sm, capacity: memory }
+        // Requests are at most all SMs (Omega is 1): guarantees are not oversold.
+        Free { request: sm, limit, memory, sm, capacity: memory }
     }
 
     fn keeps_apart(&self, gpu: u32, demand: &Demand) -> bool {
@@ -237,7 +218,6 @@ impl DiluPacker {
     fn best_affine(&self, demand: &Demand, need: Need, accept: &impl Fn(u32) -> bool) -> Option<u32> {
         let own = self.functions.get(&demand.function?)?;
         let hosts = |gpu: u32| own.iter().any(|slot| self.slots.gpu(*slot) == gpu);
-        let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
         let mut best: Option<(u64, u32)> = None;
         for slot in own {
             let gpu = self.slots.gpu(*slot);
@@ -249,13 +229,8 @@ impl DiluPacker {
                 for worker in self.functions.get(&job).into_iter().flatten() {
                     let gpu = self.slots.gpu(*worker);
                     let free = self.free(gpu);
-                    let key = (weights.score(&free), gpu);
-                    if best.is_none_or(|best| key < best)
-                        && !hosts(gpu)
-                        && !self.gpus[gpu as usize].facts.cordoned
-                        && free.holds(need)
-                        && accept(gpu)
-                    {
+                    let key = (score(&free), gpu);
+                    if best.is_none_or(|best| key < best) && !hosts(gpu) && free.holds(need) && accept(gpu) {
                         best = Some(key);
                     }
                 }
@@ -268,17 +243,15 @@ impl DiluPacker {
         let Demand { quota, sm, memory, .. } = *demand;
         let ever = self.gpus.any_size(|spec| {
             let whole = u64::from(spec.sm.get());
-            let request = whole * u64::from(self.config.omega_bp) / 10_000;
             let limit = whole * u64::from(self.config.gamma_bp) / 10_000;
-            u64::from(need.request) <= request && u64::from(need.limit) <= limit && memory <= spec.memory
+            u64::from(need.request) <= whole && u64::from(need.limit) <= limit && memory <= spec.memory
         });
         if !ever {
             return PackError::NeverFits { quota, sm, memory };
         }
         let without_memory = Need { memory: 0, ..need };
-        let room = self.gpus.present().any(|(id, gpu)| {
-            !gpu.facts.cordoned
-                && allowed(id)
+        let room = self.gpus.present().any(|(id, _)| {
+            allowed(id)
                 && self.free(id.number()).holds(without_memory)
                 && self.keeps_apart(id.number(), demand)
         });
@@ -295,7 +268,6 @@ impl DiluPacker {
             None => self.demands.push(demand),
         }
         self.attach(gpu, slot);
-        self.version += 1;
         self.invariants(gpu);
         Placed::new(self.placement_of(slot))
     }
@@ -353,9 +325,6 @@ impl DiluPacker {
 
     fn unlink(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.facts.cordoned {
-            return;
-        }
         if state.pods.len() == 0 {
             self.orders.remove(EMPTY, self.empty_key(gpu));
             return;
@@ -369,9 +338,6 @@ impl DiluPacker {
 
     fn link(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
-        if state.facts.cordoned {
-            return;
-        }
         if state.pods.len() == 0 {
             self.orders.insert(EMPTY, self.empty_key(gpu));
             return;
@@ -417,10 +383,7 @@ impl DiluPacker {
         );
         assert!(memory + state.facts.aside <= state.facts.memory, "memory is never passed");
         let sm = u64::from(state.facts.sm.get());
-        assert!(
-            u64::from(request) * 10_000 <= sm * u64::from(self.config.omega_bp),
-            "requests stay below Omega"
-        );
+        assert!(u64::from(request) <= sm, "requests are at most the whole");
         assert!(u64::from(limit) * 10_000 <= sm * u64::from(self.config.gamma_bp), "limits stay below gamma");
     }
 }
@@ -437,8 +400,7 @@ impl Packer for DiluPacker {
         if memory > self.largest.1 {
             // Columns are parts of the largest GPU, so a larger one redraws the grid.
             self.largest.1 = memory;
-            let weights = Weights { alpha: self.config.alpha_bp, beta: self.config.beta_bp };
-            self.grid = Grid::new(weights, self.config.gamma_bp, self.largest.0, self.largest.1);
+            self.grid = Grid::new(self.config.gamma_bp, self.largest.0, self.largest.1);
             let indexed: Vec<u32> = self.indexed().collect();
             for id in indexed {
                 let free = self.free(id);
@@ -446,7 +408,6 @@ impl Packer for DiluPacker {
             }
         }
         self.link(gpu.number());
-        self.version += 1;
         Ok(())
     }
 
@@ -455,7 +416,6 @@ impl Packer for DiluPacker {
         self.unlink(gpu.number());
         self.pods.clear(&mut self.gpus[gpu.index()].pods);
         self.gpus.remove(gpu);
-        self.version += 1;
         Ok(())
     }
 
@@ -474,17 +434,6 @@ impl Packer for DiluPacker {
     fn weight(&self, demand: &Demand) -> u64 {
         let share = u128::from(demand.memory.get()) * 10_000 / u128::from(self.largest.1.max(1));
         u64::try_from(share).unwrap_or(u64::MAX).max(demand.sm.get().into())
-    }
-
-    fn place_set(
-        &mut self,
-        demands: &[Demand],
-        allowed: &dyn Fn(&[Placed], GpuId) -> bool,
-        out: &mut Vec<Placed>,
-    ) -> Result<(), PackError> {
-        let version = self.version;
-        // Plans made before a batch that failed are as good as they were.
-        pack::place_set(self, demands, allowed, out).inspect_err(|_| self.version = version)
     }
 
     /// Over open GPUs with room for its request if no single one has the memory: those with the most free memory first, until
@@ -534,7 +483,6 @@ impl Packer for DiluPacker {
         let placement = self.placement_of(id.slot());
         self.detach(gpu, id.slot());
         self.slots.release(id.slot());
-        self.version += 1;
         self.invariants(gpu);
         Ok(placement)
     }
@@ -548,7 +496,6 @@ impl Packer for DiluPacker {
         self.unlink(gpu.number());
         let set = self.gpus[gpu.index()].facts.set_aside(memory);
         self.link(gpu.number());
-        self.version += 1;
         set
     }
 
@@ -573,80 +520,6 @@ impl Packer for DiluPacker {
 
     fn gpu(&self, gpu: GpuId) -> Option<GpuStatus> {
         self.gpus.find(gpu).map(|state| self.status(gpu, state))
-    }
-}
-
-impl PackerExt for DiluPacker {
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    fn set_cordoned(&mut self, gpu: GpuId, cordoned: bool) -> Result<(), PackError> {
-        if self.gpus.known(gpu)?.facts.cordoned != cordoned {
-            // One of the two does nothing: a cordoned GPU is not in the index.
-            self.unlink(gpu.number());
-            self.gpus[gpu.index()].facts.cordoned = cordoned;
-            self.link(gpu.number());
-            self.version += 1;
-        }
-        Ok(())
-    }
-
-    fn probe(&self, demand: &Demand) -> Result<GpuId, PackError> {
-        self.choose(demand, &|_| true).map(GpuId::new)
-    }
-
-    /// Sums have no offsets, so `at` must have offsets of zero.
-    fn place_at(&mut self, gpu: GpuId, at: Rectangle, demand: &Demand) -> Result<Placement, PackError> {
-        demand.validate()?;
-        self.gpus.known(gpu)?;
-        if at != rectangle(demand) {
-            return Err(PackError::BadRectangle { gpu });
-        }
-        let (need, free) = (need(demand), self.free(gpu.number()));
-        if !free.holds(Need { memory: 0, ..need }) || !self.keeps_apart(gpu.number(), demand) {
-            return Err(PackError::Occupied { gpu });
-        }
-        if need.memory > free.memory {
-            return Err(PackError::Memory { memory: demand.memory });
-        }
-        Ok(self.commit(gpu.number(), *demand).placement)
-    }
-
-    fn set_held(&mut self, held: &BTreeMap<GpuId, Vec<Placement>>) -> Result<(), PackError> {
-        check_held(&self.gpus, &self.slots, held)?;
-        for (gpu, list) in held {
-            let (mut free, occupied) =
-                (self.free_when_empty(gpu.number()), PackError::Occupied { gpu: *gpu });
-            for (index, placement) in list.iter().enumerate() {
-                let demand = &self.demands[placement.id.index()];
-                let apart = |other: &Placement| self.demands[other.id.index()].apart;
-                let together = |other: &Placement| demand.apart.is_some() && apart(other) == demand.apart;
-                if placement.rectangle != rectangle(demand) {
-                    return Err(PackError::BadRectangle { gpu: *gpu });
-                }
-                if list[..index].iter().any(together) {
-                    return Err(occupied);
-                }
-                free = free.without(need(demand)).ok_or_else(|| occupied.clone())?;
-            }
-        }
-        for placement in held.values().flatten() {
-            self.detach(self.slots.find(placement.id)?, placement.id.slot());
-        }
-        for (gpu, list) in held {
-            for placement in list {
-                self.slots.hold(placement.id.slot(), gpu.number());
-                self.attach(gpu.number(), placement.id.slot());
-            }
-            self.invariants(gpu.number());
-        }
-        self.version += 1;
-        Ok(())
-    }
-
-    fn trial(&self) -> Box<dyn PackerExt> {
-        Box::new(self.clone())
     }
 }
 

@@ -60,35 +60,23 @@ impl Free {
     pub(super) fn holds(&self, need: Need) -> bool {
         self.request >= need.request && self.limit >= need.limit && self.memory >= need.memory
     }
-
-    /// The rest that is free once `need` is taken, if it fits.
-    pub(super) fn without(self, need: Need) -> Option<Self> {
-        let request = self.request.checked_sub(need.request)?;
-        let limit = self.limit.checked_sub(need.limit)?;
-        Some(Self { request, limit, memory: self.memory.checked_sub(need.memory)?, ..self })
-    }
 }
 
-/// Weights of the score, in basis points.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Weights {
-    pub(super) alpha: u16,
-    pub(super) beta: u16,
+/// Weights of the free SM share and of the free memory share in the score, in basis points: the published ones.
+const ALPHA: u64 = 6_000;
+const BETA: u64 = 4_000;
+
+/// The score: least is best. 15 + 20 bits; the GPU and its step take the other 29 of a key.
+pub(super) fn score(free: &Free) -> u64 {
+    shares(u64::from(free.request), u64::from(free.sm), free.memory, free.capacity)
 }
 
-impl Weights {
-    /// The score: least is best. 15 + 20 bits; the GPU and its step take the other 29 of a key.
-    pub(super) fn score(self, free: &Free) -> u64 {
-        self.shares(u64::from(free.request), u64::from(free.sm), free.memory, free.capacity)
-    }
-
-    fn shares(self, request: u64, sm: u64, memory: u64, capacity: u64) -> u64 {
-        let part = |free: u64, whole: u64| match free >> (u64::BITS - FRACTION) {
-            0 => (free << FRACTION) / whole.max(1),
-            _ => ((u128::from(free) << FRACTION) / u128::from(whole.max(1))) as u64,
-        };
-        u64::from(self.alpha) * part(request, sm) + u64::from(self.beta) * part(memory, capacity)
-    }
+fn shares(request: u64, sm: u64, memory: u64, capacity: u64) -> u64 {
+    let part = |free: u64, whole: u64| match free >> (u64::BITS - FRACTION) {
+        0 => (free << FRACTION) / whole.max(1),
+        _ => ((u128::from(free) << FRACTION) / u128::from(whole.max(1))) as u64,
+    };
+    ALPHA * part(request, sm) + BETA * part(memory, capacity)
 }
 
 /// The grid. A key is (score, GPU, step of the free limit), so that a walk reads of a GPU only what might fit.
@@ -101,7 +89,6 @@ pub(super) struct Grid {
     /// By cell: the least key, and the most step.
     least: Vec<u64>,
     most: Vec<u8>,
-    weights: Weights,
     /// Free limit that a step stands for, in basis points.
     step: u32,
     /// Bytes a column is wide.
@@ -113,7 +100,7 @@ pub(super) struct Grid {
 
 impl Grid {
     /// For GPUs of at most this much free limit, this many SMs and this much memory.
-    pub(super) fn new(weights: Weights, most_limit: u32, largest_sm: u32, largest_memory: u64) -> Self {
+    pub(super) fn new(most_limit: u32, largest_sm: u32, largest_memory: u64) -> Self {
         let unit = largest_memory / (COLUMNS as u64 - 1) + 1;
         let largest_sm = u64::from(largest_sm);
         Self {
@@ -121,12 +108,11 @@ impl Grid {
             rows: Box::new([[0; ROWS]; CLASSES]),
             least: vec![u64::MAX; ROWS * COLUMNS],
             most: vec![0; ROWS * COLUMNS],
-            weights,
             step: (most_limit >> STEP_BITS) + 1,
             unit,
-            least_of_row: core::array::from_fn(|row| weights.shares(row as u64 * 100, largest_sm, 0, 1)),
+            least_of_row: core::array::from_fn(|row| shares(row as u64 * 100, largest_sm, 0, 1)),
             least_of_column: core::array::from_fn(|column| {
-                weights.shares(0, 1, column as u64 * unit, largest_memory)
+                shares(0, 1, column as u64 * unit, largest_memory)
             }),
         }
     }
@@ -140,9 +126,7 @@ impl Grid {
     }
 
     fn key(&self, free: &Free, gpu: u32) -> u64 {
-        self.weights.score(free) << SCORE_SHIFT
-            | u64::from(gpu) << STEP_BITS
-            | u64::from(self.step(free.limit))
+        score(free) << SCORE_SHIFT | u64::from(gpu) << STEP_BITS | u64::from(self.step(free.limit))
     }
 
     pub(super) fn insert(&mut self, free: &Free, gpu: u32) {

@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! Dilu (section 3.3) does not divide a GPU by rectangles: its token scheduler moves SM share between the instances of a
-//! GPU at run time, so a placement need only keep three sums: requests at most Omega of the SMs, limits at most gamma of
+//! GPU at run time, so a placement need only keep three sums: requests at most all SMs, limits at most gamma of
 //! them (gamma > 1 is the planned oversubscription), memory at most the GPU's. The fewest GPUs win.
 //!
 //! # Terms
@@ -32,7 +32,7 @@
 //! has 0.3 and 30 GB free: 0.18 + 0.30 = 0.48. A demand of (0.2, 5 GB) fits both and goes to A; one of (0.2, 20 GB) to B.
 //!
 //! # Invariants
-//! The three sums are the sums over the placements and within their bounds; each open, uncordoned GPU is in the index once,
+//! The three sums are the sums over the placements and within their bounds; each open GPU is in the index once,
 //! in the cell of its free request and memory.
 //!
 //! # Cost

@@ -5,6 +5,7 @@
 use super::functions::{Function, FunctionState};
 use super::instances::Instances;
 use super::requests::Request;
+use super::table::Table;
 use super::tenant_limits::Tenants;
 use super::timers::Timers;
 use super::{
@@ -37,6 +38,11 @@ pub(super) struct Devices {
 impl Devices {
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// Number of devices, for the engines' arithmetic.
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.all.len()).unwrap_or(u32::MAX)
     }
 
     pub(super) fn get(&self, gpu: GpuId) -> Option<&Device> {
@@ -108,14 +114,14 @@ pub(super) struct Cluster {
     pub(super) config: PlatformConfig,
     pub(super) now: Timestamp,
     pub(super) devices: Devices,
-    pub(super) functions: BTreeMap<FunctionId, Function>,
+    pub(super) functions: Table<FunctionId, Function>,
     pub(super) instances: Instances,
-    pub(super) requests: BTreeMap<RequestId, Request>,
+    pub(super) requests: Table<RequestId, Request>,
     /// The least number of the next request.
     pub(super) next_request: u64,
     pub(super) tenants: Tenants,
-    /// The times until which requests wait.
-    pub(super) wait_until: Timers<RequestId>,
+    /// The waiting requests by the ends of their waits.
+    pub(super) wait_until: BTreeSet<(Timestamp, RequestId)>,
     /// Orders for the host.
     pub(super) orders: Vec<PlatformAction>,
     /// Starts that a tenant's limit refused; their pools do not know it yet.
@@ -190,7 +196,7 @@ impl Cluster {
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         let all = [
-            self.wait_until.next(),
+            self.wait_until.first().map(|(at, _)| *at),
             self.instances.next_deadline(),
             self.tenants.next_deadline(),
             self.again.next(),
@@ -203,12 +209,12 @@ impl Cluster {
         self.devices.invariants();
         assert!(self.refused.is_empty(), "a pool was not told of a refused start");
         let mut known = 0;
-        for (function, of) in &self.functions {
+        for (function, of) in self.functions.sorted() {
             let all = of.instances.iter().map(|instance| self.instances.get(*instance));
-            let own = all.flatten().filter(|one| one.function == *function);
+            let own = all.flatten().filter(|one| one.function == function);
             assert_eq!(own.filter(|one| one.stays()).count(), of.staying as usize, "instances of {function}");
             known += of.instances.len();
-            let kept = self.missing(*function) == 0 || self.lacking.contains(function);
+            let kept = self.missing(function) == 0 || self.lacking.contains(&function);
             assert!(kept, "the minimum of {function} is not kept");
         }
         assert_eq!(known, self.instances.len(), "instances of functions");

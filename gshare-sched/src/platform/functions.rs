@@ -162,7 +162,7 @@ impl Platform {
 
     /// Calls `visit` with each function, in the order of their names.
     pub fn functions(&self, visit: &mut dyn FnMut(FunctionId, &FunctionView<'_>)) {
-        for (&id, of) in &self.cluster.functions {
+        for (id, of) in self.cluster.functions.sorted() {
             visit(id, &of.view());
         }
     }

@@ -6,6 +6,7 @@
 
 use super::cluster::Cluster;
 use super::gpu_time::GpuTime;
+use super::table::Table;
 use super::timers::Timers;
 use super::{
     BTreeMap, Bytes, Duration, FunctionId, GpuId, InstanceReport, Life, Moving, Platform, PlatformAction,
@@ -32,8 +33,8 @@ pub(super) struct Instance {
     processes: u32,
     /// The use of the instance's share by its requests.
     pub(super) time: GpuTime,
-    /// Requests that run on the instance.
-    pub(super) requests: BTreeSet<RequestId>,
+    /// Requests that run on the instance, in the order of their names.
+    pub(super) requests: Vec<RequestId>,
     /// The time of its `Start`.
     pub(super) since: Timestamp,
 }
@@ -64,7 +65,7 @@ enum Due {
 pub(super) struct Instances {
     /// The number of the next instance.
     next: u64,
-    all: BTreeMap<InstanceId, Instance>,
+    all: Table<InstanceId, Instance>,
     due: Timers<(InstanceId, Due)>,
     on: BTreeMap<GpuId, BTreeSet<InstanceId>>,
 }
@@ -85,8 +86,9 @@ impl Instances {
         self.all.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (InstanceId, &Instance)> {
-        self.all.iter().map(|(instance, of)| (*instance, of))
+    /// All instances in the order of their names.
+    pub(super) fn sorted(&self) -> Vec<(InstanceId, &Instance)> {
+        self.all.sorted()
     }
 
     pub(super) fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Instance> {
@@ -160,9 +162,10 @@ impl Cluster {
         let stands = match &order {
             PlatformAction::Start { .. } => self.book(&order),
             PlatformAction::Reject { request, .. } => {
-                self.ended(*request, false);
+                self.ended(*request, None);
                 true
             }
+            PlatformAction::Dispatch { request, instance } => self.dispatched(*request, *instance),
             order => order.instance().is_none_or(|instance| self.ordered(instance, order)),
         };
         if stands {
@@ -195,7 +198,6 @@ impl Cluster {
                 self.give_time(instance, Due::Drain, Duration::ZERO);
             }
             PlatformAction::Stop { .. } => self.ends(instance, Life::Stopped),
-            PlatformAction::Dispatch { request, .. } => self.dispatched(*request, instance),
             _ => {}
         }
         true
@@ -282,7 +284,7 @@ impl Cluster {
             memory,
             processes,
             time: GpuTime::new(area, self.now),
-            requests: BTreeSet::new(),
+            requests: Vec::new(),
             since: self.now,
         };
         self.instances.insert(*instance, new);

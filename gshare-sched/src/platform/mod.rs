@@ -59,10 +59,10 @@ mod gpu_time;
 mod host_cache;
 mod instances;
 mod pool;
-mod queue_order;
 mod requests;
 mod settings;
 mod sliced;
+mod table;
 mod tenant_limits;
 #[cfg(test)]
 mod testing;
@@ -76,7 +76,6 @@ pub use fractional::{FractionalConfig, FractionalPolicies, FractionalPool};
 pub use function_spec::*;
 pub use functions::{FunctionState, FunctionStats, FunctionView};
 pub use pool::{InstanceView, PoolError, RegimePool};
-pub use queue_order::{QueueOrder, WaitQueue};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
 pub use tenant_limits::TenantLimits;
@@ -199,7 +198,7 @@ impl Platform {
 
     /// Calls `visit` with each instance that the host knows, in the order of their names.
     pub fn instances(&self, visit: &mut dyn FnMut(&InstanceView)) {
-        for (instance, _) in self.cluster.instances.iter() {
+        for (instance, _) in self.cluster.instances.sorted() {
             self.instance(instance).iter().for_each(&mut *visit);
         }
     }

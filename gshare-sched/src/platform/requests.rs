@@ -4,8 +4,9 @@ use super::cluster::Cluster;
 use super::functions::{Function, FunctionState};
 use super::gpu_time::GpuTime;
 use super::instances::Instance;
-use super::{Duration, FunctionId, Platform, PlatformAction, Rejection, RequestId, Timestamp};
+use super::{Duration, FunctionId, Life, Platform, PlatformAction, Rejection, RequestId, Timestamp};
 use gshare_core::{InstanceId, TenantId};
+use std::collections::BTreeSet;
 
 /// The present place of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,11 @@ impl Request {
         self.place == Place::Function
     }
 
+    /// How long it may wait.
+    pub(super) fn patience(&self) -> Duration {
+        self.until.saturating_since(self.arrived)
+    }
+
     /// The reason for its rejection at the end of its wait.
     fn too_late(&self) -> Rejection {
         let missed = self.deadline.is_some_and(|deadline| deadline <= self.until);
@@ -59,68 +65,73 @@ impl Request {
     }
 }
 
-impl Cluster {
-    /// Moves a request to a place, in all books of waiting requests. None: the request has ended.
-    fn enter(&mut self, request: RequestId, place: Option<Place>) {
-        let Some(of) = self.requests.get_mut(&request) else { return };
-        let (key, from) = ((of.arrived, request), of.place);
-        if let Some(function) = self.functions.get_mut(&of.function) {
-            match from {
-                Place::Line | Place::Function => function.held.remove(&key),
-                Place::Queue => function.queue.remove(&key),
-                Place::Runs(_) => true,
-            };
-            match place {
-                Some(Place::Line | Place::Function) => function.held.insert(key),
-                Some(Place::Queue) => function.queue.insert(key),
-                Some(Place::Runs(_)) | None => true,
-            };
-        }
-        of.place = place.unwrap_or(from);
+impl Function {
+    /// The book of requests with this place.
+    const fn book(&mut self, place: Place) -> Option<&mut BTreeSet<(Timestamp, RequestId)>> {
         match place {
-            Some(Place::Runs(_)) | None => self.wait_until.clear(request),
-            Some(_) => self.wait_until.set(request, of.until),
+            Place::Line | Place::Function => Some(&mut self.held),
+            Place::Queue => Some(&mut self.queue),
+            Place::Runs(_) => None,
+        }
+    }
+}
+
+impl Cluster {
+    /// Moves a request to another place in which it waits.
+    fn enter(&mut self, request: RequestId, place: Place) {
+        let Some(of) = self.requests.get_mut(&request) else { return };
+        let (key, from) = ((of.arrived, request), core::mem::replace(&mut of.place, place));
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            function.book(from).map(|book| book.remove(&key));
+            function.book(place).map(|book| book.insert(key));
+        }
+        if matches!(from, Place::Runs(_)) {
+            self.wait_until.insert((of.until, request));
         }
     }
 
-    /// A pool ordered a dispatch.
-    pub(super) fn dispatched(&mut self, request: RequestId, instance: InstanceId) {
-        self.enter(request, Some(Place::Runs(instance)));
-        let Some(of) = self.requests.get_mut(&request) else { return };
-        of.attempts = of.attempts.saturating_add(1);
-        if let Some(on) = self.instances.get_mut(instance) {
-            of.came = on.time.count(self.now, on.requests.len());
-            on.requests.insert(request);
+    /// Notes a pool's dispatch. False: the instance is stopped or lost, and its pool does not know that yet.
+    pub(super) fn dispatched(&mut self, request: RequestId, instance: InstanceId) -> bool {
+        let on = self.instances.get_mut(instance).filter(|on| on.life != Life::Stopped);
+        let (Some(on), Some(of)) = (on, self.requests.get_mut(&request)) else { return false };
+        debug_assert!(of.place == Place::Queue, "{request} is dispatched, and does not wait in a queue");
+        if let Some(function) = self.functions.get_mut(&of.function) {
+            function.queue.remove(&(of.arrived, request));
         }
+        self.wait_until.remove(&(of.until, request));
+        of.place = Place::Runs(instance);
+        of.attempts = of.attempts.saturating_add(1);
+        of.came = on.time.count(self.now, on.requests.len());
+        on.requests.insert(on.requests.partition_point(|other| *other < request), request);
         if of.attempts == 1 {
             self.tenants.dispatched(of.tenant);
         }
+        true
     }
 
-    /// Takes the request off its instance and adds its GPU time there.
-    fn leave(&mut self, request: RequestId) {
-        let runs_on = self.requests.get(&request).and_then(Request::runs_on);
-        let Some(on) = runs_on.and_then(|instance| self.instances.get_mut(instance)) else { return };
-        let mark = on.time.count(self.now, on.requests.len());
-        on.requests.remove(&request);
-        if let Some(of) = self.requests.get_mut(&request) {
-            of.used = of.used.saturating_add(GpuTime::between(of.came, mark));
-        }
-    }
-
-    /// The request was answered, or rejected.
-    pub(super) fn ended(&mut self, request: RequestId, answered: bool) {
-        self.leave(request);
-        self.enter(request, None);
-        let Some(of) = self.requests.remove(&request) else { return };
-        self.to_admit.insert(of.tenant);
-        if of.place == Place::Line {
-            self.tenants.left_line(of.tenant, of.arrived, request);
+    /// Forgets a request that was answered after a time on its instance, or rejected.
+    pub(super) fn ended(&mut self, request: RequestId, answered: Option<Duration>) -> Option<Request> {
+        let mut of = self.requests.remove(&request)?;
+        if let Some(instance) = of.runs_on() {
+            if let Some(on) = self.instances.get_mut(instance) {
+                let mark = on.time.count(self.now, on.requests.len());
+                on.requests.retain(|other| *other != request);
+                of.used = of.used.saturating_add(GpuTime::between(of.came, mark));
+            }
         } else {
-            self.tenants.ended(of.tenant, of.expected, of.used, of.attempts > 0);
+            self.wait_until.remove(&(of.until, request));
         }
-        let Some(function) = self.functions.get_mut(&of.function) else { return };
-        if answered {
+        let others_wait = match of.place {
+            Place::Line => self.tenants.left_line(of.tenant, of.arrived, request),
+            _ => self.tenants.ended(of.tenant, of.expected, of.used, of.attempts > 0),
+        };
+        if others_wait {
+            self.to_admit.insert(of.tenant);
+        }
+        let function = self.functions.get_mut(&of.function)?;
+        function.book(of.place).map(|book| book.remove(&(of.arrived, request)));
+        if let Some(took) = answered {
+            function.took(took);
             function.used(of.used);
             let took = self.now.saturating_since(of.arrived);
             function.stats.answered += 1;
@@ -128,12 +139,13 @@ impl Cluster {
         } else {
             function.stats.rejected += 1;
         }
+        Some(of)
     }
 
     pub(super) fn check_requests(&self) {
         let mut waiting = 0;
-        for (request, of) in &self.requests {
-            let key = (of.arrived, *request);
+        for (request, of) in self.requests.sorted() {
+            let key = (of.arrived, request);
             let listed = self.functions.get(&of.function).map(|on| match of.place {
                 Place::Line | Place::Function => on.held.contains(&key),
                 Place::Queue => on.queue.contains(&key),
@@ -142,65 +154,81 @@ impl Cluster {
             assert!(listed.unwrap_or(true), "{request} waits, and its function does not list it");
             waiting += usize::from(of.runs_on().is_none());
             assert_eq!(
-                self.wait_until.has(*request),
+                self.wait_until.contains(&(of.until, request)),
                 of.runs_on().is_none(),
                 "{request} waits without an end, or runs with one"
             );
             if let Place::Runs(instance) = of.place {
-                let on = self.instances.get(instance).filter(|on| on.requests.contains(request));
+                let on = self.instances.get(instance).filter(|on| on.requests.contains(&request));
                 let on = on.map(|on| on.function);
                 assert_eq!(on, Some(of.function), "{request} runs on an instance of another function");
             }
         }
-        let listed: usize = self.functions.values().map(Function::waiting).sum();
-        assert_eq!(listed, waiting, "requests that wait");
+        let listed: usize = self.functions.sorted().iter().map(|(_, of)| of.waiting()).sum();
+        assert_eq!((listed, self.wait_until.len()), (waiting, waiting), "requests that wait");
     }
 }
 
 impl Platform {
     pub(super) fn arrived(&mut self, request: RequestId, function: FunctionId, deadline: Option<Timestamp>) {
-        let now = self.cluster.now;
-        self.cluster.next_request = request.number() + 1;
-        let Some(of) = self.cluster.functions.get_mut(&function) else { return };
+        let cluster = &mut self.cluster;
+        let (now, devices) = (cluster.now, cluster.devices.count());
+        cluster.next_request = request.number() + 1;
+        let Some(of) = cluster.functions.get_mut(&function) else { return };
         let tenant = of.spec.tenant;
         of.stats.arrived += 1;
         let refused = if deadline.is_some_and(|deadline| deadline <= now) {
             Some(Rejection::DeadlineMissed)
         } else if of.fits == Some(false) {
             Some(Rejection::NeverFits)
-        } else if !self.cluster.tenants.may_wait(tenant) {
+        } else if !cluster.tenants.may_wait(tenant) {
             Some(Rejection::TenantQueueFull)
         } else {
-            (of.waiting() >= self.cluster.config.max_waiting as usize).then_some(Rejection::QueueFull)
+            (of.waiting() >= cluster.config.max_waiting as usize).then_some(Rejection::QueueFull)
         };
         if let Some(reason) = refused {
             of.stats.rejected += 1;
-            self.cluster.orders.push(PlatformAction::Reject { request, reason });
+            cluster.orders.push(PlatformAction::Reject { request, reason });
             if reason == Rejection::QueueFull {
                 self.called(function);
             }
             return;
         }
-        let latest = of.latest_start(now);
-        let longest = now.saturating_add(self.cluster.config.max_wait);
+        let (latest, expected) = (of.latest_start(now), of.expected_use());
+        let place = match cluster.tenants.arrived(now, (tenant, request), latest, (devices, expected)) {
+            false => Place::Line,
+            true if of.state == FunctionState::Profiling => Place::Function,
+            true => Place::Queue,
+        };
+        of.book(place).map(|book| book.insert((now, request)));
+        let longest = now.saturating_add(cluster.config.max_wait);
+        let until = deadline.map_or(longest, |deadline| deadline.min(longest));
         let of = Request {
             function,
             tenant,
             arrived: now,
             deadline,
-            until: deadline.map_or(longest, |deadline| deadline.min(longest)),
-            place: Place::Line,
+            until,
+            place,
             counted: false,
             attempts: 0,
-            expected: Duration::ZERO,
+            expected: if place == Place::Line { Duration::ZERO } else { expected },
             used: Duration::ZERO,
             came: 0,
         };
-        self.cluster.requests.insert(request, of);
-        self.cluster.enter(request, Some(Place::Line));
-        self.cluster.tenants.arrived(tenant, now, request, latest);
-        self.admit(tenant);
-        self.held(request, function);
+        cluster.requests.insert(request, of);
+        match place {
+            Place::Queue => self.queued(request),
+            Place::Line => {
+                self.admit(tenant);
+                self.held(request, function);
+            }
+            _ => {}
+        }
+        // Most requests are dispatched at once, and never get here.
+        if self.cluster.requests.get(&request).is_some_and(|of| of.runs_on().is_none()) {
+            self.cluster.wait_until.insert((until, request));
+        }
     }
 
     /// Counts a request of the function as load, in every regime.
@@ -228,7 +256,7 @@ impl Platform {
     pub(super) fn admit(&mut self, tenant: TenantId) {
         loop {
             let cluster = &mut self.cluster;
-            let devices = u32::try_from(cluster.devices.len()).unwrap_or(u32::MAX);
+            let devices = cluster.devices.count();
             let (requests, functions) = (&mut cluster.requests, &cluster.functions);
             let expects = |request| {
                 let Some(of) = requests.get_mut(&request) else { return Duration::ZERO };
@@ -245,12 +273,17 @@ impl Platform {
         let Some(function) = self.cluster.requests.get(&request).map(|of| of.function) else { return };
         let Some(of) = self.cluster.functions.get(&function) else { return };
         if of.state == FunctionState::Profiling {
-            return self.cluster.enter(request, Some(Place::Function));
+            return self.cluster.enter(request, Place::Function);
         }
-        let pool = of.pool;
-        self.cluster.enter(request, Some(Place::Queue));
-        let of = self.cluster.requests.get_mut(&request);
-        let counted = of.is_some_and(|of| core::mem::replace(&mut of.counted, true));
+        self.cluster.enter(request, Place::Queue);
+        self.queued(request);
+    }
+
+    /// Tells the pool of a request in its function's queue.
+    fn queued(&mut self, request: RequestId) {
+        let Some(of) = self.cluster.requests.get_mut(&request) else { return };
+        let (function, counted) = (of.function, core::mem::replace(&mut of.counted, true));
+        let Some(pool) = self.cluster.functions.get(&function).map(|of| of.pool) else { return };
         self.tell(pool, |pool, cluster| {
             if !counted {
                 pool.called(cluster, function);
@@ -260,21 +293,15 @@ impl Platform {
     }
 
     pub(super) fn done(&mut self, request: RequestId, took: Duration) {
-        let cluster = &mut self.cluster;
-        let Some(of) = cluster.requests.get(&request) else { return };
-        let Some(instance) = of.runs_on() else { return };
-        let Some(pool) = cluster.instances.get(instance).map(|on| on.pool) else { return };
-        if let Some(of) = cluster.functions.get_mut(&of.function) {
-            of.took(took);
-        }
-        cluster.ended(request, true);
+        let instance = self.cluster.ended(request, Some(took)).and_then(|of| of.runs_on());
+        let on = instance.and_then(|instance| Some((instance, self.cluster.instances.get(instance)?.pool)));
+        let Some((instance, pool)) = on else { return };
         self.tell(pool, |pool, cluster| pool.done(cluster, request, instance, took));
     }
 
     /// Ends a request, and takes a waiting request from its pool.
     pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {
-        let Some(of) = self.cluster.requests.get(&request).copied() else { return };
-        self.cluster.ended(request, false);
+        let Some(of) = self.cluster.ended(request, None) else { return };
         self.cluster.orders.push(PlatformAction::Reject { request, reason });
         if of.place == Place::Queue
             && let Some(pool) = self.cluster.functions.get(&of.function).map(|function| function.pool)
@@ -287,7 +314,9 @@ impl Platform {
     /// Ends the requests that have waited as long as they may. The event at hand may still be refused: the rejections are then
     /// orders of the next event.
     pub(super) fn expire(&mut self) {
-        while let Some(request) = self.cluster.wait_until.pop(self.cluster.now) {
+        while let Some(&(at, request)) = self.cluster.wait_until.first()
+            && at <= self.cluster.now
+        {
             let reason = self.cluster.requests[&request].too_late();
             self.reject(request, reason);
         }
@@ -317,7 +346,7 @@ impl Platform {
             };
             match ended {
                 Some(reason) => self.reject(request, reason),
-                None => self.cluster.enter(request, Some(Place::Queue)),
+                None => self.cluster.enter(request, Place::Queue),
             }
         }
     }

@@ -7,7 +7,6 @@ use super::{
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::pipeline::Router;
 use crate::place::{DiluConfig, DiluPacker};
-use crate::platform::QueueOrder;
 use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
@@ -68,8 +67,6 @@ pub struct OwnPolicies {
     pub scaler: Option<Box<dyn HorizontalScaler>>,
     /// Places instances on fractional devices, instead of [`FractionalSettings::packer`].
     pub packer: Option<Box<dyn Packer>>,
-    /// Orders waiting requests on fractional devices, instead of [`FractionalConfig::late_wait`].
-    pub order: Option<Box<dyn QueueOrder>>,
     /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
     pub router: Option<Box<dyn Router>>,
     /// Makes the keepers of instances on MIG slices, instead of [`SlicedConfig::keeper`].
@@ -83,7 +80,6 @@ impl core::fmt::Debug for OwnPolicies {
         f.debug_struct("OwnPolicies")
             .field("scaler", &self.scaler.is_some())
             .field("packer", &self.packer.is_some())
-            .field("order", &self.order.is_some())
             .field("router", &self.router.is_some())
             .field("keeper", &self.keeper.is_some())
             .field("requests", &self.requests.is_some())
@@ -105,11 +101,7 @@ impl FractionalSettings {
                 DiluPacker::new(config).map_err(|error| PlatformError::Policy { why: error.to_string() })?,
             ),
         };
-        let pool = FractionalPool::new(self.pool.clone(), FractionalPolicies { scaler, packer })?;
-        Ok(match own.order {
-            Some(order) => pool.with_order(order),
-            None => pool,
-        })
+        Ok(FractionalPool::new(self.pool.clone(), FractionalPolicies { scaler, packer })?)
     }
 }
 

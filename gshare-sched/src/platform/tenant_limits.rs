@@ -56,6 +56,37 @@ struct Tenant {
 }
 
 impl Tenant {
+    /// Whether any request waits in the line.
+    fn has_line(&self) -> bool {
+        !(self.line.is_empty() && self.late.is_empty())
+    }
+
+    /// Whether the limits of requests and GPU time let one more request in.
+    fn lets_in(&mut self, now: Timestamp, devices: u32) -> bool {
+        if self.at_work >= self.limits.max_requests {
+            return false;
+        }
+        let share = u128::from(self.limits.gpu_time.get());
+        let may = || {
+            Duration::from_wide_nanos(u128::from(WINDOW.as_nanos()) * u128::from(devices) * share / 10_000)
+        };
+        if now >= self.window_ends {
+            // The use beyond the share is carried over.
+            let over = now.saturating_since(self.window_ends).as_nanos() / WINDOW.as_nanos();
+            self.used = self.used.saturating_sub(may().saturating_mul(over.saturating_add(1)));
+            self.window_ends = now.saturating_add(WINDOW);
+        }
+        // Before the first device a request waits in its pool for devices, unless its tenant may have no share of any.
+        let least = Duration::from_nanos(u64::from(share > 0));
+        share == 10_000 || self.used.saturating_add(self.expected) < may().max(least)
+    }
+
+    /// Counts a request at work.
+    const fn works(&mut self, expected: Duration) {
+        self.at_work += 1;
+        self.expected = self.expected.saturating_add(expected);
+    }
+
     /// The next request of the line, if it has any.
     fn pop(&mut self, now: Timestamp) -> Option<RequestId> {
         while let Some(&(latest, arrived, request)) = self.latest.first()
@@ -91,20 +122,26 @@ impl Tenants {
         self.tenants.get(&tenant).is_none_or(|of| of.waiting < of.limits.max_waiting)
     }
 
-    /// Adds a request to its tenant's line; it cannot be in time after `latest`.
+    /// Lets a request in that comes now, with this GPU time expected, or adds it to its tenant's line. It cannot be in time after
+    /// `latest`.
     pub(super) fn arrived(
         &mut self,
-        tenant: TenantId,
-        arrived: Timestamp,
-        request: RequestId,
+        now: Timestamp,
+        (tenant, request): (TenantId, RequestId),
         latest: Timestamp,
-    ) {
+        (devices, expected): (u32, Duration),
+    ) -> bool {
         let of = self.tenants.entry(tenant).or_default();
         of.waiting = of.waiting.saturating_add(1);
-        of.line.insert((arrived, request));
-        if latest < Timestamp::MAX {
-            of.latest.insert((latest, arrived, request));
+        if !of.has_line() && of.lets_in(now, devices) {
+            of.works(expected);
+            return true;
         }
+        of.line.insert((now, request));
+        if latest < Timestamp::MAX {
+            of.latest.insert((latest, now, request));
+        }
+        false
     }
 
     /// The next request of the tenant that may be let in. It is at work from now on, with the GPU time from `expects`.
@@ -116,27 +153,17 @@ impl Tenants {
         expects: impl FnOnce(RequestId) -> Duration,
     ) -> Option<RequestId> {
         let of = self.tenants.get_mut(&tenant)?;
-        if (of.line.is_empty() && of.late.is_empty()) || of.at_work >= of.limits.max_requests {
+        if !of.has_line() {
             return None;
         }
-        let share = u128::from(of.limits.gpu_time.get());
-        let may =
-            Duration::from_wide_nanos(u128::from(WINDOW.as_nanos()) * u128::from(devices) * share / 10_000);
-        if now >= of.window_ends {
-            // The use beyond the share is carried over.
-            let over = now.saturating_since(of.window_ends).as_nanos() / WINDOW.as_nanos();
-            of.used = of.used.saturating_sub(may.saturating_mul(over.saturating_add(1)));
-            of.window_ends = now.saturating_add(WINDOW);
-        }
-        // Before the first device a request waits in its pool for devices, unless its tenant may have no share of any.
-        let least = Duration::from_nanos(u64::from(share > 0));
-        if share < 10_000 && of.used.saturating_add(of.expected) >= may.max(least) {
-            self.throttled.insert((of.window_ends, tenant));
+        if !of.lets_in(now, devices) {
+            if of.at_work < of.limits.max_requests {
+                self.throttled.insert((of.window_ends, tenant));
+            }
             return None;
         }
         let request = of.pop(now)?;
-        of.at_work += 1;
-        of.expected = of.expected.saturating_add(expects(request));
+        of.works(expects(request));
         Some(request)
     }
 
@@ -158,25 +185,31 @@ impl Tenants {
         }
     }
 
-    /// Removes an ended request from the line.
-    pub(super) fn left_line(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) {
-        if let Some(of) = self.tenants.get_mut(&tenant)
-            && (of.line.remove(&(arrived, request)) || of.late.remove(&(arrived, request)))
-        {
+    /// Removes an ended request from the line. True: others are left there.
+    pub(super) fn left_line(&mut self, tenant: TenantId, arrived: Timestamp, request: RequestId) -> bool {
+        let Some(of) = self.tenants.get_mut(&tenant) else { return false };
+        if of.line.remove(&(arrived, request)) || of.late.remove(&(arrived, request)) {
             of.waiting = of.waiting.saturating_sub(1);
         }
+        of.has_line()
     }
 
-    /// Ends an admitted request after this GPU time; `dispatched` unless it was still waiting.
-    pub(super) fn ended(&mut self, tenant: TenantId, expected: Duration, used: Duration, dispatched: bool) {
-        if let Some(of) = self.tenants.get_mut(&tenant) {
-            of.at_work = of.at_work.saturating_sub(1);
-            of.expected = of.expected.saturating_sub(expected);
-            of.used = of.used.saturating_add(used);
-            if !dispatched {
-                of.waiting = of.waiting.saturating_sub(1);
-            }
+    /// Ends an admitted request after this GPU time; `dispatched` unless it was still waiting. True: others wait in the line.
+    pub(super) fn ended(
+        &mut self,
+        tenant: TenantId,
+        expected: Duration,
+        used: Duration,
+        dispatched: bool,
+    ) -> bool {
+        let Some(of) = self.tenants.get_mut(&tenant) else { return false };
+        of.at_work = of.at_work.saturating_sub(1);
+        of.expected = of.expected.saturating_sub(expected);
+        of.used = of.used.saturating_add(used);
+        if !dispatched {
+            of.waiting = of.waiting.saturating_sub(1);
         }
+        of.has_line()
     }
 
     /// Books memory and processes for an instance of the tenant, unless a sum exceeds the tenant's part of `all` or its limit.
@@ -211,13 +244,39 @@ mod tests {
 
     /// A tenth of one device, in windows of a minute.
     fn tenants(share: u16) -> Tenants {
-        let mut tenants = Tenants::default();
-        let limits = TenantLimits { gpu_time: BasisPoints::new(share).unwrap(), ..TenantLimits::default() };
-        tenants.limit(TenantId::new(1), limits);
+        let (mut tenants, tenant) = (Tenants::default(), TenantId::new(1));
         for request in 0..3 {
-            tenants.arrived(TenantId::new(1), Timestamp::ZERO, RequestId::new(request), Timestamp::MAX);
+            waits(&mut tenants, tenant, request, Timestamp::ZERO, Timestamp::MAX);
         }
+        let limits = TenantLimits { gpu_time: BasisPoints::new(share).unwrap(), ..TenantLimits::default() };
+        tenants.limit(tenant, limits);
         tenants
+    }
+
+    /// Adds a request to the line of a tenant that may have none at work, and lifts this limit.
+    fn waits(tenants: &mut Tenants, tenant: TenantId, request: u64, at: Timestamp, latest: Timestamp) {
+        tenants.limit(tenant, TenantLimits { max_requests: 0, ..TenantLimits::default() });
+        let let_in = tenants.arrived(at, (tenant, RequestId::new(request)), latest, (1, Duration::ZERO));
+        assert!(!let_in);
+        tenants.limit(tenant, TenantLimits::default());
+    }
+
+    #[test]
+    fn a_request_is_let_in_at_once_while_nothing_waits_and_the_limits_allow() {
+        let (tenant, mut tenants) = (TenantId::new(1), tenants(1_000));
+        let four = Duration::from_secs(4);
+        let arrives = |tenants: &mut Tenants, request| {
+            tenants.arrived(Timestamp::ZERO, (tenant, RequestId::new(request)), Timestamp::MAX, (1, four))
+        };
+        assert!(!arrives(&mut tenants, 3), "others wait in the line");
+        for _ in 0..2 {
+            assert!(tenants.admit(Timestamp::ZERO, tenant, 1, |_| Duration::ZERO).is_some());
+        }
+        for left in [2, 3] {
+            assert!(tenants.left_line(tenant, Timestamp::ZERO, RequestId::new(left)) == (left == 2));
+        }
+        assert!(arrives(&mut tenants, 4) && arrives(&mut tenants, 5));
+        assert!(!arrives(&mut tenants, 6), "8 s of a share of 6 s");
     }
 
     #[test]
@@ -249,7 +308,7 @@ mod tests {
         let (tenant, at) = (TenantId::new(2), Timestamp::from_millis);
         let mut tenants = tenants(0);
         for (request, arrived, latest) in [(0, 0, 100), (1, 10, 110), (2, 50, 150), (3, 60, 160)] {
-            tenants.arrived(tenant, at(arrived), RequestId::new(request), at(latest));
+            waits(&mut tenants, tenant, request, at(arrived), at(latest));
         }
         tenants.left_line(tenant, at(10), RequestId::new(1));
         let mut admit = |now| tenants.admit(at(now), tenant, 1, |_| Duration::ZERO).map(RequestId::number);

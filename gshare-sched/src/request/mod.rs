@@ -30,7 +30,7 @@
 //! | part | does |
 //! |---|---|
 //! | [`scheduler`] | gives requests to GPUs |
-//! | [`placement`] | which GPU for which request: a [`Policy`]'s rule, or a host's own |
+//! | a [`Policy`] | which GPU for which request |
 //! | cache manager | chooses what to evict: [`CachePolicy`]; memory states, pins, tiers |
 //!
 //! # When it matters
@@ -40,12 +40,10 @@
 mod cache;
 mod estimate;
 mod names;
-pub mod placement;
 mod queue;
 mod request_scheduler;
 pub mod scheduler;
 
-pub use placement::PlacementRule;
 pub use request_scheduler::*;
 pub use scheduler::LocalityScheduler;
 
@@ -115,9 +113,6 @@ crate::settings_table::settings! {
         /// Time of each further request of a batch, as a share of the first one's. 100 %: batching saves nothing.
         #[cfg_attr(feature = "serde", serde(rename = "batch_marginal_bp"))]
         pub batch_marginal: BasisPoints = BasisPoints::WHOLE, with_batch_marginal;
-        /// Time to evict before a load. 0: part of the profiled loading time.
-        #[cfg_attr(feature = "serde", serde(rename = "eviction_ns"))]
-        pub eviction: Duration = Duration::ZERO, with_eviction;
         /// Whether profiled times are corrected by observed ones. Yes.
         pub learn: bool = true, with_learn;
         /// How many loads for a request may fail before it is rejected. 3.
@@ -127,10 +122,6 @@ crate::settings_table::settings! {
         pub host_memory: Bytes = Bytes::ZERO, with_host_memory;
         /// Most requests that are here at once. 1,048,576.
         pub max_requests: u32 = 1 << 20, with_max_requests;
-        /// Number of GPUs. 65,536.
-        pub max_gpus: u32 = 1 << 16, with_max_gpus;
-        /// Number of models. 1,048,576.
-        pub max_models: u32 = 1 << 20, with_max_models;
     }
 }
 
@@ -147,14 +138,11 @@ impl SchedulerConfig {
     }
 
     fn validate(&self) -> Result<(), ConfigError> {
-        let hour = Duration::from_secs(3600);
         gshare_core::check_fields!(self {
             skip_age in Duration::from_nanos(1).., "need more than 0 (Lalb skips no request)";
             max_batch in 1..=1024, "need 1 to 1024";
-            eviction in ..=hour, "need at most 3600s";
             max_loads in 1.., "need more than 0";
             max_requests in 1..=1 << 26, "need 1 to 67108864";
-            max_gpus, max_models in 1..=1 << 24, "need 1 to 16777216";
         })
     }
 }

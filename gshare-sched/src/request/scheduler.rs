@@ -27,7 +27,7 @@
 //! - else it is a miss on `g`, which evicts, loads and runs. If pinned models leave no room, the request stays. If the
 //!   model has as many copies as it may have, the request moves to that busy `j`, however late.
 //!
-//! A [`PlacementRule`] decides on each request. A host may bring its own rule; these exist:
+//! The policies ([`Policy`](super::Policy)):
 //!
 //! | policy | difference |
 //! |---|---|
@@ -77,6 +77,7 @@
 //! - Skips alone do not bound a wait: while nothing is dispatched no request is skipped. So there is an age, too.
 
 mod check;
+mod choosing;
 mod copies;
 mod loading;
 mod membership;
@@ -87,8 +88,7 @@ mod running;
 use super::SchedulerConfig;
 use super::cache::{CopyState, ModelCopy};
 use super::estimate::{Estimate, Recent};
-use super::placement::PlacementRule;
-use super::queue::{Queue, Request};
+use super::queue::Queue;
 use crate::request::{
     GpuRecord, RejectReason, RequestAction, RequestError, RequestEvent, RequestPlace, RequestScheduler,
     RequestStats, Tier,
@@ -96,10 +96,13 @@ use crate::request::{
 use gshare_core::{BasisPoints, ConfigError, Duration, Engine, GpuId, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Idle GPUs of a kind that a rule may compare for a load.
+/// Idle GPUs of a kind that are compared for a load.
 const CANDIDATES: usize = 16;
 /// Kinds of GPU: one bit each.
 const MAX_KINDS: u8 = 63;
+/// Numbers of GPUs and of models lie below these: tables are as long as the largest.
+const MAX_GPUS: u32 = 1 << 16;
+const MAX_MODELS: u32 = 1 << 20;
 
 /// Costs of a model on a kind of GPU, learned.
 #[derive(Debug, Clone, Copy)]
@@ -238,18 +241,17 @@ enum Outcome {
 
 /// The victims of a miss, and their worth in ns.
 #[derive(Debug)]
-pub(super) struct Room {
+struct Room {
     victims: Vec<ModelId>,
     /// Copies on other GPUs that its tenant has to give up.
     surrendered: Vec<(u32, u32)>,
-    pub(super) worth: u64,
+    worth: u64,
 }
 
 /// The request scheduler. See the [module](self).
 #[derive(Debug)]
 pub struct LocalityScheduler {
     config: SchedulerConfig,
-    rule: Box<dyn PlacementRule>,
     now: Timestamp,
     queue: Queue,
     models: Vec<Model>,
@@ -281,20 +283,11 @@ impl LocalityScheduler {
     /// # Errors
     /// When a field of the configuration is out of its bounds.
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
-        Self::with_rule(config, config.policy.rule())
-    }
-
-    /// A scheduler with the host's own rule in place of `config.policy`.
-    ///
-    /// # Errors
-    /// When a field of the configuration is out of its bounds.
-    pub fn with_rule(config: SchedulerConfig, rule: Box<dyn PlacementRule>) -> Result<Self, ConfigError> {
         config.validate()?;
         Ok(Self {
             config,
             now: Timestamp::ZERO,
-            queue: Queue::new(rule.skip_limit()),
-            rule,
+            queue: Queue::new(config.policy.skip_limit()),
             models: Vec::new(),
             gpus: Vec::new(),
             live: 0,
@@ -335,14 +328,6 @@ impl LocalityScheduler {
 
     fn g_mut(&mut self, gpu: u32) -> &mut Gpu {
         self.gpus[gpu as usize].as_mut().expect("only live GPUs are indexed")
-    }
-
-    pub(super) fn request_of(&self, slot: u32) -> &Request {
-        self.queue.get(slot)
-    }
-
-    pub(super) fn waited(&self, slot: u32) -> Duration {
-        self.now.saturating_since(self.queue.get(slot).arrived)
     }
 
     fn tenant(&mut self, tenant: u32) -> &mut Tenant {

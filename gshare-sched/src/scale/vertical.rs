@@ -38,7 +38,10 @@
 //! # Cost
 //! O(1) per event, but O(20) for an iteration. A period costs O(n) for n clients on the GPU, and one more pass per distinct share at its
 //! cap. A client takes about 200 bytes, and a model and bucket of batch sizes 350.
-use super::apportion::{Want, apportion};
+
+mod plans;
+
+use super::apportion::Want;
 use super::cycle::Cycles;
 use crate::scale::{
     ClientScale, GpuScale, ScaleState, VerticalAction, VerticalError, VerticalEvent, VerticalScaler,
@@ -48,6 +51,7 @@ use gshare_core::{
     BasisPoints, ClientId, ConfigError, Duration, Engine, GpuId, ModelId, QuotaRange, ServiceClass,
     TimeWentBack, Timestamp,
 };
+use plans::Plan;
 
 /// The most tokens of a GPU in a period. With 2^40, products stay within 128 bits.
 const MAX_TOKENS: u64 = 1 << 40;
@@ -60,6 +64,18 @@ const MAX_SEVERITY: u64 = 4 * WHOLE;
 
 /// Excess over the shortest KLC up to which a KLC is good. KLCs vary as much without any neighbour.
 const CALM_GROWTH: BasisPoints = BasisPoints::percent(20);
+
+/// Growth of a client's tokens in one step: from 1 % to the whole in 18 periods, less than 100 ms.
+const GROWTH: BasisPoints = BasisPoints::percent(30);
+
+/// Good KLCs in a row before others grow beside a busy owner.
+const CALM_CYCLES: u32 = 5;
+
+/// The scaler ignores shorter KLCs. Two periods: the wait for the next period is no contention.
+const MIN_CYCLE: Duration = Duration::from_millis(10);
+
+/// Share of a client with a smaller guarantee, within its limit.
+const MIN_SHARE: BasisPoints = BasisPoints::percent(1);
 
 /// The least tolerance, with `learn`: KLCs of one batch size vary by as much.
 const MIN_TOLERANCE: BasisPoints = BasisPoints::percent(5);
@@ -76,17 +92,6 @@ crate::settings_table::settings! {
         pub period: Duration = Duration::from_millis(5), with_period;
         /// Periods without a launch after which a client is idle. 100 periods are half a second.
         pub window_periods: u32 = 100, with_window_periods;
-        /// Growth of a client's tokens in one step. 30 %: from 1 % to the whole in 18 periods, less than 100 ms.
-        #[cfg_attr(feature = "serde", serde(rename = "growth_basis_points"))]
-        pub growth: BasisPoints = BasisPoints::percent(30), with_growth;
-        /// Good KLCs in a row before others grow beside a busy owner. 5.
-        pub calm_cycles: u32 = 5, with_calm_cycles;
-        /// The scaler ignores shorter KLCs. 10 ms, two periods: the wait for the next period is no contention.
-        #[cfg_attr(feature = "serde", serde(rename = "min_cycle_ns"))]
-        pub min_cycle: Duration = Duration::from_millis(10), with_min_cycle;
-        /// Share of a client with a smaller guarantee, within its limit. 1 %.
-        #[cfg_attr(feature = "serde", serde(rename = "min_share_basis_points"))]
-        pub min_share: BasisPoints = BasisPoints::percent(1), with_min_share;
         /// Owners learn their undisturbed KLCs and get the tokens no other client wants, as [`DiluVertical`] explains. Off, as in the
         /// paper.
         pub learn: bool = false, with_learn;
@@ -100,14 +105,9 @@ crate::settings_table::settings! {
 impl DiluVerticalConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         let ms = Duration::from_millis;
-        for (field, share) in [("growth", self.growth), ("min_share", self.min_share)] {
-            ConfigError::unless(!share.is_zero(), field, share, "need more than 0, at most 100%")?;
-        }
         gshare_core::check_fields!(self {
             period in ms(1)..=ms(1_000), "need 1ms to 1s";
             window_periods in 1..=100_000, "need 1 to 100000";
-            calm_cycles in 1.., "need at least 1";
-            min_cycle in Duration::from_micros(1)..=ms(60_000), "need 1us to 60s";
             max_clients in 1..=1 << 20, "need 1 to 1048576";
             max_gpus in 1..=4096, "need 1 to 4096";
         })
@@ -243,20 +243,6 @@ struct Gpu {
     step: Option<u64>,
 }
 
-/// A client's tokens in the next period, and the terms of their computation.
-#[derive(Debug, Clone, Copy)]
-struct Plan {
-    slot: u32,
-    base: u64,
-    wants: u64,
-    /// 0 for others than owners.
-    severity: u64,
-    request: u64,
-    /// The most tokens of use to the client: its limit for a busy owner.
-    cap: u64,
-    tokens: u64,
-}
-
 /// Fast scaling up and down. See the [module](self).
 ///
 /// # Example
@@ -354,7 +340,7 @@ impl DiluVertical {
     /// The tokens a share guarantees, and the most it may get, of `max_tokens`.
     fn tokens(&self, quota: QuotaRange, max_tokens: u64) -> (u64, u64) {
         let (request, limit) = (quota.request().basis_points(), quota.limit().basis_points());
-        let request = part(request.max(limit.min(self.config.min_share)), max_tokens);
+        let request = part(request.max(limit.min(MIN_SHARE)), max_tokens);
         (request, part(limit, max_tokens).max(request))
     }
 
@@ -440,7 +426,7 @@ impl DiluVertical {
     }
 
     fn grown(&self, tokens: u64) -> u64 {
-        tokens + part(self.config.growth, tokens)
+        tokens + part(GROWTH, tokens)
     }
 
     /// Steps 1 to 5 for one GPU, at the end of period `ended`.
@@ -494,157 +480,6 @@ impl DiluVertical {
                 true => client.limit,
                 false => used.max(client.demand - client.demand / 4),
             };
-        }
-    }
-
-    /// Steps 1 and 2: the owners' states and wishes, and their join. `plans` gets an entry per client, in their order.
-    fn plan_owners(&mut self, gpu: &Gpu, ended: u64, plans: &mut Vec<Plan>) -> ScaleState {
-        let window = u64::from(self.config.window_periods);
-        let busy = |client: &Client| !client.is_idle(ended, window);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let all_busy = clients.filter(|client| busy(client)).count();
-        let mut state = ScaleState::None;
-        for &slot in &gpu.clients {
-            let Some(client) = self.clients.at(slot) else { continue };
-            let (request, limit) = (client.request, client.limit);
-            let mut plan =
-                Plan { slot, base: request, wants: request, severity: 0, request, cap: 0, tokens: 0 };
-            if client.class.is_slo_sensitive() {
-                let verdict = client.verdict.filter(|verdict| self.now < verdict.until);
-                let (ratio, most) = verdict.map_or((WHOLE, WHOLE), |verdict| (verdict.ratio, verdict.most));
-                plan.severity = WHOLE;
-                let own = if !busy(client) {
-                    ScaleState::Recovery
-                } else if ratio > most {
-                    plan.wants = limit;
-                    plan.severity = ratio.min(MAX_SEVERITY);
-                    let severity_basis_points = u16::try_from(plan.severity).unwrap_or(u16::MAX);
-                    ScaleState::Emergency { severity_basis_points }
-                } else if all_busy == 1 {
-                    plan.wants = self.grown(client.last.max(request)).min(limit);
-                    ScaleState::Recovery
-                } else {
-                    ScaleState::Contention
-                };
-                state = state.max(own);
-                let idle = !busy(client);
-                if self.config.learn && !idle {
-                    plan.cap = limit;
-                    let needs = self.grown(client.demand).clamp(request, limit);
-                    plan.wants = if self.now < gpu.learns_until { limit } else { plan.wants.max(needs) };
-                    if client.rests(ended, REST_PERIODS) {
-                        plan.wants = request;
-                    }
-                }
-                if let Some(client) = self.clients.at_mut(slot) {
-                    client.state = own;
-                    if idle {
-                        // The verdict from before the stop says nothing about the time after it.
-                        client.verdict = None;
-                    }
-                }
-            }
-            plans.push(plan);
-        }
-        state
-    }
-
-    /// Step 3: the wishes of all clients other than owners.
-    fn plan_others(&mut self, gpu: &mut Gpu, state: ScaleState, ended: u64, plans: &mut [Plan]) {
-        let step = self.emergency_step(gpu);
-        let beside = gpu.step.take().unwrap_or(WHOLE);
-        let calm = state == ScaleState::Contention && gpu.calm >= self.config.calm_cycles;
-        if calm {
-            gpu.calm = 0;
-        }
-        let (block, growth) = (self.block(ended), self.config.growth);
-        let grown = |tokens: u64| tokens + part(growth, tokens);
-        let learns = state != ScaleState::None && self.now < gpu.learns_until;
-        let lends = !learns && self.lends(gpu, ended);
-        for plan in plans.iter_mut().filter(|plan| plan.severity == 0) {
-            let Some(client) = self.clients.at_mut(plan.slot) else { continue };
-            if state != ScaleState::None {
-                plan.base = client.floor(block, self.config.learn);
-            }
-            if learns {
-                client.resumes.get_or_insert(client.last);
-                plan.wants = plan.base;
-                continue;
-            }
-            if lends && matches!(state, ScaleState::Contention | ScaleState::Emergency { .. }) {
-                client.resumes.get_or_insert(client.last);
-                plan.wants = client.limit;
-                continue;
-            }
-            // The client stepped back or had borrowed tokens, and resumes with its own. If the owners are idle now, it keeps a larger
-            // loan.
-            let resumes = client
-                .resumes
-                .take()
-                .filter(|resumes| state != ScaleState::Recovery || client.last < *resumes);
-            let last = resumes.unwrap_or(client.last);
-            plan.wants = match state {
-                ScaleState::None => client.limit,
-                ScaleState::Contention | ScaleState::Emergency { .. } if self.config.learn => {
-                    (last * beside).div_ceil(WHOLE).min(client.limit)
-                }
-                ScaleState::Emergency { severity_basis_points } if step => {
-                    client.request.min(last) * WHOLE / u64::from(severity_basis_points)
-                }
-                ScaleState::Emergency { .. } => client.request.min(last),
-                ScaleState::Recovery => grown(last).min(client.limit),
-                _ if calm => grown(last).min(client.limit),
-                _ => last.min(client.limit),
-            };
-        }
-    }
-
-    /// Whether all owners rest or are idle.
-    fn lends(&self, gpu: &Gpu, ended: u64) -> bool {
-        let (window, rest) = (u64::from(self.config.window_periods), REST_PERIODS);
-        let clients = gpu.clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let mut owners = clients.filter(|client| client.class.is_slo_sensitive());
-        self.config.learn && owners.all(|owner| owner.is_idle(ended, window) || owner.rests(ended, rest))
-    }
-
-    /// Whether an owner in EMERGENCY ended a KLC in this period; clears all marks.
-    fn emergency_step(&mut self, gpu: &Gpu) -> bool {
-        let mut step = false;
-        for &slot in &gpu.clients {
-            let Some(client) = self.clients.at_mut(slot) else { continue };
-            if let Some(verdict) = client.verdict.as_mut() {
-                step |= verdict.fresh && matches!(client.state, ScaleState::Emergency { .. });
-                verdict.fresh = false;
-            }
-        }
-        step
-    }
-
-    /// Step 4. Bases add up to at most `max_tokens`, since requests do.
-    fn share_out(&mut self, max_tokens: u64, plans: &mut [Plan]) {
-        let mut rest = max_tokens - plans.iter().map(|plan| plan.base).sum::<u64>();
-        for owners in [true, false] {
-            self.wants.clear();
-            self.wants.extend(plans.iter().filter(|plan| (plan.severity > 0) == owners).map(|plan| {
-                let more = plan.wants.saturating_sub(plan.base);
-                Want::new(more, if owners { more * plan.severity } else { plan.request })
-            }));
-            apportion(rest, &mut self.wants);
-            let parts = self.wants.iter().map(|want| want.part);
-            let plans = plans.iter_mut().filter(|plan| (plan.severity > 0) == owners);
-            for (plan, part) in plans.zip(parts) {
-                plan.tokens = plan.base + part;
-                rest -= part;
-            }
-        }
-        if rest > 0 && plans.iter().any(|plan| plan.cap > plan.tokens) {
-            self.wants.clear();
-            let more = plans.iter().map(|plan| plan.cap.saturating_sub(plan.tokens));
-            self.wants.extend(more.map(|more| Want::new(more, more)));
-            apportion(rest, &mut self.wants);
-            for (plan, want) in plans.iter_mut().zip(&self.wants) {
-                plan.tokens += want.part;
-            }
         }
     }
 
@@ -757,7 +592,7 @@ impl DiluVertical {
         first_launch: Timestamp,
         cycle: Duration,
     ) {
-        let (now, min_cycle, learn) = (self.now, self.config.min_cycle, self.config.learn);
+        let (now, min_cycle, learn) = (self.now, MIN_CYCLE, self.config.learn);
         let least = u64::from(MIN_TOLERANCE.get());
         let window = self.config.period.saturating_mul(u64::from(self.config.window_periods));
         let well = u64::from(CALM_GROWTH.get());

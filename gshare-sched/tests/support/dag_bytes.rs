@@ -5,8 +5,7 @@ use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, PipelinePartitioner,
-    RankMode, SliceAssigner,
+    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, RankMode,
 };
 
 /// Text that begins with a brace is JSON; other bytes are read as numbers of components, edges and profiles.
@@ -65,7 +64,7 @@ fn check(dag: &Dag) {
         for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
             let mut config = PartitionConfig::default().with_mode(mode).with_rank(rank);
             // Small bounds: what matters is that they hold.
-            (config.max_ideals, config.max_steps, config.max_transitions) = (300, 4_000, 200_000);
+            config.max_ideals = 80;
             let partitioner = Partitioner::new(config).unwrap_or_else(|error| panic!("{error}"));
             let Ok(ranked) = partitioner.ranked(dag, &goal, &node) else { continue };
             let mut last = None;

@@ -265,7 +265,7 @@ struct Used {
 impl Nodes {
     fn new(config: DiluConfig) -> Self {
         let memory = Bytes::from_gib(40).get();
-        let most = Used { request: config.omega_bp.into(), limit: config.gamma_bp, memory, placements: 0 };
+        let most = Used { request: 10_000, limit: config.gamma_bp, memory, placements: 0 };
         Self { most, gpus: vec![Used::default(); NODES * GPUS_PER_NODE] }
     }
 

@@ -6,8 +6,8 @@ use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HandOff, KeepAlive, Keeper, KeeperConfig, Late, LeastFragmentation, PartitionConfig,
-    Partitioner, RankMode, Router, RouterConfig, SlackRouter,
+    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, Keeper, KeeperConfig, Late, PartitionConfig, Partitioner,
+    RankMode, Router, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
@@ -76,7 +76,7 @@ pub(super) fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>
         all.push(ours("ours - reclaim", &|c| (c.reclaim, c.demote_pipelines) = (false, false)));
         all.push(ours("ours - start when short", &|c| c.hot_on_shortage = false));
         all.push(ours("ours - two thresholds", &|c| {
-            (c.hot_below, c.cool_windows) = (c.hot_above, 1);
+            (c.hot_below, c.cool_windows) = (HOT_ABOVE, 1);
         }));
         all.push(ours("ours - eviction by cost", &|c| c.eviction = EvictionPolicy::Lru));
         all.push(ours("ours - adaptive keep-alive", &|c| c.keep_alive = KeepAlive::PAPER));
@@ -101,15 +101,7 @@ impl Policy<'_> {
             Keeping::Keeper(config) => {
                 let partitioner = Partitioner::new(PartitionConfig::default().with_rank(self.rank))?;
                 let config = config.clone();
-                Arc::new(move |node| {
-                    let partitioner = Box::new(partitioner.clone());
-                    Ok(Box::new(Keeper::new(
-                        config.clone(),
-                        node,
-                        partitioner,
-                        Box::new(LeastFragmentation),
-                    )?))
-                })
+                Arc::new(move |node| Ok(Box::new(Keeper::new(config.clone(), node, partitioner.clone())?)))
             }
             Keeping::Own(make) => {
                 let make = MakeKeeper::clone(make);
@@ -121,7 +113,7 @@ impl Policy<'_> {
             }
         };
         let router: Box<dyn Router> = match &self.router {
-            Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())?),
+            Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())),
             Routing::Own(make) => make(),
         };
         let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);

@@ -356,9 +356,7 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_sched::pipeline::{
-        InstanceKeeper, Keeper, LeastFragmentation, Node, PartitionConfig, Partitioner, SlackRouter,
-    };
+    use gshare_sched::pipeline::{InstanceKeeper, Keeper, Node, PartitionConfig, Partitioner, SlackRouter};
 
     #[derive(Debug, clap::Parser)]
     struct Cli {
@@ -415,12 +413,11 @@ mod tests {
         let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,router,keeper";
         let keeper = |node: &Node| -> Box<dyn InstanceKeeper> {
             let rank = PartitionConfig::default().with_rank(RankMode::Bottleneck);
-            let partitioner = Box::new(Partitioner::new(rank).unwrap());
-            let assigner = Box::new(LeastFragmentation);
-            Box::new(Keeper::new(KeeperConfig::default(), node, partitioner, assigner).unwrap())
+            let partitioner = Partitioner::new(rank).unwrap();
+            Box::new(Keeper::new(KeeperConfig::default(), node, partitioner).unwrap())
         };
         let own = Own::default()
-            .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default()).unwrap()))
+            .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default())))
             .with_keeper("keeper", keeper);
         let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
         let [ours, router, keeper] = &rows[..] else { panic!("{rows:?}") };

@@ -1,19 +1,22 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
-use super::api::ApiError;
-use super::between::{Between, OnItsWay};
+mod ticket;
+
+pub use ticket::{Losses, Ticket};
+
+use super::between::Between;
 use super::deployment::Wants;
-use super::host::{Go, Host, Launch, Order, Turn, View, client};
+use super::history::History;
+use super::host::{Host, Launch, Order, View, client};
 use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
-use super::traces::{self, Exporter, Load, Times, Traced};
+use super::traces::Exporter;
 use super::trials;
 use super::weights::{StoreClient, Weights};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RequestId, RunId, Timestamp};
+use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
 use gshare_runner::{Hook, HookedProcess};
@@ -32,7 +35,6 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// First pause before a check whether a new process listens; each further pause is a quarter longer.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
@@ -81,6 +83,8 @@ pub struct Node {
     pub runner: Runner,
     /// Output of the processes.
     pub logs: Logs,
+    /// Requests and use of the last minutes.
+    pub history: Mutex<History>,
     /// Records that survive a restart.
     pub store: Store,
     /// Lock for changes of functions and secrets, so that files and engines agree.
@@ -135,20 +139,6 @@ impl Drop for Events<'_> {
     }
 }
 
-/// A request on its way. Dropping the ticket ends the request at any stage.
-#[derive(Debug)]
-pub struct Ticket {
-    node: Arc<Node>,
-    request: RequestId,
-    /// News of the request's turn; [`Ticket::losses`] takes the receiver.
-    turns: Option<UnboundedReceiver<Turn>>,
-    /// Instance that serves the request, once it has its turn.
-    instance: Option<InstanceId>,
-    broken: bool,
-    times: Times,
-    traced: Option<Box<Traced>>,
-}
-
 impl Node {
     /// Starts a node over a platform with known devices, along with its threads and tasks.
     ///
@@ -159,8 +149,8 @@ impl Node {
         let host = Mutex::new(Host::new(platform, guess, orders));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
-        let idle = Mutex::default();
-        let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline, idle });
+        let (idle, history) = (Mutex::default(), Mutex::default());
+        let node = Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, idle });
         let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
         // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
         // all.
@@ -205,20 +195,6 @@ impl Node {
     /// View of a function; none if there is no such function.
     pub fn view(&self, name: &str) -> Option<View> {
         self.host().view(name)
-    }
-
-    /// Puts a request into the queue for an instance, and its trace context into the headers.
-    ///
-    /// # Errors
-    /// See [`Host::arrive`].
-    pub fn arrive(self: &Arc<Self>, name: &str, headers: &mut HeaderMap) -> Result<Ticket, ApiError> {
-        let (sender, turns) = unbounded_channel();
-        let arrived = self.now();
-        let request = self.host().arrive(arrived, name, sender)?;
-        let traced = traces::begin(self.runner.traces.as_ref(), name, headers);
-        let (node, times) = (Arc::clone(self), Times { arrived, load: None, reached: None });
-        let turns = Some(turns);
-        Ok(Ticket { node, request, turns, instance: None, broken: false, times, traced })
     }
 
     /// An idle connection to a process that is still open.
@@ -391,158 +367,6 @@ impl Node {
     }
 }
 
-impl Ticket {
-    /// The request's name.
-    pub const fn request(&self) -> RequestId {
-        self.request
-    }
-
-    /// Waits for an instance.
-    ///
-    /// # Errors
-    /// If the request is rejected.
-    pub async fn turn(&mut self) -> Result<Go, ApiError> {
-        loop {
-            let turn = match &mut self.turns {
-                Some(turns) => turns.recv().await,
-                None => None,
-            };
-            return match turn {
-                Some(Turn::Again(request)) => {
-                    self.request = request;
-                    continue;
-                }
-                Some(Turn::Go(go)) => Ok(go),
-                Some(Turn::No(reason)) => Err(super::host::refusal(reason)),
-                Some(Turn::Hopeless(why) | Turn::DeviceLost(why)) => {
-                    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
-                }
-                None => Err(ApiError::new(StatusCode::BAD_GATEWAY, "the instance is gone")),
-            };
-        }
-    }
-
-    /// An instance has taken the request.
-    pub fn reached_by(&mut self, instance: InstanceId, load: Option<Load>) {
-        self.instance = Some(instance);
-        (self.times.load, self.times.reached) = (load, Some(self.node.now()));
-        if let Some(traced) = &mut self.traced {
-            traced.reached(instance, 1);
-        }
-    }
-
-    /// Waits for an instance, and connects to its processes in the order of stages.
-    ///
-    /// # Errors
-    /// The reason, if no instance will serve the request.
-    pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
-        loop {
-            let Go { instance, ports, load, .. } = self.turn().await?;
-            let mut streams = Vec::with_capacity(ports.len());
-            for (stage, port) in ports.iter().enumerate() {
-                match self.node.line(instance, stage, *port).await {
-                    Some(line) => streams.push(line),
-                    None => break,
-                }
-            }
-            if streams.len() < ports.len() {
-                self.node.host().unreachable(instance);
-            } else if self.node.host().reached(self.request, instance) {
-                self.instance = Some(instance);
-                (self.times.load, self.times.reached) = (load, Some(self.node.now()));
-                if let Some(traced) = &mut self.traced {
-                    traced.reached(instance, ports.len());
-                }
-                return Ok(streams);
-            }
-            // The platform has moved the request to another instance, or will.
-        }
-    }
-
-    /// Notes the head of the answer, and adds the `Server-Timing` header.
-    pub fn answered(&mut self, status: StatusCode, headers: &mut HeaderMap) {
-        if let (Some(instance), Some(reached)) = (self.instance, self.times.reached) {
-            let now = self.node.now();
-            self.node.host().answered(now, instance, now.saturating_since(reached));
-        }
-        if let Ok(value) = HeaderValue::from_str(&self.times.server_timing(self.node.now())) {
-            headers.append("server-timing", value);
-        }
-        if let Some(traced) = &mut self.traced {
-            traced.status = Some(status.as_u16());
-        }
-    }
-
-    /// News about the device of the instance that serves the request.
-    pub const fn losses(&mut self) -> Losses {
-        Losses(self.turns.take())
-    }
-
-    /// Keeps a connection that has served the request for reuse.
-    pub fn free(&self, stage: usize, sender: Sender) {
-        if let Some(instance) = self.instance.filter(|_| !self.broken) {
-            self.node.free(instance, stage, sender);
-        }
-    }
-
-    /// The file that a stage's answer names, if any.
-    ///
-    /// # Errors
-    /// 502 if the name contains a path.
-    pub fn on_its_way(&self, name: &str, answer: &HeaderMap) -> Result<Option<OnItsWay>, ApiError> {
-        let (Some(instance), Some(between)) = (self.instance, &self.node.runner.between) else {
-            return Ok(None);
-        };
-        let why = |why| ApiError::new(StatusCode::BAD_GATEWAY, format!("{name}: between two stages: {why}"));
-        between.on_its_way(instance, answer).map_err(why)
-    }
-
-    /// Marks the instance as broken.
-    pub const fn broken(&mut self) {
-        self.broken = true;
-    }
-}
-
-/// Waits for the loss of the device under a request.
-#[derive(Debug)]
-pub struct Losses(Option<UnboundedReceiver<Turn>>);
-
-impl Losses {
-    /// Returns the reason for the loss of the device; never returns while the device works.
-    pub async fn next(&mut self) -> String {
-        while let Some(turns) = &mut self.0 {
-            match turns.recv().await {
-                Some(Turn::DeviceLost(why)) => return why,
-                Some(_) => {}
-                None => self.0 = None,
-            }
-        }
-        std::future::pending().await
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let now = self.node.now();
-        // An exiting process may still accept further connections and break these off too, so end its instance now.
-        if let Some(instance) = self.instance.filter(|_| self.broken) {
-            let pids = self.node.host().pids(instance);
-            if pids.into_iter().any(is_ending) {
-                self.node.host().unreachable(instance);
-            }
-        }
-        self.node.host().end(now, self.request);
-        if let Some(traced) = self.traced.take() {
-            traced.end(self.times, now);
-        }
-    }
-}
-
-/// Whether a process is exiting: the kernel frees its memory before it closes its sockets.
-fn is_ending(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/statm")).map_or(true, |text| text.starts_with("0 "))
-}
-
 /// Handles the platform's deadlines.
 async fn deadlines(node: Weak<Node>) {
     loop {
@@ -559,21 +383,30 @@ async fn deadlines(node: Weak<Node>) {
     }
 }
 
-/// Records the device time of processes, and lost devices, from the daemon.
+/// Records the device time of processes, and lost devices, from the daemon; and a sample of the history.
 async fn look(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(node) = node.upgrade() else { return };
-        let Some(daemon) = node.runner.daemon.clone() else { return };
-        let asked = tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await;
-        let Ok(Ok(snapshot)) = asked else { continue };
+        let snapshot = match node.runner.daemon.clone() {
+            Some(daemon) => tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await,
+            None => Ok(Err(io::ErrorKind::NotFound.into())),
+        };
+        let snapshot = snapshot.ok().and_then(Result::ok);
+        let devices = &node.runner.devices;
+        let mut used = BTreeMap::new();
+        for (gpu, part, of) in snapshot.iter().flat_map(|snapshot| devices.clients(snapshot)) {
+            *used.entry(gpu).or_default() += of.measured * of.sm * part;
+        }
+        let counts = node.host().counts();
+        node.history.lock().sample(node.now(), counts, used);
+        let Some(snapshot) = snapshot else { continue };
         let mut host = node.host();
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
         }
         // Without an answer from the daemon nothing changes.
         let Some(lost) = snapshot.lost else { continue };
-        let devices = &node.runner.devices;
         for (gpu, device) in &devices.all {
             match devices.why_lost(*gpu, &lost) {
                 Some(why) => host.lose_device(node.now(), *gpu, why),
@@ -820,6 +653,7 @@ mod tests {
             host: Mutex::new(host),
             began: Instant::now(),
             runner,
+            history: Mutex::default(),
             logs: Logs::default(),
             store: Store::open(dir).unwrap(),
             changes: tokio::sync::Mutex::new(()),

@@ -147,7 +147,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     within(|| {
         let state: Value = serde_json::from_str(&provider.call("GET", "/system/state", "").1).unwrap();
         let of = &state["functions"][0];
-        of["clients"][0]["request"].as_f64() == Some(0.2) && of["gpu_seconds"].as_f64() > Some(0.0)
+        of["clients"][0]["quota_request"].as_f64() == Some(0.2) && of["gpu_seconds"].as_f64() > Some(0.0)
     });
     let logs = provider.call("GET", "/system/logs?name=f", "").1;
     assert!(logs.contains("serving, 5 kernels a request"), "{logs}");
@@ -229,7 +229,10 @@ fn an_image_that_is_not_there_is_told_in_the_functions_status() {
 fn without_podman_an_image_is_refused_and_says_what_would_do() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
-    command.args(["--listen", "127.0.0.1:0", "--no-gpu", "--state"]).arg(dir.path()).env("PATH", dir.path());
+    command
+        .args(["--listen", "127.0.0.1:0", "--set", "host.no_gpu=true", "--state"])
+        .arg(dir.path())
+        .env("PATH", dir.path());
     let provider = Provider::of(&mut command);
     let body = r#"{"service":"f","image":"localhost/my-fn:1"}"#;
     let (status, said) = provider.call("POST", "/system/functions", body);

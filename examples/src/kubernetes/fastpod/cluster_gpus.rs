@@ -4,7 +4,7 @@ use super::nodes::{closed, excluded};
 use super::pod_share;
 use super::pods::{self, Given, Place, is_over, node_name};
 use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
-use gshare_sched::pack::{GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer as _, PackerExt as _};
+use gshare_sched::pack::{GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer as _};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,7 +4,7 @@
 //! per-thread variant exists one function serves both: a stream arrives as a `StreamArg`, and a call without a stream takes a [`Flavor`]
 //! first. Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! Each file uses only earlier files of this list: `visible`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
+//! Each file uses only earlier files of this list: `visible`, `object`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
 //! ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`, `symbols`.
 //!
 //! Handles are addresses of objects, each with a magic number at its start. A destroyed object loses its number and is kept for a while, so
@@ -109,6 +109,7 @@ mod device_memory;
 mod graph;
 mod memory_pool;
 mod module;
+mod object;
 pub(crate) mod primary_context;
 mod registry;
 mod spans;

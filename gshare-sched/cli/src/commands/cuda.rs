@@ -223,18 +223,9 @@ struct TruthProcess {
 #[derive(Debug, serde::Deserialize)]
 struct TruthGpu {
     busy_ns: u64,
-    memory_bytes: std::collections::BTreeMap<String, u64>,
-    memory_peak_bytes: u64,
 }
 
 impl TruthNow {
-    /// Most memory taken by the live processes, without their contexts.
-    pub(crate) fn memory(&self) -> u64 {
-        let gpus = self.processes.iter().filter(|process| process.live).flat_map(|process| &process.gpus);
-        let own = |gpu: &TruthGpu| gpu.memory_bytes.get("context").copied().unwrap_or_default();
-        gpus.map(|gpu| gpu.memory_peak_bytes.saturating_sub(own(gpu))).sum()
-    }
-
     /// Time with at least one kernel of the process running, over all GPUs.
     pub(crate) fn busy_ns(&self, pid: u32) -> Option<u64> {
         let process = self.processes.iter().find(|process| process.pid == pid && process.live)?;

@@ -1,12 +1,10 @@
-//! `gshare pack`: each pod's GPU, and the load of the GPUs afterwards.
+//! `gshare lab pack`: each pod's GPU, and the load of the GPUs afterwards.
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
 use gshare_core::{Bytes, ConfigError, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::picture::{self, Diagnosis};
-use gshare_sched::pack::{
-    Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, PackerExt, Placed, Placement, Rectangle,
-};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer, Placed, Placement, Rectangle};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,8 +27,8 @@ const PICTURES: usize = 8;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare pack pods.toml
-  gshare pack --online --policy dilu --svg gpus.svg pods.toml    as pods arrive, by Dilu's packer, with a picture")]
+  gshare lab pack pods.toml
+  gshare lab pack --online --policy dilu --svg gpus.svg pods.toml    as pods arrive, by Dilu's packer, with a picture")]
 pub(crate) struct Options {
     /// GPUs and pods, as TOML or JSON.
     #[arg(value_name = "FILE")]
@@ -65,7 +63,7 @@ enum Policy {
 
 impl Policy {
     /// An empty pool under this policy with its defaults.
-    fn packer(self) -> Result<Box<dyn PackerExt>, ConfigError> {
+    fn packer(self) -> Result<Box<dyn Packer>, ConfigError> {
         Ok(match self {
             Self::MaxRects => Box::new(MaxRects::new(MaxRectsConfig::default())),
             Self::Dilu => Box::new(DiluPacker::new(DiluConfig::default())?),

@@ -1,16 +1,14 @@
-//! `gshare profile`: measures a program at each setting of a strategy, under the setting's share.
+//! `gshare lab profile`: measures a program at each setting of a strategy, under the setting's share.
 
 use super::host::Host;
 use super::run::{self as under_hook, Prepared};
-use super::shim::Shim;
 use super::sim::{Kind, Simulate};
 use super::{Where, print_json, private};
 use anyhow::{Context as _, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
-use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
 use gshare_fake_cuda_spec::Spec;
-use gshare_profile::executor::{Executor, simulated_gpu};
+use gshare_profile::executor::Executor;
 use gshare_profile::line_program::{Process, Protocol};
 use gshare_profile::load::Load;
 use gshare_profile::meter::{NvmlMeter, Utilisation};
@@ -33,10 +31,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
-  gshare profile --strategy training --steps -- python3 train.py             the least share of a trainer
-  gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
-  gshare profile --again resnet                  a function of `gshare up`: the host measures it anew")]
+  gshare lab profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
+  gshare lab profile --strategy training --steps -- python3 train.py             the least share of a trainer
+  gshare lab profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
+  gshare lab profile --again resnet                  a function of `gshare up`: the host measures it anew")]
 pub(crate) struct Options {
     /// Search strategy.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]
@@ -56,7 +54,7 @@ pub(crate) struct Options {
     /// Load: closed:N, even:RATE, poisson:RATE (calls per second) or trace:FILE (arrivals in seconds, one per line).
     #[arg(long, value_name = "LOAD", default_value = "closed:1")]
     load: String,
-    /// Seed of a Poisson load, and of a simulated GPU.
+    /// Seed of a Poisson load.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Longest measurement of one setting.
@@ -86,14 +84,8 @@ pub(crate) struct Options {
     /// Print one JSON object: shares in basis points, times in ns, throughputs in thousandths of a request per second.
     #[arg(long)]
     json: bool,
-    /// Measure a simulated GPU with this profile (JSON, as from --output), in virtual time, and no program.
-    #[arg(long, value_name = "FILE", conflicts_with = "command")]
-    table: Option<PathBuf>,
-    /// --table: variation of batches, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 5)]
-    noise: u16,
     /// Have the host of `gshare up` measure this function again, while it keeps serving.
-    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["table", "command"])]
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "command")]
     again: Option<String>,
     #[command(flatten)]
     host: Host,
@@ -102,7 +94,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     place: Where,
     /// The program and its arguments.
-    #[arg(required_unless_present_any = ["table", "again"], trailing_var_arg = true, value_name = "CMD")]
+    #[arg(required_unless_present = "again", trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -201,14 +193,9 @@ where
     P: Planner<Answer: Serialize>,
 {
     let config = trial_config(options)?;
-    let program = match (&options.table, options.command.first()) {
-        (Some(table), _) => table.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
-        (None, Some(program)) => {
-            Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned()
-        }
-        (None, None) => String::new(),
-    };
-    let name = options.name.clone().unwrap_or(program);
+    let program = options.command.first().and_then(|program| Path::new(program).file_name());
+    let program = || program.unwrap_or_default().to_string_lossy().into_owned();
+    let name = options.name.clone().unwrap_or_else(program);
     let context = context(options);
     let store = Store::open(&options.store, &name, &context)
         .with_context(|| format!("--store {}", options.store.display()))?;
@@ -293,18 +280,11 @@ fn line(record: &Record) -> String {
 
 /// The context of these trials; a stored profile is of use only if its context is the same.
 fn context(options: &Options) -> String {
-    let what = match &options.table {
-        Some(table) => {
-            format!("the GPU of {} (noise {}%, seed {})", table.display(), options.noise, options.seed)
-        }
-        None => {
-            let words: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
-            words.join(" ")
-        }
-    };
+    let words: Vec<_> = options.command.iter().map(|word| word.to_string_lossy()).collect();
+    let what = words.join(" ");
     let device = match (&options.simulate.sim, options.simulate.kind()) {
         (Some(spec), _) if *spec != Spec::default() => format!(" on a simulated {spec}"),
-        (_, Ok(Kind::Simulated)) if options.table.is_none() => " on a simulated device".to_owned(),
+        (_, Ok(Kind::Simulated)) => " on a simulated device".to_owned(),
         _ => String::new(),
     };
     format!("{what}{device}, load {}{}", options.load, if options.steps { ", steps" } else { "" })
@@ -346,16 +326,8 @@ fn parse_load(text: &str, seed: u64) -> anyhow::Result<Load> {
 }
 
 fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
-    if let Some(path) = &options.table {
-        let context = || format!("--table {}", path.display());
-        let text = std::fs::read_to_string(path).with_context(context)?;
-        let table: ProfileTable = serde_json::from_str(&text).with_context(context)?;
-        let noise = BasisPoints::from_percent(options.noise).context("--noise: need at most 100")?;
-        eprintln!("gshare: a simulated GPU, in virtual time");
-        return Ok(Box::new(simulated_gpu(table, Duration::from_millis(500), noise, options.seed)));
-    }
     let hook = HOOK.find()?;
-    let simulated = options.simulate.announce("profile")?.is_simulated();
+    let simulated = options.simulate.announce("lab profile")?.is_simulated();
     // The node's daemon comes first: a private daemon beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
     // Without an enforced partition, every setting would be measured with all SMs.
@@ -376,19 +348,11 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             simulate: simulate.clone(),
             quota: Some(quota),
             sm: Some(at.sm),
-            mem: None,
-            observe: false,
-            park: false,
             // Not the last trial's name: its process may still be exiting.
             name: Some(format!("profile-{}-{number}", std::process::id())),
-            slo_sensitive: None,
-            best_effort: false,
-            on_daemon_loss: OnDaemonLoss::Open,
-            daemon_wait: DaemonWait::default(),
-            wait: false,
-            shim: Shim::default(),
             place: place.clone(),
             command: command.clone(),
+            ..under_hook::Options::default()
         };
         let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
         let Prepared { command, simulator, hello } = prepared;
@@ -430,9 +394,6 @@ struct Keeper {
     bar: ProgressBar,
 }
 
-/// Shorter runs print no progress.
-const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
-
 fn bar(total: Option<usize>) -> ProgressBar {
     let bar = total.map_or_else(ProgressBar::no_length, |total| ProgressBar::new(total as u64));
     let template = match total {
@@ -449,15 +410,16 @@ fn bar(total: Option<usize>) -> ProgressBar {
 impl Sink for Keeper {
     fn began(&mut self, setting: Setting) {
         self.bar.set_message(setting.to_string());
+        // The bar is drawn only on a terminal.
+        if self.bar.is_hidden() {
+            let done = told(self.bar.position(), self.bar.length(), self.bar.eta());
+            eprintln!("gshare: {done}; measures {setting}");
+        }
     }
 
     fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.store.keep(record)?;
         self.bar.inc(1);
-        // The bar is drawn only on a terminal.
-        if self.bar.is_hidden() && self.bar.elapsed() > QUIET {
-            eprintln!("gshare: {}", told(self.bar.position(), self.bar.length(), self.bar.eta()));
-        }
         Ok(())
     }
 }

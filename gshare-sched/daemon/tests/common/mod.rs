@@ -4,7 +4,7 @@
 
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec, RunId, UseState};
-use gshared::nvml::DeviceFacts;
+use gshared::nvml::DeviceFact;
 use gshared::{Config, Daemon, Running, Snapshot};
 use rustix::fd::OwnedFd;
 use rustix::net::{
@@ -246,10 +246,10 @@ impl Local {
     }
 
     /// On a node with these devices in its driver.
-    pub fn with_facts(facts: Box<dyn DeviceFacts>) -> Self {
+    pub fn with_facts(find: impl FnMut(DeviceUuid) -> Option<DeviceFact> + Send + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config::at(dir.path().join("gshare.sock"));
-        let daemon = Daemon::builder(config).facts(facts).build().unwrap();
+        let daemon = Daemon::builder(config).facts(find).build().unwrap();
         Self { running: Some(daemon.spawn().unwrap()), dir }
     }
 

@@ -14,10 +14,10 @@
         Enhance(event, context, FFS.RUN).run()
 
     def handler_build(event, context):   # before it is deployed
-        return Enhance(event, context, FFS.BUILD_DAG).profile(example)
+        return Enhance(event, context, FFS.BUILD_DAG).profile(example, slice=event["slice"], onto=event["onto"])
 
-The two entry points are those of FluidFaaS, Figure 7. `gshare build-dag` starts the second: once to see the components
-and the bytes between them, and once for each component on each slice, to measure it from outside. In RUN mode the process is one stage: it
+The two entry points are those of FluidFaaS, Figure 7. The second runs once on each slice (`CUDA_VISIBLE_DEVICES` names it): it times the
+components there and sees the bytes between them, and its answer is the file of `gshare/dag`. In RUN mode the process is one stage: it
 serves HTTP on `$PORT` and runs the components named in `$GSHARE_COMPONENTS`, or all of them where nothing is named. A request's body is a JSON
 list of the inputs and its answer is JSON; `decode` and `encode` may say otherwise. Between stages values travel as JSON, or with torch as
 `torch.save` writes them. Neither form can run code in the stage that reads it. Values of 64 KiB and more go through a file in shared memory,
@@ -205,75 +205,40 @@ class FFaaS:
         wanted = {self.answer.name}.union(*later)
         return _pack([sorted(ran), {name: value for name, value in values.items() if name in wanted}]), False
 
-    def profile(self, *example, slice=None, batch=1, repeat=5):
-        """Runs each component on an example. Under `gshare build-dag` that program measures, and this does not return;
-        else each component is timed here, and the answer is the DAG with a profile for `slice`, as `gshare partition`
-        reads it."""
-        if "GSHARE_FFS_BUILD" in os.environ:
-            self._build(os.environ["GSHARE_FFS_BUILD"], example)
-            raise SystemExit(0)
-        if slice is None:
-            raise TypeError("profile: need a slice, or to be started by gshare build-dag")
+    def profile(self, *example, slice, batch=1, repeat=5, onto=None):
+        """Times each component on an example, in this process, and answers with the DAG that `gshare lab partition` and `gshare/dag`
+        read: with a profile for `slice`, beside the profiles of `onto`, which is such an answer from other slices. A component that
+        fails here gets no profile for the slice."""
+        known = {one["name"]: one["profiles"] for one in (onto or {}).get("components", [])}
+        size = {edge["from"]: edge["bytes"] for edge in (onto or {}).get("edges", [])}
         values = dict(zip((value.name for value in self.inputs), example))
-        components, size = [], {}
-        for name, (cls, inputs, _) in self.components.items():
-            loaded = self._load([name])
-            cuda = torch is not None and torch.cuda.is_available()
-            if cuda:
-                torch.cuda.reset_peak_memory_stats()
-            times = []
-            for _ in range(repeat):
-                begun = time.perf_counter_ns()
-                self._compute(loaded, values)
+        cuda = torch is not None and torch.cuda.is_available()
+        components = []
+        for name in self.components:
+            others = [one for one in known.get(name, []) if (one["slice"], one["batch"]) != (slice, batch)]
+            components.append({"name": name, "profiles": others})
+            loaded, times = None, []
+            try:
                 if cuda:
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter_ns() - begun)
+                    torch.cuda.reset_peak_memory_stats()
+                loaded = self._load([name])
+                for _ in range(repeat):
+                    begun = time.perf_counter_ns()
+                    self._compute(loaded, values)
+                    if cuda:
+                        torch.cuda.synchronize()
+                    times.append(time.perf_counter_ns() - begun)
+            except Exception as error:  # Such as: the slice has too little memory for it.
+                print(f"{name} on {slice}, batch {batch}: no profile: {type(error).__name__}: {error}", file=sys.stderr)
+                continue
             memory = torch.cuda.max_memory_allocated() if cuda else 0
             time_ns = max(sorted(times)[len(times) // 2], 1)
             size[name] = len(pickle.dumps(values[name], protocol=5))
-            on = {"slice": slice, "batch": batch, "time_ns": time_ns, "memory_bytes": memory}
-            components.append({"name": name, "profiles": [on]})
-        return {"name": type(self).__name__, "components": components, "edges": self._edges(size)}
-
-    def _edges(self, size):
-        return [
-            {"from": need, "to": name, "bytes": size[need]}
+            others.append({"slice": slice, "batch": batch, "time_ns": time_ns, "memory_bytes": memory})
+        edges = [
+            {"from": need, "to": name, "bytes": size.get(need, 0)}
             for name, (_, inputs, _) in self.components.items()
             for need in dict.fromkeys(inputs)
             if need in self.components
         ]
-
-    def _build(self, folder, example):
-        """What `gshare build-dag` asks for: the shape, or one component that answers a line with a line."""
-        values = dict(zip((value.name for value in self.inputs), example))
-        names = list(self.components)
-        place = lambda name: os.path.join(folder, f"value-{names.index(name) + 1}")
-        only = os.environ.get("GSHARE_FFS_COMPONENT")
-        if only is None:
-            size = {}
-            for name in names:
-                self._compute(self._load([name]), values)
-                data = pickle.dumps(values[name], protocol=5)
-                size[name] = len(data)
-                with open(place(name), "wb") as file:
-                    file.write(data)
-            shape = {"name": type(self).__name__, "components": [{"name": name} for name in names]}
-            with open(os.path.join(folder, "shape.json"), "w", encoding="utf-8") as file:
-                json.dump({**shape, "edges": self._edges(size)}, file)
-            return
-        if only not in self.components:
-            raise KeyError(f"no component {only!r} in the DAG")
-        # A line is an answer: all that the function prints goes to standard error.
-        answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        for need in self.components[only][1]:
-            if need in self.components:
-                with open(place(need), "rb") as file:
-                    values[need] = pickle.load(file)
-        loaded = self._load([only])
-        print("ready", file=answers, flush=True)
-        for _ in sys.stdin:
-            self._compute(loaded, values)
-            if torch is not None and torch.cuda.is_available():
-                torch.cuda.synchronize()
-            print("done", file=answers, flush=True)
+        return {"name": type(self).__name__, "components": components, "edges": edges}

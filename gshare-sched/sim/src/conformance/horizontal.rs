@@ -6,9 +6,10 @@
 //! 2. **The same again**, and **the first function alone**, which must get the same orders.
 //! 3. **A scene**: the scaler reports a load that one instance cannot serve.
 
-use super::story::{Broken, Log, Story, claim};
+use super::story::{Broken, Log, claim};
 use crate::event_queue::EventQueue;
 use crate::rng::Rng;
+use crate::story::Story;
 use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, Quota, SmShare, Timestamp};

@@ -1,6 +1,7 @@
 //! A policy under the platform's pool in a [`world`](crate::world), whose book checks each order.
 
-use super::story::{Log, Story};
+use super::story::Log;
+use crate::story::Story;
 use crate::world::{self, FunctionOutcome, Outcome, Plan};
 use core::fmt::Display;
 use gshare_sched::platform::{Platform, Rejection};
@@ -20,7 +21,7 @@ pub(super) fn repeated(
         // A pool panics if it and its policy disagree about an instance.
         let ran = catch_unwind(AssertUnwindSafe(|| {
             world::run(plan.as_ref().map_err(Clone::clone)?, seed, || platform(&log))
-                .map_err(|failure| failure.claim)
+                .map_err(|failure| failure.wrong)
         }));
         let wrong = |wrong| log.story(seed, (OBEYED, wrong));
         let outcome = ran.map_err(|panic| wrong(said(&*panic)))?.map_err(wrong)?;

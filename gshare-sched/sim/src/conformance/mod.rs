@@ -8,27 +8,22 @@
 //! use gshare_sim::conformance::{Shares, packer};
 //!
 //! packer(&|| Box::new(MaxRects::new(MaxRectsConfig::default())), Shares::Rectangles, 0..3)?;
-//! # Ok::<(), gshare_sim::conformance::Story>(())
+//! # Ok::<(), gshare_sim::Story>(())
 //! ```
 //!
 //! | suite | trait |
 //! |---|---|
 //! | [`packer()`] | [`Packer`](gshare_sched::pack::Packer) |
-//! | [`packer_ext()`] | [`PackerExt`](gshare_sched::pack::PackerExt) |
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
-//! | [`queue_order()`] | [`QueueOrder`](gshare_sched::platform::QueueOrder) |
-//! | [`pipelines()`] | [`PipelinePartitioner`](gshare_sched::pipeline::PipelinePartitioner), [`SliceAssigner`](gshare_sched::pipeline::SliceAssigner) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
 //! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
 mod in_world;
-mod order;
 mod packer_trial;
-mod pipelines;
 mod pool_trial;
 mod request_scheduler;
 mod router_and_keeper;
@@ -37,12 +32,9 @@ mod token_scheduler;
 mod vertical;
 
 pub use horizontal::horizontal_scaler;
-pub use order::queue_order;
-pub use packer_trial::{Shares, packer, packer_ext};
-pub use pipelines::pipelines;
+pub use packer_trial::{Shares, packer};
 pub use pool_trial::{PoolTrial, pool};
 pub use request_scheduler::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};
-pub use story::Story;
-pub use token_scheduler::{Conformance, Failure, Report, token_scheduler};
+pub use token_scheduler::{Conformance, Report, token_scheduler};
 pub use vertical::vertical_scaler;

@@ -1,15 +1,16 @@
-//! Whether a packer keeps the contract of [`Packer`], and of [`PackerExt`] if it has one.
+//! Whether a packer keeps the contract of [`Packer`].
 //!
 //! # Runs
 //! The suite makes random calls on up to six GPUs of several sizes, nonsense included, on two instances at once. It keeps a book
 //! beside them, and after each call compares the packer's whole list with the book.
 
-use super::story::{Broken, Log, Story, claim};
+use super::story::{Broken, Log, claim};
 use crate::rng::Rng;
+use crate::story::Story;
 use core::ops::Range;
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, PackerExt, Placed, Placement};
-use gshare_sched::pack::{packer_claims as claims, packer_ext_claims as ext};
+use gshare_sched::pack::packer_claims as claims;
+use gshare_sched::pack::{Demand, GpuSpec, GpuStatus, PackError, Packer, Placed, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rule by which a packer keeps within a GPU's size.
@@ -309,103 +310,6 @@ fn within(shares: Shares, spec: &GpuSpec, on: &[Placement]) -> Result<(), Broken
             let meets = x < oright && ox < right && y < otop && oy < top;
             claim(!meets, claims::OVERLAP, || format!("{placement:?} and {other:?}"))?;
         }
-    }
-    Ok(())
-}
-
-/// Runs [`packer`], and random probes, cordons, drains, plans and restores.
-///
-/// # Errors
-/// The first broken claim.
-pub fn packer_ext(
-    make: &dyn Fn() -> Box<dyn PackerExt>,
-    shares: Shares,
-    seeds: Range<u64>,
-) -> Result<(), Story> {
-    packer(&|| make(), shares, seeds.clone())?;
-    for seed in seeds {
-        let log = Log::default();
-        plans(make, seed, &log).map_err(|broken| log.story(seed, broken))?;
-    }
-    Ok(())
-}
-
-fn plans(make: &dyn Fn() -> Box<dyn PackerExt>, seed: u64, log: &Log) -> Result<(), Broken> {
-    let (mut rng, mut pool) = (Rng::new(seed), make());
-    let wrong = |error: PackError| (ext::VALID, error.to_string());
-    for gpu in (0..4).map(GpuId::new) {
-        pool.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
-    }
-    for number in 0..CALLS / 2 {
-        let (before, version) = (listing(&*pool), pool.version());
-        let at = format!("call {number}");
-        let gpu = GpuId::new(u32::try_from(rng.below(4)).unwrap_or(0));
-        let plan = match rng.below(10) {
-            0 => {
-                let on = rng.percent(50);
-                pool.set_cordoned(gpu, on).map_err(wrong)?;
-                log.note(&at, &format!("cordon {gpu}: {on}"));
-                let told = pool.gpu(gpu).map(|status| status.cordoned);
-                claim(told == Some(on), ext::CORDON, || format!("{told:?}"))?;
-                continue;
-            }
-            1 => pool.plan_drain(gpu).map_err(wrong)?,
-            2 => {
-                let most = usize::try_from(rng.below(8)).unwrap_or(0);
-                let plan = pool.plan_repack(most);
-                claim(plan.moves() <= most, ext::MOVES, || format!("{plan:?}"))?;
-                plan
-            }
-            3..6 => {
-                if let Some(placement) = rng.pick(&before) {
-                    log.note(&at, &format!("release {}", placement.id));
-                    pool.release(placement.id).map_err(wrong)?;
-                    let grown = pool.version() > version;
-                    claim(grown, ext::VERSION, || "it did not".into())?;
-                }
-                continue;
-            }
-            _ => {
-                let demand = random_demand(&mut rng);
-                let probed = pool.probe(&demand);
-                let placed = pool.place(&demand);
-                log.note(&at, &format!("place {demand:?}: {placed:?}"));
-                let same = probed == placed.clone().map(|placed| placed.placement.gpu);
-                claim(same, ext::PROBE, || format!("{probed:?}"))?;
-                if let Ok(placed) = placed {
-                    let cordoned = pool.gpu(placed.placement.gpu).is_some_and(|status| status.cordoned);
-                    claim(!cordoned, ext::CLOSED, || format!("{placed:?}"))?;
-                }
-                continue;
-            }
-        };
-        log.note(&at, &format!("{plan:?}"));
-        claim(listing(&*pool) == before, ext::PLAN, || format!("{before:?} before"))?;
-        pool.apply(&plan).map_err(wrong)?;
-        let changed = |old: &Placement| {
-            let change = plan.changes.iter().find(|change| change.id == old.id);
-            change.map_or(*old, |change| Placement::new(old.id, change.to_gpu, change.to, old.demand))
-        };
-        let by_id = |list: Vec<Placement>| -> BTreeMap<PlacementId, Placement> {
-            list.into_iter().map(|placement| (placement.id, placement)).collect()
-        };
-        let expected = by_id(before.iter().map(changed).collect());
-        let now = by_id(listing(&*pool));
-        claim(now == expected, ext::APPLIED, || format!("{now:?} in place of {expected:?}"))?;
-        let full = plan.emptied.iter().find(|gpu| now.values().any(|placement| placement.gpu == **gpu));
-        claim(full.is_none(), ext::EMPTIED, || format!("{full:?}"))?;
-        let again = pool.apply(&plan);
-        claim(again.is_err(), ext::PLAN_ONCE, || format!("{plan:?}"))?;
-    }
-    let mut restored = make();
-    for gpu in (0..4).map(GpuId::new) {
-        restored.add_gpu(gpu, GpuSpec::new(Bytes::from_gib(16))).map_err(wrong)?;
-    }
-    for placement in listing(&*pool) {
-        let there =
-            restored.place_at(placement.gpu, placement.rectangle, &placement.demand).map_err(wrong)?;
-        let same = (there.gpu, there.rectangle) == (placement.gpu, placement.rectangle);
-        claim(same, ext::RESTORED, || format!("{there:?} for {placement:?}"))?;
     }
     Ok(())
 }

@@ -13,9 +13,10 @@
 //!   bound;
 //! - every part of an instance has a limit of memory, and the platform orders no profile.
 
-use super::story::{Broken, Log, Story, claim};
+use super::story::{Broken, Log, claim};
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
+use crate::story::Story;
 use crate::world::{self, Book, Change, Device, Fault, Function, Outcome, Plan};
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
 use gshare_sched::Wrapped;
@@ -75,7 +76,7 @@ pub fn pool(platform: Wrapped<Platform>, trial: &PoolTrial, seed: u64) -> Result
         ready: None,
     };
     let (result, _) = world::story(&plan, seed, alone);
-    let outcome = result.map_err(|failure| broken((KEEPS, failure.claim)))?;
+    let outcome = result.map_err(|failure| broken((KEEPS, failure.wrong)))?;
     log.is_unbroken().map_err(broken).map(|()| outcome)
 }
 

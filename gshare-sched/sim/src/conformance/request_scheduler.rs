@@ -2,9 +2,10 @@
 //! [`world`](crate::world) of up to six GPUs of two kinds and twelve functions of two tenants, with its faults and its book.
 
 use super::in_world::{repeated, text};
-use super::story::{Log, Story};
+use super::story::Log;
 use crate::arrivals::{ArrivalError, Arrivals};
 use crate::rng::Rng;
+use crate::story::Story;
 use crate::world::{Fault, Function, Outcome, Plan};
 use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable};

@@ -1,6 +1,7 @@
-//! The answer of a suite: the first broken claim, and the story so far.
+//! The record of a suite's run: its events, and the first broken claim.
 
 use crate::log::Log as RunLog;
+use crate::story::Story;
 use core::fmt::{self, Debug};
 use gshare_core::Engine;
 use gshare_sched::Wrapped;
@@ -8,33 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The number of events in a story.
 const KEPT: usize = 40;
-
-/// A claim broken by an implementation, with the run that shows it.
-#[derive(Clone)]
-pub struct Story {
-    /// The broken claim of the trait's contract.
-    pub claim: &'static str,
-    /// The seed of the run, which shows the same story again.
-    pub seed: u64,
-    /// The virtual time of the fault, or the number of its call.
-    pub at: String,
-    /// The fault, as a sentence.
-    pub wrong: String,
-    /// The last events before it with the answers to them, oldest first; at most 40.
-    pub events: Vec<String>,
-}
-
-impl fmt::Display for Story {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { claim, seed, at, wrong, events } = self;
-        write!(f, "`{claim}` does not hold (seed {seed}, at {at}): {wrong}")?;
-        events.iter().try_for_each(|event| write!(f, "\n    {event}"))
-    }
-}
-
-crate::debug_as_text::debug_as_text!(Story);
-
-impl core::error::Error for Story {}
 
 /// A broken claim, and the fault.
 pub(super) type Broken = (&'static str, String);
@@ -119,6 +93,6 @@ impl Log {
         let lines = self.lines();
         // The first rule broken by an engine explains the later broken rules.
         let (claim, wrong) = lines.broken.clone().unwrap_or((claim, wrong));
-        Story { claim, seed, at: lines.at.clone(), wrong, events: lines.log.lines() }
+        Story { claim, seed: Some(seed), at: lines.at.clone(), wrong, events: lines.log.lines() }
     }
 }

@@ -14,11 +14,12 @@
 //! A claim without any test counts as a failure of the suite.
 
 use crate::rng::Rng;
+use crate::story::Story;
+use crate::token::Terms;
 use crate::token::check::{self, Check, bounded_wait::BoundedWait, request_met::RequestMet};
 use crate::token::drive::Driver;
 use crate::token::keen::Keen;
 use crate::token::ops::{TokenOp, World};
-use crate::token::{Terms, Violation};
 use gshare_core::token::token_claims as claims;
 use gshare_core::{
     ClientId, Duration, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent, TokenScheduler,
@@ -83,30 +84,16 @@ impl Report {
     }
 }
 
-/// The first violation in a suite.
-#[derive(Clone, thiserror::Error)]
-#[error("{run}: {violation}")]
-pub struct Failure {
-    /// The run, with its seed.
-    pub run: String,
-    /// The violation, with the calls before it.
-    pub violation: Violation,
-}
-
-crate::debug_as_text::debug_as_text!(Failure);
-
 /// Runs the suite over the instances of `make`, which must be equal and without clients.
 pub fn token_scheduler(
     make: &dyn Fn() -> Box<dyn TokenScheduler>,
     profile: &Conformance,
-) -> Result<Report, Failure> {
+) -> Result<Report, Story> {
     let mut report = Report::default();
     for seed in profile.seeds.clone() {
-        let fail = |name: &str, violation| Failure { run: format!("{name}, seed {seed}"), violation };
-        random_world(make, profile, seed, &mut report)
-            .map_err(|violation| fail("random world", violation))?;
-        keen_clients(make, profile, seed, &mut report)
-            .map_err(|violation| fail("keen clients", violation))?;
+        let of_seed = |story| Story { seed: Some(seed), ..story };
+        random_world(make, profile, seed, &mut report).map_err(of_seed)?;
+        keen_clients(make, profile, seed, &mut report).map_err(of_seed)?;
         for claim in [claims::SAME, claims::REFUSED] {
             *report.tested.entry(claim).or_default() += 1;
         }
@@ -120,7 +107,7 @@ pub fn token_scheduler(
     ];
     for (claim, scene) in scenes {
         let mut driver = driver(make, profile, false);
-        scene(&mut driver, profile).map_err(|violation| Failure { run: claim.to_owned(), violation })?;
+        scene(&mut driver, profile)?;
         report.add(&driver);
         *report.tested.entry(claim).or_default() += 1;
     }
@@ -131,15 +118,14 @@ pub fn token_scheduler(
     };
     for claim in claims::ALL.iter().filter(|claim| promised(claim)) {
         if report.tested.get(claim).is_none_or(|count| *count == 0) {
-            let violation =
-                driver(make, profile, false).wrong(format!("`{claim}` was never put to the test"));
-            return Err(Failure { run: "all".to_owned(), violation });
+            let wrong = format!("`{claim}` was never put to the test");
+            return Err(driver(make, profile, false).wrong(wrong));
         }
     }
     Ok(report)
 }
 
-type Scene = fn(&mut Driver, &Conformance) -> Result<(), Violation>;
+type Scene = fn(&mut Driver, &Conformance) -> Result<(), Story>;
 
 fn driver(make: &dyn Fn() -> Box<dyn TokenScheduler>, profile: &Conformance, keen: bool) -> Driver {
     let mut checks = check::always_if(profile.holds_together);
@@ -158,7 +144,7 @@ fn random_world(
     profile: &Conformance,
     seed: u64,
     report: &mut Report,
-) -> Result<(), Violation> {
+) -> Result<(), Story> {
     let run = |nonsense: bool| {
         let mut rng = Rng::new(seed);
         // Small worlds and short pauses collide more; both are drawn once per seed.
@@ -190,7 +176,7 @@ fn keen_clients(
     profile: &Conformance,
     seed: u64,
     report: &mut Report,
-) -> Result<(), Violation> {
+) -> Result<(), Story> {
     let mut rng = Rng::new(seed);
     let mut driver = driver(make, profile, true);
     let clients = rng.between(1, u64::from(profile.world.slots));
@@ -245,13 +231,13 @@ fn share(request: u16, limit: u16, sm: u16) -> Share {
     Share { quota, sm: SmShare::new(sm).unwrap_or(SmShare::WHOLE) }
 }
 
-fn join(driver: &mut Driver, slot: u32, share: Share) -> Result<ClientId, Violation> {
+fn join(driver: &mut Driver, slot: u32, share: Share) -> Result<ClientId, Story> {
     let client = ClientId::new(slot, 0);
     driver.must(driver.now(), TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share })?;
     Ok(client)
 }
 
-fn ask(driver: &mut Driver, client: ClientId) -> Result<(), Violation> {
+fn ask(driver: &mut Driver, client: ClientId) -> Result<(), Story> {
     driver.must(driver.now(), TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })
 }
 
@@ -259,12 +245,12 @@ fn holds(driver: &Driver, client: ClientId) -> bool {
     driver.book().client(client).is_some_and(|entry| entry.held.is_some())
 }
 
-fn expect(driver: &Driver, ok: bool, message: &str) -> Result<(), Violation> {
+fn expect(driver: &Driver, ok: bool, message: &str) -> Result<(), Story> {
     if ok { Ok(()) } else { Err(driver.wrong(message.to_owned())) }
 }
 
 /// Two clients without room side by side; the first holds, the second waits.
-fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Violation> {
+fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Story> {
     let first = join(driver, 0, share(2_000, 10_000, 6_000))?;
     let second = join(driver, 1, share(2_000, 10_000, 6_000))?;
     ask(driver, first)?;
@@ -274,13 +260,13 @@ fn one_behind_another(driver: &mut Driver) -> Result<(ClientId, ClientId), Viola
     Ok((first, second))
 }
 
-fn leaving(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
+fn leaving(driver: &mut Driver, _: &Conformance) -> Result<(), Story> {
     let (first, second) = one_behind_another(driver)?;
     driver.must(driver.now(), TokenEvent::ClientLeft { client: first })?;
     expect(driver, holds(driver, second), "the SMs of a client that left were not given on at once")
 }
 
-fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
+fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Story> {
     let (first, second) = one_behind_another(driver)?;
     let used = Duration::from_micros(10);
     let now = driver.now().saturating_add(used);
@@ -292,7 +278,7 @@ fn returning(driver: &mut Driver, _: &Conformance) -> Result<(), Violation> {
         .map(|_| ())
 }
 
-fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Story> {
     let (first, second) = one_behind_another(driver)?;
     let charged = |driver: &Driver| driver.scheduler().client(first).map(|status| status.total_used);
     let entry = driver.book().client(first);
@@ -318,7 +304,7 @@ fn dying(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
     Ok(())
 }
 
-fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Story> {
     let start = driver.now();
     let mut keen = Keen::new(driver, Duration::ZERO);
     // Three narrow clients that never leave 90 % of the SMs free by themselves, and a wide client in the last place.
@@ -343,7 +329,7 @@ fn wide_and_narrow(driver: &mut Driver, profile: &Conformance) -> Result<(), Vio
     )
 }
 
-fn elastic(driver: &mut Driver, profile: &Conformance) -> Result<(), Violation> {
+fn elastic(driver: &mut Driver, profile: &Conformance) -> Result<(), Story> {
     let start = driver.now();
     let mut keen = Keen::new(driver, Duration::ZERO);
     let client = ClientId::new(0, 0);

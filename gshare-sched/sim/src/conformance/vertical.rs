@@ -5,8 +5,9 @@
 //!    leave, on two GPUs; the suite keeps a book of issued tokens beside the scaler.
 //! 2. **The same again**, and **the first GPU alone**, which must give its clients the same tokens.
 
-use super::story::{Broken, Log, Story, claim};
+use super::story::{Broken, Log, claim};
 use crate::rng::Rng;
+use crate::story::Story;
 use core::ops::Range;
 use gshare_core::{ClientId, Duration, Engine, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp};
 use gshare_sched::Wrapped;

@@ -1,8 +1,9 @@
 //! A wrapper around any token scheduler of the daemon, which audits every call.
 
+use crate::story::Story;
 use crate::token::account::Windows;
 use crate::token::drive::Driver;
-use crate::token::{Terms, Violation, check};
+use crate::token::{Terms, check};
 use gshare_core::token::ClientStatus;
 use gshare_core::{
     ClientId, Duration, Engine, GpuId, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler,
@@ -19,7 +20,7 @@ pub(super) struct Audited {
 #[derive(Debug)]
 struct Shared {
     driver: Driver,
-    violation: Option<Violation>,
+    violation: Option<Story>,
 }
 
 impl Audited {
@@ -34,7 +35,7 @@ impl Audited {
     }
 
     /// The first broken rule, if any.
-    pub(super) fn violation(&self) -> Option<Violation> {
+    pub(super) fn violation(&self) -> Option<Story> {
         self.with(|shared| shared.violation.clone())
     }
 

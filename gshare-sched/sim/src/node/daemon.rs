@@ -3,7 +3,7 @@
 use super::audited::Audited;
 use super::outside::Outside;
 use super::{MAX_CLIENTS, Setup, node_plan};
-use crate::token::Violation;
+use crate::story::Story;
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp, TokenEvent,
@@ -88,7 +88,7 @@ impl Daemon {
     }
 
     /// The first rule broken by the token scheduler, if any.
-    pub(super) fn violation(&self) -> Option<Violation> {
+    pub(super) fn violation(&self) -> Option<Story> {
         self.node.as_ref().and_then(|(_, tokens)| tokens.violation())
     }
 

@@ -68,6 +68,7 @@ pub use share_report::{DELIVERED_PERCENT, ERROR_MAX, Errors, SPAN, ShareReport, 
 pub use worker::Done;
 
 use crate::Make;
+use crate::story::Story;
 use crate::token::Terms;
 use gshare_core::{Duration, TokenScheduler};
 use gshare_meter::Meter;
@@ -132,27 +133,13 @@ pub struct NodeReport {
     pub figures: Figures,
 }
 
-/// A seed with a violation.
-#[derive(Clone, thiserror::Error)]
-#[error("node, seed {seed}: {what}\n{story}")]
-pub struct NodeFailure {
-    /// The seed of the run.
-    pub seed: u64,
-    /// The broken rule, its time, and the details.
-    pub what: String,
-    /// The plan of the run, and its last events.
-    pub story: String,
-}
-
-crate::debug_as_text::debug_as_text!(NodeFailure);
-
 /// The names of the driven types.
 pub fn driven() -> [&'static str; 2] {
     [core::any::type_name::<Node>(), core::any::type_name::<Meter<Arc<hooked_process::Shared>>>()]
 }
 
 /// Runs the node of a seed. After a failure, a second run of the seed tells its story.
-pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, NodeFailure> {
+pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, Story> {
     let plan = NodePlan::draw(seed, setup.terms.window);
     NodeWorld::new(&plan, setup, false)
         .run(seed)
@@ -160,7 +147,7 @@ pub fn run(seed: u64, setup: &Setup) -> Result<NodeReport, NodeFailure> {
 }
 
 /// Runs one seed, and returns the last lines of its log beside its report.
-pub fn story(seed: u64, setup: &Setup) -> (Result<NodeReport, NodeFailure>, Vec<String>) {
+pub fn story(seed: u64, setup: &Setup) -> (Result<NodeReport, Story>, Vec<String>) {
     let plan = NodePlan::draw(seed, setup.terms.window);
     let mut world = NodeWorld::new(&plan, setup, true);
     let result = world.run(seed);

@@ -6,8 +6,9 @@ use super::hooked_process::{Identity, Life, Process};
 use super::node_book::{GIVEN_UP, LONG, NodeBook};
 use super::node_plan::{NodePlan, Program, Shape, smaller};
 use super::outside::{Event, Outside};
-use super::{NodeFailure, NodeReport, Setup};
+use super::{NodeReport, Setup};
 use crate::rng::Rng;
+use crate::story::Story;
 use crate::virtual_gpu::{Completion, VirtualGpu};
 use gshare_core::wire::OnDaemonLoss;
 use gshare_core::{ConnId, Duration, ResourceSpec, ServiceClass, Timestamp};
@@ -130,7 +131,7 @@ impl<'a> NodeWorld<'a> {
     }
 
     /// Runs the plan to its end.
-    pub fn run(&mut self, seed: u64) -> Result<NodeReport, NodeFailure> {
+    pub fn run(&mut self, seed: u64) -> Result<NodeReport, Story> {
         let end = Timestamp::ZERO.saturating_add(self.setup.terms.window.saturating_mul(self.plan.windows));
         if let Err(what) = self.advance(end) {
             return Err(self.failure(seed, what));
@@ -166,13 +167,11 @@ impl<'a> NodeWorld<'a> {
         Ok(())
     }
 
-    fn failure(&self, seed: u64, what: String) -> NodeFailure {
-        let mut story = format!("{:#?}\n", self.plan);
-        for line in self.outside.log.lines() {
-            story.push_str(&line);
-            story.push('\n');
-        }
-        NodeFailure { seed, what, story }
+    fn failure(&self, seed: u64, wrong: String) -> Story {
+        let mut events = vec![format!("{:#?}", self.plan)];
+        events.extend(self.outside.log.lines());
+        let at = self.outside.queue.now().to_string();
+        Story { claim: "the node keeps its promises", seed: Some(seed), at, wrong, events }
     }
 
     /// The last lines of the log.

@@ -187,6 +187,18 @@ impl Default for VerticalName {
     }
 }
 
+/// An order of the requests of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum QueueName {
+    /// By arrival (FaST-GShare, Dilu).
+    Arrival,
+    /// By arrival, but late requests behind the requests still in time. The default.
+    #[default]
+    LateLast,
+}
+
 /// The names of one kind of policy: our policies, and a program's own policy.
 macro_rules! policy_names {
     ($($(#[$about:meta])* $name:ident { $($(#[$each:meta])* $policy:ident,)+ })+) => {$(
@@ -220,15 +232,6 @@ policy_names! {
         MaxRects,
         /// Sums of requests and limits (Dilu, section 3.3).
         Dilu,
-    }
-
-    /// An order of the requests of a function.
-    QueueName {
-        /// By arrival (FaST-GShare, Dilu).
-        Arrival,
-        /// By arrival, but late requests behind the requests still in time. The default.
-        #[default]
-        LateLast,
     }
 
     /// A scheduler of requests on whole devices.

@@ -1,13 +1,11 @@
 //! A program's own policies, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{
-    PackerName, PipelineName, Policies, QueueName, RequestName, RouterName, ScalerName, VerticalName,
-};
+use super::{PackerName, PipelineName, Policies, RequestName, RouterName, ScalerName, VerticalName};
 use crate::Make;
 use gshare_sched::pack::Packer;
 use gshare_sched::pipeline::{InstanceKeeper, Node, Router};
-use gshare_sched::platform::{OwnPolicies, QueueOrder};
+use gshare_sched::platform::OwnPolicies;
 use gshare_sched::request::RequestScheduler;
 use gshare_sched::scale::{HorizontalScaler, VerticalScaler};
 use std::collections::BTreeMap;
@@ -16,7 +14,7 @@ use std::sync::Arc;
 /// Makes the keeper of a node with free slices.
 pub type MakeKeeper = Arc<dyn Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync>;
 
-/// A program's own policies by their names in `policies.packer`, `policies.scaler`, `policies.vertical`, `policies.queue`,
+/// A program's own policies by their names in `policies.packer`, `policies.scaler`, `policies.vertical`,
 /// `policies.router`, `policies.keeper` and `policies.request`, beside our names. Each seed gets a new policy.
 ///
 /// # Example
@@ -40,7 +38,6 @@ pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
     verticals: BTreeMap<String, Make<dyn VerticalScaler>>,
-    orders: BTreeMap<String, Make<dyn QueueOrder>>,
     routers: BTreeMap<String, Make<dyn Router>>,
     requests: BTreeMap<String, Make<dyn RequestScheduler>>,
     keepers: BTreeMap<String, MakeKeeper>,
@@ -53,7 +50,6 @@ impl core::fmt::Debug for Own {
             .field("packers", &names(self.packers.keys().collect()))
             .field("scalers", &names(self.scalers.keys().collect()))
             .field("verticals", &names(self.verticals.keys().collect()))
-            .field("orders", &names(self.orders.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
             .field("requests", &names(self.requests.keys().collect()))
             .field("keepers", &names(self.keepers.keys().collect()))
@@ -93,8 +89,6 @@ own! {
     with_scaler, scalers: HorizontalScaler;
     /// Adds a vertical scaler, or replaces the vertical scaler of this name. The daemons of a scenario use it at depth `kernels`.
     with_vertical, verticals: VerticalScaler;
-    /// Adds an order for a function's requests on fractional devices, or replaces the order of this name.
-    with_order, orders: QueueOrder;
     /// Adds a router, or replaces the router of this name.
     with_router, routers: Router;
     /// Adds a scheduler of requests on whole devices, or replaces the scheduler of this name. The scenario's `policies.host_memory`
@@ -130,9 +124,6 @@ impl Own {
         }
         if let ScalerName::Own(name) = &policies.scaler {
             own.scaler = Some(named("policies.scaler", name, &["heuristic", "lazy"], &self.scalers)?());
-        }
-        if let QueueName::Own(name) = &policies.queue {
-            own.order = Some(named("policies.queue", name, &["arrival", "late_last"], &self.orders)?());
         }
         if let RouterName::Own(name) = &policies.router {
             own.router = Some(named("policies.router", name, &["paper", "ours"], &self.routers)?());
@@ -177,17 +168,14 @@ fn named<'a, M>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::queue_order;
     use crate::scenario::Scenario;
     use crate::world;
-    use gshare_core::{Engine, RequestId, Timestamp};
+    use gshare_core::Engine;
     use gshare_sched::Wrapped;
     use gshare_sched::node::vertical_scaler;
     use gshare_sched::pipeline::{
-        Keeper, KeeperConfig, LeastFragmentation, PartitionConfig, Partitioner, RouteEvent, RouterConfig,
-        SlackRouter,
+        Keeper, KeeperConfig, PartitionConfig, Partitioner, RouteEvent, RouterConfig, SlackRouter,
     };
-    use gshare_sched::platform::WaitQueue;
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -212,8 +200,7 @@ mod tests {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         scenario.own = Own::default().with_router("mine", move || {
-            let (router, counted) =
-                (SlackRouter::new(RouterConfig::default()).unwrap(), Arc::clone(&counted));
+            let (router, counted) = (SlackRouter::new(RouterConfig::default()), Arc::clone(&counted));
             Box::new(Wrapped::new(Box::new(router), move |router, now, event, actions| {
                 if matches!(event, RouteEvent::Arrived { .. }) {
                     counted.fetch_add(1, Ordering::Relaxed);
@@ -232,9 +219,9 @@ mod tests {
             let text = TEXT.replace("router = \"mine\"", &format!("keeper = \"{name}\""));
             let mut scenario = Scenario::parse(&text).unwrap();
             scenario.own = Own::default().with_keeper("mine", |node| {
-                let partitioner = Box::new(Partitioner::new(PartitionConfig::default()).unwrap());
+                let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
                 let paper = KeeperConfig::paper();
-                Box::new(Keeper::new(paper, node, partitioner, Box::new(LeastFragmentation)).unwrap())
+                Box::new(Keeper::new(paper, node, partitioner).unwrap())
             });
             let plan = scenario.plan().map_err(|error| error.to_string())?;
             Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap().hash)
@@ -285,62 +272,6 @@ mod tests {
             let refused = run(vertical, depth).unwrap_err();
             assert!(refused.contains(says), "{refused}");
         }
-    }
-
-    #[derive(Debug)]
-    struct NewestFirst;
-
-    impl QueueOrder for NewestFirst {
-        fn next(&mut self, queue: &WaitQueue<'_>) -> Option<(Timestamp, RequestId)> {
-            queue.waiting.last().copied()
-        }
-    }
-
-    /// A broken order, which names a request outside its queue.
-    #[derive(Debug)]
-    struct Elsewhere;
-
-    impl QueueOrder for Elsewhere {
-        fn next(&mut self, queue: &WaitQueue<'_>) -> Option<(Timestamp, RequestId)> {
-            queue.waiting.last().map(|(arrived, _)| (*arrived, RequestId::new(u64::MAX)))
-        }
-    }
-
-    /// The load is one and a half times the device's capacity: in the order of arrival every request waits for the whole queue.
-    #[test]
-    fn an_order_of_a_programs_own_serves_the_requests_of_a_scenario() {
-        let run = |name: &str| {
-            let text = format!(
-                "length = \"20s\"\npolicies = {{ queue = \"{name}\" }}\n\
-                 node = [{{ device = [{{ memory = \"8GiB\" }}] }}]\n\
-                 [[function]]\nname = \"f\"\nwork = \"inference\"\nmemory = \"1GiB\"\nslo = \"1s\"\n\
-                 load = {{ shape = \"poisson\", rate = 15 }}\n\
-                 profile = [{{ sm = \"100%\", rps = 10.0, p50 = \"100ms\" }}]\n"
-            );
-            let mut scenario = Scenario::parse(&text).unwrap();
-            if name == "newest" {
-                let refused = scenario.plan().unwrap_err().to_string();
-                assert!(
-                    refused.contains("policies.queue") && refused.contains("arrival, late_last"),
-                    "{refused}"
-                );
-            }
-            scenario.own = Own::default()
-                .with_order("newest", || Box::new(NewestFirst))
-                .with_order("elsewhere", || Box::new(Elsewhere));
-            let outcome = world::run(&scenario.plan().unwrap(), 0, || scenario.platform()).unwrap();
-            (outcome.functions[0].attainment().unwrap(), outcome.hash)
-        };
-        let (newest, arrival) = (run("newest"), run("arrival"));
-        assert!(newest.0 > 0.4 && arrival.0 < 0.1, "{} and {}", newest.0, arrival.0);
-        assert_eq!(run("elsewhere"), arrival, "the first is served instead");
-    }
-
-    #[test]
-    fn orders_are_held_to_their_contract() {
-        queue_order(&|| Box::new(NewestFirst), 0..20).unwrap();
-        let broken = queue_order(&|| Box::new(Elsewhere), 0..20).unwrap_err();
-        assert!(broken.claim.contains("one that waits"), "{broken}");
     }
 
     #[test]

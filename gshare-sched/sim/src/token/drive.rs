@@ -1,7 +1,8 @@
 //! Calling a scheduler under audit.
 
 use super::check::Check;
-use super::{Audit, Book, Terms, Violation};
+use super::{Audit, Book, Terms};
+use crate::story::Story;
 use gshare_core::token::ClientStatus;
 use gshare_core::{Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler};
 
@@ -50,7 +51,7 @@ impl Driver {
 
     /// Calls the scheduler at `now`, and returns its answer. Only the scheduler checks that `now` is not before the last call. The
     /// error is a checker's violation.
-    pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<Result<(), TokenError>, Violation> {
+    pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<Result<(), TokenError>, Story> {
         let before = Glance::of(self);
         let kept = self.actions.len();
         let last_orders = self.actions.clone();
@@ -71,12 +72,12 @@ impl Driver {
     }
 
     /// Calls the scheduler with an event it has no reason to refuse.
-    pub fn must(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
+    pub fn must(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Story> {
         self.call(now, event)?.map_err(|error| self.wrong(format!("{event:?} was refused: {error}")))
     }
 
     /// Calls the scheduler with an event it must refuse.
-    pub fn must_refuse(&mut self, now: Timestamp, event: TokenEvent) -> Result<TokenError, Violation> {
+    pub fn must_refuse(&mut self, now: Timestamp, event: TokenEvent) -> Result<TokenError, Story> {
         match self.call(now, event)? {
             Err(error) => Ok(error),
             Ok(()) => Err(self.wrong(format!("{event:?} was not refused"))),
@@ -84,7 +85,7 @@ impl Driver {
     }
 
     /// Lets the time pass to `until`, and calls the scheduler at each of its deadlines on the way.
-    pub fn advance(&mut self, until: Timestamp) -> Result<(), Violation> {
+    pub fn advance(&mut self, until: Timestamp) -> Result<(), Story> {
         while let Some(deadline) = self.scheduler.next_deadline().filter(|&deadline| deadline <= until) {
             self.must(deadline.max(self.now), TokenEvent::DeadlineReached)?;
         }
@@ -92,7 +93,7 @@ impl Driver {
     }
 
     /// A violation found outside of the checkers.
-    pub fn wrong(&self, message: String) -> Violation {
+    pub fn wrong(&self, message: String) -> Story {
         self.audit.violation("contract", self.now, message)
     }
 }

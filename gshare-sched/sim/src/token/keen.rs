@@ -1,9 +1,9 @@
 //! Clients that always want more: they use their grants at once and to the nanosecond, give a token back the moment it is used up, and
 //! ask again, or ask ahead of time.
 
-use super::Violation;
 use super::drive::Driver;
 use crate::event_queue::EventQueue;
+use crate::story::Story;
 use gshare_core::{ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
@@ -63,12 +63,12 @@ impl<'a> Keen<'a> {
     }
 
     /// Sends a client's first request.
-    pub fn ask(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
+    pub fn ask(&mut self, now: Timestamp, client: ClientId) -> Result<(), Story> {
         self.call(now, TokenEvent::Used { client, used: Duration::ZERO, state: UseState::Wants })
     }
 
     /// Calls the scheduler, and lets the clients obey its orders.
-    pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
+    pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Story> {
         self.driver.must(now, event)?;
         for order in self.driver.actions().to_vec() {
             let TokenAction::Allow { client, allowed, until } = order else { continue };
@@ -88,7 +88,7 @@ impl<'a> Keen<'a> {
     }
 
     /// Lets time pass until `until`, inclusively.
-    pub fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
+    pub fn run(&mut self, until: Timestamp) -> Result<(), Story> {
         while let Some((now, done)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
             match done {
                 Some(done) => self.done(now, done)?,
@@ -98,7 +98,7 @@ impl<'a> Keen<'a> {
         Ok(())
     }
 
-    fn done(&mut self, now: Timestamp, Done { client, end, ask }: Done) -> Result<(), Violation> {
+    fn done(&mut self, now: Timestamp, Done { client, end, ask }: Done) -> Result<(), Story> {
         let Some(work) = self.work.get(&client).copied().filter(|work| work.end() == end) else {
             return Ok(());
         };

@@ -23,6 +23,7 @@ pub mod ops;
 pub mod paced;
 
 use crate::log::Log;
+use crate::story::Story;
 use account::{Account, Windows};
 use gshare_core::{
     ClientId, Duration, GpuId, Share, SmShare, Timestamp, TokenAction, TokenEvent, TokenScheduler, UseState,
@@ -367,24 +368,6 @@ impl Book {
 /// The number of calls that a violation tells of.
 const CALLS_KEPT: usize = 24;
 
-/// A violation, with the calls before it.
-#[derive(Clone, thiserror::Error)]
-#[error("{checker}: {message} (call {call} at {now})\n{}", .calls.join("\n"))]
-pub struct Violation {
-    /// The name of the checker.
-    pub checker: &'static str,
-    /// The number of the call, from 0.
-    pub call: u64,
-    /// The time of the discovery.
-    pub now: Timestamp,
-    /// The violation in words, naming clients and figures.
-    pub message: String,
-    /// The last calls with their actions, oldest first; at most 24.
-    pub calls: Vec<String>,
-}
-
-crate::debug_as_text::debug_as_text!(Violation);
-
 /// The watch over one scheduler, which must see every successful call. See the [module](self).
 #[derive(Debug)]
 pub struct Audit {
@@ -427,7 +410,7 @@ impl Audit {
         event: TokenEvent,
         actions: &[TokenAction],
         scheduler: &dyn TokenScheduler,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Story> {
         let line = format!("{event:?} -> {actions:?}");
         self.log.mix(&[now.as_nanos()]);
         self.log.mix_bytes(line.as_bytes());
@@ -438,8 +421,9 @@ impl Audit {
     }
 
     /// A violation found by the driver itself.
-    pub fn violation(&self, checker: &'static str, now: Timestamp, message: String) -> Violation {
-        Violation { checker, call: self.calls, now, message, calls: self.log.lines() }
+    pub fn violation(&self, claim: &'static str, now: Timestamp, wrong: String) -> Story {
+        let at = format!("call {}, {now}", self.calls);
+        Story { claim, seed: None, at, wrong, events: self.log.lines() }
     }
 
     fn take(
@@ -448,7 +432,7 @@ impl Audit {
         event: TokenEvent,
         actions: &[TokenAction],
         scheduler: &dyn TokenScheduler,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Story> {
         // An engine first obeys its deadlines, so stops at the head of its orders came before the event.
         let overdue = actions.iter().take_while(|action| matches!(action, TokenAction::Stop { .. })).count();
         let (overdue, rest) = actions.split_at(overdue);
@@ -469,7 +453,7 @@ impl Audit {
         &mut self,
         now: Timestamp,
         ask: impl Fn(&mut dyn check::Checker, &Book) -> Result<u64, String>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Story> {
         for check in &mut self.checks {
             match ask(&mut *check.checker, &self.book) {
                 Ok(tested) => check.tested += tested,

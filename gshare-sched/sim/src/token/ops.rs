@@ -3,9 +3,10 @@
 //! An operation names a slot and percentages, never a total or a time, and takes its meaning from the book. Any list of operations
 //! is therefore a possible history, and a shrunk list is one as well.
 
+use super::Book;
 use super::drive::Driver;
-use super::{Book, Violation};
 use crate::rng::Rng;
+use crate::story::Story;
 use gshare_core::{
     ClientId, Duration, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenError, TokenEvent, UseState,
 };
@@ -139,7 +140,7 @@ impl TokenOp {
     }
 
     /// Performs the operation. An operation without sense at present (a return of nothing) does nothing.
-    pub fn apply(self, world: World, driver: &mut Driver) -> Result<(), Violation> {
+    pub fn apply(self, world: World, driver: &mut Driver) -> Result<(), Story> {
         let now = driver.now();
         let client = |slot: u8, book: &Book| book.in_slot(u32::from(slot) % world.slots);
         match self {
@@ -232,7 +233,7 @@ fn share(request: u8, limit: u8, sm: u8) -> Share {
 }
 
 /// A call that no scheduler may accept, and the error it must return.
-fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(), Violation> {
+fn nonsense(slot: u8, kind: u8, world: World, driver: &mut Driver) -> Result<(), Story> {
     let now = driver.now();
     let slot = u32::from(slot) % world.slots;
     let gpu = GpuId::new(0);

@@ -15,9 +15,9 @@
 //! # Cost
 //! O(log n) per kernel and call of the scheduler, for n programs.
 
-use super::Violation;
 use super::drive::Driver;
 use crate::event_queue::EventQueue;
+use crate::story::Story;
 use gshare_core::{ClientId, Duration, GpuId, Share, Timestamp, TokenAction, TokenEvent, UseState};
 use std::collections::BTreeMap;
 
@@ -96,13 +96,7 @@ impl<'a> Paced<'a> {
     }
 
     /// Starts a program.
-    pub fn start(
-        &mut self,
-        now: Timestamp,
-        client: ClientId,
-        share: Share,
-        pace: Pace,
-    ) -> Result<(), Violation> {
+    pub fn start(&mut self, now: Timestamp, client: ClientId, share: Share, pace: Pace) -> Result<(), Story> {
         let program = Program {
             pace,
             turn: 0,
@@ -120,7 +114,7 @@ impl<'a> Paced<'a> {
     }
 
     /// Lets time pass until `until`, inclusively.
-    pub fn run(&mut self, until: Timestamp) -> Result<(), Violation> {
+    pub fn run(&mut self, until: Timestamp) -> Result<(), Story> {
         while let Some((now, event)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
             match event {
                 Some(Event::Told(client, turn, action)) => self.told(now, client, turn, action)?,
@@ -137,7 +131,7 @@ impl<'a> Paced<'a> {
         self.programs.get(&client).map_or_else(Got::default, |program| program.got)
     }
 
-    fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Violation> {
+    fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Story> {
         self.driver.must(now, event)?;
         for action in self.driver.actions().to_vec() {
             let (TokenAction::Allow { client, .. } | TokenAction::Stop { client }) = action else { continue };
@@ -150,7 +144,7 @@ impl<'a> Paced<'a> {
     }
 
     /// Reports the program's use and its state. For a turn already over in the scheduler, only the total counts.
-    fn says(&mut self, now: Timestamp, client: ClientId, state: UseState) -> Result<(), Violation> {
+    fn says(&mut self, now: Timestamp, client: ClientId, state: UseState) -> Result<(), Story> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let ends = program.turn == program.turn_there + 1;
         let state = match (program.turn < program.turn_there, state) {
@@ -174,7 +168,7 @@ impl<'a> Paced<'a> {
         client: ClientId,
         turn: u32,
         action: TokenAction,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), Story> {
         let Some(program) = self.programs.get_mut(&client).filter(|program| program.turn == turn) else {
             return Ok(());
         };
@@ -203,7 +197,7 @@ impl<'a> Paced<'a> {
         }
     }
 
-    fn launches(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
+    fn launches(&mut self, now: Timestamp, client: ClientId) -> Result<(), Story> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let over = program.token.take_if(|token| program.used >= token.allowed || token.until <= now);
         let Some(token) = program.token else {
@@ -226,7 +220,7 @@ impl<'a> Paced<'a> {
     }
 
     /// Reports the program's use, and asks for more if little is left.
-    fn asks(&mut self, now: Timestamp, client: ClientId) -> Result<(), Violation> {
+    fn asks(&mut self, now: Timestamp, client: ClientId) -> Result<(), Story> {
         let Some(program) = self.programs.get_mut(&client) else { return Ok(()) };
         let Some(token) = &mut program.token else { return Ok(()) };
         let left = token.allowed.saturating_sub(program.used).min(token.until.saturating_since(now));

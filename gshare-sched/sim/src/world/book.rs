@@ -19,15 +19,18 @@
 //!   draining and stopping instances count until they are gone;
 //! - **the end**: [`Book::quiet`] and [`Book::empty`].
 
+mod device;
+mod requests;
+
+pub(crate) use device::Device;
+
 use super::deadlines::{Deadlines, Due};
-use super::outcome::{Area, FunctionOutcome, Spans, WHOLE_AREA, device_time};
+use super::outcome::{Area, FunctionOutcome, Spans, device_time};
 use super::tenants::Tenants;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Duration, FunctionId, GpuId, InstanceId, ModelId, RequestId, TenantId, Timestamp};
-use gshare_sched::mig::SliceAt;
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
 use gshare_sched::platform::{
-    DeviceSpec, InstanceReport, Life, Part, PlatformAction, PlatformEvent, Regime, Rejection, StopCause,
-    Weights, Work,
+    InstanceReport, Life, Part, PlatformAction, PlatformEvent, StopCause, Weights, Work,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,32 +45,6 @@ pub fn room(work: &Work, profile: Option<&ProfileTable>, parts: &[Part]) -> usiz
         Work::Pipeline { .. } => parts.len().max(1),
         Work::Training { .. } => 0,
     }
-}
-
-#[derive(Debug)]
-pub(crate) struct Device {
-    pub(crate) spec: DeviceSpec,
-    regime: Regime,
-    /// The guaranteed area of all parts on the device, of 10^8.
-    area: u64,
-    memory: u64,
-    /// The models with weights on the device, their memory, and the instances that share them.
-    weights: BTreeMap<ModelId, (u64, usize)>,
-    /// The requests at work on the device as a whole.
-    running: usize,
-    slices: Vec<Slice>,
-}
-
-#[derive(Debug)]
-struct Slice {
-    at: SliceAt,
-    name: String,
-    memory: u64,
-    /// Its compute slices as a part of the GPU's compute slices, in 10^8.
-    area: u64,
-    /// The instances with a part on the slice, and the memory of each.
-    tenants: Vec<(InstanceId, u64)>,
-    running: usize,
 }
 
 #[derive(Debug)]
@@ -319,11 +296,6 @@ impl Book {
         self.requests.get(&request).map(|found| (found.function, found.arrived))
     }
 
-    /// The number of open requests.
-    pub fn open_requests(&self) -> usize {
-        self.requests.len()
-    }
-
     /// Checks that no request and no order is open.
     ///
     /// # Errors
@@ -568,18 +540,6 @@ impl Book {
         }
     }
 
-    /// Lets the requests of these parts wait again.
-    fn release(&mut self, parts: &[Part], requests: &[RequestId]) {
-        self.count_running(parts, -(isize::try_from(requests.len()).unwrap_or(isize::MAX)));
-        for id in requests {
-            let Some(request) = self.requests.get_mut(id) else { continue };
-            request.on = None;
-            if let Some(bounds) = &mut self.bounds {
-                bounds.waits(*id, request.function, (request.arrived, request.deadline));
-            }
-        }
-    }
-
     fn reported(&mut self, now: Timestamp, id: InstanceId, report: InstanceReport) -> Result<(), String> {
         let Some(found) = self.instances.get_mut(&id) else {
             return Err(format!("the host tells that {id} is {report:?}, but it is gone"));
@@ -659,238 +619,4 @@ impl Book {
         function.outcome.migrated += u64::from(cause == StopCause::Replaced);
         Ok(())
     }
-
-    fn dispatched(&mut self, now: Timestamp, request: RequestId, id: InstanceId) -> Result<(), String> {
-        let Some(asked) = self.requests.get_mut(&request) else {
-            return Err(format!("{request} is dispatched, but it has ended"));
-        };
-        if let Some(on) = asked.on {
-            return Err(format!("{request} is dispatched to {id}, but it runs on {on}"));
-        }
-        if asked.deadline.is_some_and(|deadline| now >= deadline) {
-            return Err(format!("{request} is dispatched after its deadline"));
-        }
-        let Some(found) = self.instances.get_mut(&id) else {
-            return Err(format!("{request} is dispatched to {id}, which is not there"));
-        };
-        if found.life != Life::Ready || found.function != asked.function {
-            let (life, of) = (found.life, found.function);
-            return Err(format!(
-                "{request} of {} is dispatched to {id} of {of}, which is {life}",
-                asked.function
-            ));
-        }
-        if found.requests.len() >= found.room {
-            return Err(format!(
-                "{request} is dispatched to {id}, which has {} of {} requests",
-                found.requests.len(),
-                found.room
-            ));
-        }
-        asked.on = Some(id);
-        asked.attempts += 1;
-        found.requests.push(request);
-        if let Some(bounds) = &mut self.bounds {
-            bounds.leaves(request, found.function);
-            bounds.may_try(request, asked.attempts)?;
-        }
-        if let Some(function) = self.functions.get(&found.function) {
-            self.tenants.runs(function.tenant, asked.attempts == 1)?;
-        }
-        for part in &found.parts {
-            let Some(device) = self.devices.get_mut(&part.gpu) else { continue };
-            let slice = part.slice.and_then(|at| device.slices.iter_mut().find(|slice| slice.at == at));
-            let (running, many) = match slice {
-                Some(slice) => (&mut slice.running, slice.tenants.len() > 1),
-                None => (&mut device.running, device.regime == Regime::Whole),
-            };
-            *running += 1;
-            let alone = !many || *running == found.requests.len();
-            if !alone {
-                return Err(format!(
-                    "{request} is dispatched to {id}, but another instance runs on its part of {}",
-                    part.gpu
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn rejected(&mut self, now: Timestamp, request: RequestId, reason: Rejection) -> Result<(), String> {
-        let Some(asked) = self.requests.remove(&request) else {
-            return Err(format!("{request} is rejected ({reason}), but it has ended"));
-        };
-        if let Some(on) = asked.on {
-            return Err(format!("{request} is rejected ({reason}), but it runs on {on}"));
-        }
-        if let Some(bounds) = &mut self.bounds {
-            bounds.leaves(request, asked.function);
-        }
-        let tenant = self.function(asked.function)?.tenant;
-        if asked.attempts == 0 {
-            self.tenants.waits_no_more(tenant);
-        }
-        let function = self.function(asked.function)?;
-        let holds = match reason {
-            Rejection::DeadlineMissed => asked.deadline.is_some_and(|deadline| now >= deadline),
-            Rejection::WouldBeLate => asked.deadline.is_some() || function.slo.is_some(),
-            Rejection::Removed => function.removed,
-            Rejection::Cancelled => asked.cancelled,
-            _ => true,
-        };
-        if !holds {
-            return Err(format!("{request} is rejected, but not because {reason}"));
-        }
-        *function.outcome.rejected.entry(reason).or_insert(0) += 1;
-        Ok(())
-    }
-
-    fn done(&mut self, now: Timestamp, request: RequestId) -> Result<(), String> {
-        let ended = self.requests.remove(&request);
-        let Some((asked, on)) = ended.and_then(|asked| asked.on.map(|on| (asked, on))) else {
-            return Err(format!("the host answers {request}, which runs nowhere"));
-        };
-        let (mut cold, mut parts_had) = (false, 0);
-        if let Some(found) = self.instances.get_mut(&on) {
-            found.requests.retain(|one| *one != request);
-            cold = found.ready.is_some_and(|ready| ready > asked.arrived);
-            let parts = core::mem::take(&mut found.parts);
-            parts_had = parts.len();
-            self.count_running(&parts, -1);
-            if let Some(found) = self.instances.get_mut(&on) {
-                found.parts = parts;
-            }
-        }
-        let function = self.function(asked.function)?;
-        let tenant = function.tenant;
-        let latency = now.saturating_since(asked.arrived);
-        let (slo, staged) = (function.slo, matches!(function.work, Work::Pipeline { .. }));
-        let outcome = &mut function.outcome;
-        outcome.answered += 1;
-        outcome.cold_starts += u64::from(cold);
-        outcome.pipelined += u64::from(staged && parts_had > 1);
-        outcome.within_slo += u64::from(slo.is_some_and(|slo| latency <= slo));
-        outcome.latencies.push(latency);
-        self.tenants.ended(tenant, 1);
-        Ok(())
-    }
-}
-
-impl Device {
-    fn new(spec: DeviceSpec) -> Self {
-        let regime = spec.effective_regime();
-        let slice = |layout: &gshare_sched::platform::MigLayout, at: SliceAt| {
-            let profile = layout.model().get(at.profile);
-            let whole = u64::from(layout.model().family.compute_slices());
-            Slice {
-                at,
-                name: profile.map_or_else(String::new, |profile| profile.name.to_string()),
-                memory: profile.map_or(0, |profile| profile.memory.get()),
-                area: profile.map_or(0, |profile| u64::from(profile.compute_slices) * 100_000_000 / whole),
-                tenants: Vec::new(),
-                running: 0,
-            }
-        };
-        let slices = spec
-            .mig
-            .as_ref()
-            .map_or_else(Vec::new, |layout| layout.slices().iter().map(|&at| slice(layout, at)).collect());
-        Self { spec, regime, area: 0, memory: 0, weights: BTreeMap::new(), running: 0, slices }
-    }
-
-    fn take(
-        &mut self,
-        id: InstanceId,
-        part: &Part,
-        (needs, weights): (u64, Option<Weights>),
-    ) -> Result<(), String> {
-        let gpu = part.gpu;
-        if self.regime == Regime::Sliced {
-            let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
-            else {
-                return Err(format!("{id} has a part on a slice that {gpu} does not have: {:?}", part.slice));
-            };
-            slice.tenants.push((id, part.share.memory().map_or(0, |memory| memory.get())));
-            let sum: u64 = slice.tenants.iter().map(|(_, memory)| memory).sum();
-            if sum > slice.memory {
-                let (name, most) = (&slice.name, slice.memory);
-                return Err(format!("with {id} the parts on a {name} of {gpu} have {sum} bytes of {most}"));
-            }
-            // An instance without a limit may take all of the slice.
-            if slice.tenants.len() > 1 && slice.tenants.iter().any(|(_, memory)| *memory == 0) {
-                return Err(format!("{id} shares a {} of {gpu} with one that owns it", slice.name));
-            }
-            return Ok(());
-        }
-        self.memory += memory_of(part, needs);
-        if let Some(Weights { model, bytes }) = weights.filter(|_| self.regime == Regime::Fractional) {
-            let (bytes, users) = self.weights.entry(model).or_insert((bytes.get(), 0));
-            self.memory += if *users == 0 { *bytes } else { 0 };
-            *users += 1;
-        }
-        if self.memory > self.spec.memory.get() {
-            let most = self.spec.memory.get();
-            return Err(format!("with {id} the instances on {gpu} have {} bytes of {most}", self.memory));
-        }
-        if self.regime == Regime::Fractional {
-            self.area += area_of(part);
-            if self.area > 100_000_000 {
-                let percent = self.area / 1_000_000;
-                return Err(format!("with {id} {percent} % of {gpu} are guaranteed"));
-            }
-        }
-        Ok(())
-    }
-
-    fn give_back(&mut self, id: InstanceId, part: &Part, (needs, weights): (u64, Option<Weights>)) {
-        if self.regime == Regime::Sliced {
-            if let Some(slice) = part.slice.and_then(|at| self.slices.iter_mut().find(|slice| slice.at == at))
-            {
-                slice.tenants.retain(|(tenant, _)| *tenant != id);
-            }
-            return;
-        }
-        self.memory = self.memory.saturating_sub(memory_of(part, needs));
-        if let Some(weights) = weights
-            && let Some((bytes, users)) = self.weights.get_mut(&weights.model)
-        {
-            *users -= 1;
-            if *users == 0 {
-                self.memory = self.memory.saturating_sub(*bytes);
-                self.weights.remove(&weights.model);
-            }
-        }
-        if self.regime == Regime::Fractional {
-            self.area = self.area.saturating_sub(area_of(part));
-        }
-    }
-
-    /// The memory of all shared weights.
-    pub(crate) fn weights_memory(&self) -> u64 {
-        self.weights.values().map(|(bytes, _)| bytes).sum()
-    }
-
-    /// The held part of the whole device, of 10^8.
-    fn held(&self, part: &Part, needs: u64) -> u64 {
-        match self.regime {
-            Regime::Fractional => area_of(part),
-            Regime::Sliced => {
-                self.slices.iter().find(|slice| Some(slice.at) == part.slice).map_or(0, |slice| slice.area)
-            }
-            Regime::Whole => {
-                let all = u128::from(self.spec.memory.get().max(1));
-                let held = u128::from(memory_of(part, needs)) * WHOLE_AREA / all;
-                u64::try_from(held).unwrap_or(100_000_000)
-            }
-        }
-    }
-}
-
-fn memory_of(part: &Part, needs: u64) -> u64 {
-    part.share.memory().map_or(needs, |memory| memory.get())
-}
-
-/// The guaranteed time x SMs, of 10^8.
-fn area_of(part: &Part) -> u64 {
-    u64::from(part.share.time().request().get()) * u64::from(part.share.sm().get())
 }

@@ -1,5 +1,8 @@
 //! The loop: events in order of their time, the execution of orders, faults, and the book beside it all.
 
+mod orders;
+mod strikes;
+
 use super::book::Book;
 use super::deadlines::Deadlines;
 use super::faults::Fault;
@@ -11,66 +14,41 @@ use crate::arrivals::Arrivals;
 use crate::event_queue::EventQueue;
 use crate::log::Log;
 use crate::rng::Rng;
-use core::fmt;
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
-use gshare_sched::platform::{InstanceReport, Part, PlatformAction, PlatformEvent, Work};
+use crate::story::Story;
+use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_sched::platform::{InstanceReport, PlatformAction, PlatformEvent, Work};
 use std::collections::BTreeMap;
 
 /// An engine that asks for this many calls in a row at the present time will never stop.
 const STALLED: u32 = 1_000;
 
-/// A seed with a violation.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// The seed of the run.
-    pub seed: u64,
-    /// The time of the violation.
-    pub at: Timestamp,
-    /// The broken promise, with details.
-    pub claim: String,
-    /// The last events and orders before it, in order.
-    pub story: Vec<String>,
+fn broken(seed: u64, at: Timestamp, wrong: String, events: Vec<String>) -> Story {
+    let at = at.saturating_since(Timestamp::ZERO).to_string();
+    Story { claim: "the platform keeps its promises", seed: Some(seed), at, wrong, events }
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in &self.story {
-            writeln!(f, "  {line}")?;
-        }
-        let at = self.at.saturating_since(Timestamp::ZERO);
-        write!(f, "seed {}, at {at}: {}", self.seed, self.claim)
-    }
-}
-
-crate::debug_as_text::debug_as_text!(Failure);
-
-impl core::error::Error for Failure {}
 
 /// Runs a plan with a seed on the engine of `make`. A failed seed runs again, to tell its story.
 ///
 /// # Errors
 /// A forbidden order of the engine, a forbidden refusal, or a leftover at the end.
-pub fn run<E>(plan: &Plan, seed: u64, make: impl Fn() -> Result<E, String>) -> Result<Outcome, Failure>
+pub fn run<E>(plan: &Plan, seed: u64, make: impl Fn() -> Result<E, String>) -> Result<Outcome, Story>
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
 {
-    let refused = |claim| Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() };
+    let refused = |wrong| broken(seed, Timestamp::ZERO, wrong, Vec::new());
     let nodes = nodes(plan, seed).map_err(refused)?;
     let once = |tells: bool| World::new(plan, nodes.as_ref(), seed, make().map_err(refused)?, tells).run();
     once(false).map_err(|failure| once(true).err().unwrap_or(failure))
 }
 
 /// Runs a plan like [`run`], and returns its last events and orders as well.
-pub fn story<E>(plan: &Plan, seed: u64, engine: E) -> (Result<Outcome, Failure>, Vec<String>)
+pub fn story<E>(plan: &Plan, seed: u64, engine: E) -> (Result<Outcome, Story>, Vec<String>)
 where
     E: Engine<Event = PlatformEvent, Action = PlatformAction>,
 {
     let nodes = match nodes(plan, seed) {
         Ok(nodes) => nodes,
-        Err(claim) => {
-            let failure = Failure { seed, at: Timestamp::ZERO, claim, story: Vec::new() };
-            return (Err(failure), Vec::new());
-        }
+        Err(wrong) => return (Err(broken(seed, Timestamp::ZERO, wrong, Vec::new())), Vec::new()),
     };
     let mut world = World::new(plan, nodes.as_ref(), seed, engine, true);
     let result = world.run();
@@ -178,10 +156,10 @@ where
         }
     }
 
-    fn run(&mut self) -> Result<Outcome, Failure> {
+    fn run(&mut self) -> Result<Outcome, Story> {
         match self.play() {
             Ok(()) => Ok(self.add_up()),
-            Err(claim) => Err(Failure { seed: self.seed, at: self.now, claim, story: self.log.lines() }),
+            Err(wrong) => Err(broken(self.seed, self.now, wrong, self.log.lines())),
         }
     }
 
@@ -321,14 +299,6 @@ where
         let next = process.next_after(last, rng);
         if let Some(at) = next.filter(|at| at.saturating_since(Timestamp::ZERO) < self.plan.length) {
             self.queue.schedule(at, Happening::Arrives(function));
-        }
-    }
-
-    fn schedule_fault(&mut self, fault: Fault) {
-        let Some(after) = self.plan.faults.next(fault, &mut self.chances) else { return };
-        let at = self.now.saturating_add(after);
-        if at.saturating_since(Timestamp::ZERO) < self.plan.length {
-            self.queue.schedule(at, Happening::Goes(fault));
         }
     }
 
@@ -532,126 +502,6 @@ where
         true
     }
 
-    fn goes(&mut self, fault: Fault) -> Result<(), String> {
-        let happened = match fault {
-            Fault::DeviceLost => {
-                let there = self.devices(|_| true);
-                match self.chances.pick(&there).copied() {
-                    Some(gpu) => self.lose(&[gpu])?,
-                    None => false,
-                }
-            }
-            Fault::NodeLost => {
-                let there = self.devices(|_| true);
-                match self.chances.pick(&there).map(|gpu| self.floor.devices[gpu.index()].spec.node) {
-                    Some(node) => {
-                        let all = self.devices(|other| other == node);
-                        self.lose(&all)?;
-                        let parked = self.bodies.iter().filter(|(_, body)| body.node == Some(node));
-                        let parked: Vec<_> = parked
-                            .filter(|(_, body)| body.phase != Phase::Ended)
-                            .map(|(id, _)| *id)
-                            .collect();
-                        for id in parked {
-                            self.die(id)?;
-                        }
-                        true
-                    }
-                    None => false,
-                }
-            }
-            Fault::InstanceDies => {
-                // The draw takes a state first and then an instance in it, since few instances are parked, and more work than
-                // start.
-                let state = |body: &Body| (body.phase, body.jobs.is_empty());
-                let mut states: Vec<_> =
-                    self.bodies.values().filter(|body| body.phase != Phase::Ended).map(state).collect();
-                states.sort_unstable();
-                states.dedup();
-                let drawn = self.chances.pick(&states).copied();
-                let alike: Vec<InstanceId> = self
-                    .bodies
-                    .iter()
-                    .filter(|(_, body)| Some(state(body)) == drawn)
-                    .map(|(id, _)| *id)
-                    .collect();
-                match self.chances.pick(&alike).copied() {
-                    Some(id) => {
-                        self.die(id)?;
-                        true
-                    }
-                    None => false,
-                }
-            }
-            Fault::StartRefused
-            | Fault::LoadSlow
-            | Fault::ReportLate
-            | Fault::OrderHangs
-            | Fault::DrainHangs => {
-                self.armed[fault as usize] = true;
-                true
-            }
-            Fault::ClientCancels => {
-                // The request is one of the last, since earlier requests have ended.
-                let back = self.chances.below(self.requests.min(64));
-                let request = RequestId::new(self.requests.saturating_sub(1 + back));
-                let open = self.book.is_open(request);
-                if open {
-                    self.tell(PlatformEvent::RequestCancelled { request })?;
-                }
-                open
-            }
-        };
-        *self.outcome.faults.entry(fault).or_insert(0) += u64::from(happened);
-        Ok(())
-    }
-
-    fn die(&mut self, id: InstanceId) -> Result<(), String> {
-        if !self.kill(id) {
-            return Ok(());
-        }
-        if let Some(life) = self.book.life(id) {
-            *self.outcome.deaths.entry(life).or_insert(0) += 1;
-        }
-        self.note(|| format!("{id} dies"));
-        self.report(id, InstanceReport::Gone)
-    }
-
-    fn devices(&self, of: impl Fn(NodeId) -> bool) -> Vec<GpuId> {
-        let devices = (0..).map(GpuId::new).zip(&self.floor.devices);
-        devices.filter(|(_, device)| device.there && of(device.spec.node)).map(|(gpu, _)| gpu).collect()
-    }
-
-    /// Loses devices at one moment, and plans their joint return.
-    fn lose(&mut self, gpus: &[GpuId]) -> Result<bool, String> {
-        let (least, most) = self.plan.faults.back;
-        let back = self.now + self.chances.duration(least, most);
-        for &gpu in gpus {
-            self.floor.devices[gpu.index()].there = false;
-        }
-        let on = |body: &Body| {
-            body.phase != Phase::Ended && body.parts.iter().any(|part| gpus.contains(&part.gpu))
-        };
-        let lost: Vec<InstanceId> =
-            self.bodies.iter().filter(|(_, body)| on(body)).map(|(id, _)| *id).collect();
-        for &id in &lost {
-            self.kill(id);
-        }
-        for &gpu in gpus {
-            self.tell(PlatformEvent::DeviceLost { gpu })?;
-            self.queue.schedule(back, Happening::Returns(gpu));
-        }
-        self.bodies.retain(|id, _| self.book.has_instance(*id));
-        Ok(true)
-    }
-
-    fn found(&mut self, gpu: GpuId) -> Result<(), String> {
-        let device = &mut self.floor.devices[gpu.index()];
-        device.there = true;
-        let spec = device.spec.clone();
-        self.tell(PlatformEvent::DeviceFound { gpu, spec })
-    }
-
     /// Gives the engine an event, checks its orders, and carries them out.
     fn tell(&mut self, event: PlatformEvent) -> Result<(), String> {
         self.outcome.events += 1;
@@ -712,55 +562,6 @@ where
         self.log.mix(&[self.now.as_nanos(), name, number]);
     }
 
-    fn obey(&mut self, action: &PlatformAction) {
-        match action {
-            PlatformAction::Profile { function } => {
-                let takes = self.chances.duration(Duration::from_secs(5), Duration::from_secs(20));
-                self.queue.schedule(self.now + takes, Happening::Profiled(function.index()));
-            }
-            PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
-                self.starts(*instance, function.index(), parts, *takes, *parked);
-            }
-            PlatformAction::Park { instance } => {
-                let Some(body) = self.bodies.get(instance) else { return };
-                let bytes = self.plan.functions[body.function].spec.memory.get();
-                self.moves(
-                    *instance,
-                    Phase::Up,
-                    Phase::Leaving,
-                    Duration::from_nanos(bytes / self.plan.link.max(1)),
-                    None,
-                );
-            }
-            PlatformAction::Unpark { instance, parts, takes } => {
-                let takes = self.slowed(*takes);
-                self.moves(*instance, Phase::Away, Phase::Returning, takes, Some(parts));
-            }
-            PlatformAction::Drain { instance } => {
-                if let Some(body) = self.bodies.get_mut(instance).filter(|body| !body.jobs.is_empty()) {
-                    body.hangs = core::mem::take(&mut self.armed[Fault::DrainHangs as usize]);
-                }
-            }
-            PlatformAction::Reject { .. } | PlatformAction::Fetch { .. } | PlatformAction::Forget { .. } => {}
-            PlatformAction::Stop { instance, .. } => self.stops(*instance),
-            PlatformAction::Dispatch { request, instance } => {
-                // The platform may not know yet that the instance is gone. It will hear it, and dispatch the request again.
-                let Some(body) = self.bodies.get_mut(instance).filter(|body| body.phase == Phase::Up) else {
-                    return;
-                };
-                let index = body.function;
-                let function = &self.plan.functions[index];
-                let (seed, jitter) = (self.seed, self.plan.jitter.min(100));
-                let batch = self.batches.get(instance).copied();
-                let of = (*request, batch);
-                let took = self.floor.serve(self.now, *instance, body, function, of, (seed, jitter));
-                self.used[index] += took.used;
-                self.beyond[index] += took.beyond;
-                self.schedule_ends();
-            }
-        }
-    }
-
     /// Handles the end of a request, which lasted for `took` if it was answered; in a closed loop the next request follows.
     fn ended(&mut self, request: RequestId, took: Option<Duration>) {
         if !self.closed && self.floor.record.is_none() {
@@ -774,63 +575,6 @@ where
         if process.is_some_and(|(process, _)| process.is_closed_loop()) {
             self.schedule_arrival(function.index(), self.now);
         }
-    }
-
-    /// Adds jitter to a time.
-    fn vary(&mut self, time: Duration) -> Duration {
-        let jitter = self.plan.jitter.min(99);
-        let percent = self.chances.between(100 - jitter, 100 + jitter);
-        Duration::from_nanos((time.as_nanos() / 100).saturating_mul(percent).max(1))
-    }
-
-    fn slowed(&mut self, time: Duration) -> Duration {
-        let slow = core::mem::take(&mut self.armed[Fault::LoadSlow as usize]);
-        if slow { time.saturating_mul(self.chances.between(3, 8)) } else { time }
-    }
-
-    fn starts(&mut self, id: InstanceId, function: usize, parts: &[Part], takes: Duration, parked: bool) {
-        let mut body = Body::new(function);
-        self.floor.lay(self.now, &mut body, &self.plan.functions[function], parts);
-        body.phase = if parked { Phase::StartsParked } else { Phase::Loading };
-        let refused = core::mem::take(&mut self.armed[Fault::StartRefused as usize]);
-        if refused {
-            body.phase = Phase::Ended;
-            let after = self.chances.duration(Duration::from_millis(1), Duration::from_secs(2));
-            self.queue.schedule(self.now + after, Happening::Refuses(id));
-        } else {
-            let takes = self.slowed(takes);
-            let takes = self.vary(takes);
-            if !core::mem::take(&mut self.armed[Fault::OrderHangs as usize]) {
-                self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
-            }
-        }
-        self.bodies.insert(id, body);
-    }
-
-    /// Begins to park or to unpark an instance.
-    fn moves(&mut self, id: InstanceId, from: Phase, to: Phase, takes: Duration, parts: Option<&[Part]>) {
-        let takes = self.vary(takes);
-        let Some(body) = self.bodies.get_mut(&id).filter(|body| body.phase == from) else { return };
-        match parts {
-            Some(parts) => self.floor.lay(self.now, body, &self.plan.functions[body.function], parts),
-            None => self.used[body.function] += self.floor.down(self.now, body, false),
-        }
-        body.phase = to;
-        body.epoch += 1;
-        body.unparked = parts.map(|_| (self.now, self.now + takes));
-        if !core::mem::take(&mut self.armed[Fault::OrderHangs as usize]) {
-            self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
-        }
-    }
-
-    fn stops(&mut self, id: InstanceId) {
-        if !self.kill(id) {
-            return;
-        }
-        let (least, most) = self.plan.stop;
-        let takes = self.chances.duration(least, most);
-        let Some(body) = self.bodies.get(&id) else { return };
-        self.queue.schedule(self.now + takes, Happening::Carried(id, body.epoch));
     }
 
     fn add_up(&mut self) -> Outcome {

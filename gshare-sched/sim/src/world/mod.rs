@@ -85,7 +85,7 @@ mod tests;
 
 pub(crate) use book::Device;
 pub use book::{Book, room};
-pub use drive::{Failure, run, story};
+pub use drive::{run, story};
 pub use faults::{Fault, Faults};
 pub use outcome::{ACTIONS, Ended, FunctionOutcome, Outcome, Record, Sample, Spans, Spent, name_of};
 pub use run_plan::{Change, Depth, Function, Limits, Load, Plan};

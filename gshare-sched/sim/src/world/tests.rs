@@ -260,7 +260,7 @@ fn plan() -> Plan {
     plan
 }
 
-fn play(seed: u64, bug: Option<Bug>) -> Result<Outcome, super::Failure> {
+fn play(seed: u64, bug: Option<Bug>) -> Result<Outcome, crate::Story> {
     run(&plan(), seed, || Ok(OneQueue::new(2, bug)))
 }
 
@@ -298,10 +298,10 @@ fn each_broken_platform_is_found_out_with_a_story() {
     let found = |bug, claim: &str| {
         let failure = (0..40).find_map(|seed| play(seed, Some(bug)).err());
         let failure = failure.unwrap_or_else(|| panic!("{bug:?} was not found"));
-        assert!(failure.claim.contains(claim), "{bug:?}: {failure}");
-        assert!(!failure.story.is_empty() || bug == Bug::Spins, "{bug:?}");
+        assert!(failure.wrong.contains(claim), "{bug:?}: {failure}");
+        assert!(!failure.events.is_empty() || bug == Bug::Spins, "{bug:?}");
         // Any seed fails again in the same way.
-        assert_eq!(play(failure.seed, Some(bug)).unwrap_err(), failure);
+        assert_eq!(play(failure.seed.unwrap(), Some(bug)).unwrap_err(), failure);
     };
     found(Bug::DispatchesEarly, "which is starting");
     found(Bug::DispatchesTwice, "but it runs on");

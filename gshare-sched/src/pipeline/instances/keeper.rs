@@ -1,15 +1,17 @@
 //! The keeper's state, and the effect of each event on it.
 
+mod check;
+
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
 use crate::pipeline::{
     Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
-    PipelinePartitioner, SliceAssigner,
+    Partitioner,
 };
 use crate::request::Tier;
 use gshare_core::dag::Dag;
 use gshare_core::{
-    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, TimeWentBack, Timestamp,
+    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,8 +106,7 @@ pub(super) struct Function {
 /// Keeps the instances of one node: the engine of this module.
 pub struct Keeper {
     pub(super) config: KeeperConfig,
-    pub(super) partitioner: Box<dyn PipelinePartitioner>,
-    pub(super) assigner: Box<dyn SliceAssigner>,
+    pub(super) partitioner: Partitioner,
     pub(super) slices: Slices,
     pub(super) functions: BTreeMap<FunctionId, Function>,
     pub(super) instances: BTreeMap<InstanceId, Instance>,
@@ -128,18 +129,12 @@ impl Keeper {
     ///
     /// # Errors
     /// A field that is out of its bounds.
-    pub fn new(
-        config: KeeperConfig,
-        node: &Node,
-        partitioner: Box<dyn PipelinePartitioner>,
-        assigner: Box<dyn SliceAssigner>,
-    ) -> Result<Self, ConfigError> {
+    pub fn new(config: KeeperConfig, node: &Node, partitioner: Partitioner) -> Result<Self, ConfigError> {
         config.check()?;
         let slices = Slices::new(node, config.eviction);
         Ok(Self {
             config,
             partitioner,
-            assigner,
             slices,
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),
@@ -169,57 +164,6 @@ impl Keeper {
 
     pub(super) const fn now(&self) -> Timestamp {
         self.last
-    }
-
-    fn check(&self, now: Timestamp, event: &InstanceEvent) -> Result<(), InstanceError> {
-        TimeWentBack::check(now, self.last)?;
-        let known = |function: FunctionId| match self.functions.get(&function) {
-            Some(of) if !of.removed => Ok(()),
-            _ => Err(InstanceError::UnknownFunction { function }),
-        };
-        let is = |instance: InstanceId, event, fits: &dyn Fn(&Instance) -> bool| {
-            let found = self.instances.get(&instance).ok_or(InstanceError::UnknownInstance { instance })?;
-            let state = found.state.name();
-            if fits(found) { Ok(()) } else { Err(InstanceError::WrongState { instance, state, event }) }
-        };
-        match event {
-            InstanceEvent::FunctionAdded { function, .. } if self.functions.contains_key(function) => {
-                Err(InstanceError::DuplicateFunction { function: *function })
-            }
-            InstanceEvent::Requested { function }
-            | InstanceEvent::Short { function, .. }
-            | InstanceEvent::MinimumSet { function, .. }
-            | InstanceEvent::FunctionRemoved { function } => known(*function),
-            InstanceEvent::GpuJoined { gpu, slices } => {
-                self.slices.check_join(*gpu, slices).map_err(|source| InstanceError::BadGpu { source })
-            }
-            InstanceEvent::GpuLost { gpu } if !self.slices.gpus.contains(gpu) => {
-                Err(InstanceError::UnknownGpu { gpu: *gpu })
-            }
-            InstanceEvent::Needed { instance } => is(*instance, "needed", &|one| {
-                let resident = self.is_resident(*instance);
-                let draining = one.state == State::Draining;
-                let loading = one.places.first().is_some_and(|&place| {
-                    let on = &self.slices.all[place].instances;
-                    on.iter().any(|other| self.instances[other].state == State::Loading)
-                });
-                one.is_shared() && (one.state == State::Up || draining) && !resident && !loading
-            }),
-            InstanceEvent::Served { instance, .. } => {
-                is(*instance, "served", &|one| one.is_serving() || one.state == State::Draining)
-            }
-            InstanceEvent::Started { instance } => {
-                is(*instance, "started", &|one| one.state == State::Starting)
-            }
-            InstanceEvent::Loaded { instance } => is(*instance, "loaded", &|one| {
-                one.state == State::Loading || (one.is_shared() && one.state == State::Draining)
-            }),
-            InstanceEvent::Drained { instance } => {
-                is(*instance, "drained", &|one| one.state == State::Draining)
-            }
-            InstanceEvent::Gone { instance } => is(*instance, "gone", &|_| true),
-            _ => Ok(()),
-        }
     }
 
     /// Names an instance and gives it its slices.

@@ -3,6 +3,9 @@
 use super::{EvictionPolicy, KeepAlive};
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
+/// Use of a window from which an instance counts as busy. 30 % (section 5.3).
+pub const HOT_ABOVE: BasisPoints = BasisPoints::percent(30);
+
 /// The time to bring weights to a slice, by its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -58,7 +61,7 @@ crate::settings_table::settings! {
         pub demote_pipelines: bool = true, with_demote_pipelines;
         /// Whether a function may take slices of idle instances when no slice is free.
         pub reclaim: bool = true, with_reclaim;
-        /// Whether a shared instance that cannot serve in time gets company at once, before its use reaches `hot_above`.
+        /// Whether a shared instance that cannot serve in time gets company at once, before its use reaches [`HOT_ABOVE`].
         pub hot_on_shortage: bool = true, with_hot_on_shortage;
         /// The policy that chooses the victims of evictions.
         pub eviction: EvictionPolicy = EvictionPolicy::default(), with_eviction;
@@ -67,16 +70,13 @@ crate::settings_table::settings! {
         /// Length of the windows in which use is measured. 10 s: far above a request, far below a keep-alive.
         #[cfg_attr(feature = "serde", serde(rename = "window_ns"))]
         pub window: Duration = Duration::from_secs(10), with_window;
-        /// Use of a window from which an instance counts as busy. 30 % (section 5.3).
-        #[cfg_attr(feature = "serde", serde(rename = "hot_above_basis_points"))]
-        pub hot_above: BasisPoints = BasisPoints::percent(30), with_hot_above;
         /// Use of a window below which an instance counts as not busy. 15 %: the work that makes an instance hot does not cool
         /// it again.
         #[cfg_attr(feature = "serde", serde(rename = "hot_below_basis_points"))]
         pub hot_below: BasisPoints = BasisPoints::percent(15), with_hot_below;
         /// Windows in a row below `hot_below` before an instance counts as not busy. 6: a minute.
         pub cool_windows: u32 = 6, with_cool_windows;
-        /// Most shared instances of a function. 2; the paper's 1 is a cap under a burst that stays below `hot_above`.
+        /// Most shared instances of a function. 2; the paper's 1 is a cap under a burst that stays below [`HOT_ABOVE`].
         pub max_shared: u32 = 2, with_max_shared;
         /// The costs of loading.
         pub load: LoadCosts = LoadCosts::default(), with_load;
@@ -93,7 +93,7 @@ impl KeeperConfig {
             hot_on_shortage: false,
             eviction: EvictionPolicy::Lru,
             keep_alive: KeepAlive::PAPER,
-            hot_below: BasisPoints::percent(30),
+            hot_below: HOT_ABOVE,
             cool_windows: 1,
             max_shared: 1,
             ..Self::default()
@@ -111,7 +111,7 @@ impl KeeperConfig {
         let load = &self.load;
         gshare_core::check_fields!(self {
             window in Duration::from_nanos(1).., "need more than 0";
-            hot_below in ..=self.hot_above, "need at most hot_above";
+            hot_below in ..=HOT_ABOVE, "need at most 30 %";
             cool_windows, max_shared in 1.., "need more than 0";
         })?;
         gshare_core::check_fields!(load {

@@ -51,4 +51,4 @@ pub use eviction::{EvictionOrder, EvictionPolicy};
 pub use instance_keeper::*;
 pub use keep_alive::{Gaps, KeepAlive, Stay};
 pub use keeper::Keeper;
-pub use keeper_config::{KeeperConfig, LoadCosts};
+pub use keeper_config::{HOT_ABOVE, KeeperConfig, LoadCosts};

@@ -11,11 +11,13 @@
 //! - Eviction by cost and keep-alive by gaps are options beside LRU and ten minutes. A function may have two shared instances.
 //! - Several instances may be resident on a shared slice within its memory; still only one runs at a time.
 
+use super::HOT_ABOVE;
 use super::keeper::{Function, Instance, Keeper, State, Whole};
 use super::slices::{Owner, Slices};
 use crate::pipeline::plan::plan;
 use crate::pipeline::{
-    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, Node, Part, Pipeline, PlacedPart,
+    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, LeastFragmentation, Node, Part,
+    Pipeline, PlacedPart,
 };
 use core::cmp::Reverse;
 use gshare_core::dag::Dag;
@@ -40,7 +42,7 @@ impl Keeper {
             let Ok(node) = Node::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
             let goal = goal.clone().with_carve(false);
             let pipeline = whole(dag, id);
-            let Ok(assignment) = self.assigner.assign(dag, &goal, &pipeline, &node) else { continue };
+            let Ok(assignment) = LeastFragmentation.assign(dag, &goal, &pipeline, &node) else { continue };
             let weights = |one: &gshare_core::dag::Component| {
                 one.profile(&profile.name, goal.batch).map_or(0, |on| on.memory.get())
             };
@@ -74,7 +76,7 @@ impl Keeper {
         if !self.config.pipelines {
             return Err("no slice has room for the whole, and pipelines are off".to_owned());
         }
-        plan(&*self.partitioner, &*self.assigner, &function.dag, &function.goal, &node)
+        plan(&self.partitioner, &function.dag, &function.goal, &node)
             .map(|_| ())
             .map_err(|error| error.to_string())
     }
@@ -86,14 +88,14 @@ impl Keeper {
         let (dag, goal) = (&function.dag, &function.goal);
         for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
             let pipeline = whole(dag, one.profile);
-            if let Ok(assignment) = self.assigner.assign(dag, goal, &pipeline, &node) {
+            if let Ok(assignment) = LeastFragmentation.assign(dag, goal, &pipeline, &node) {
                 return Some(home(&pipeline, &assignment));
             }
         }
         if !pipelines {
             return None;
         }
-        let plan = plan(&*self.partitioner, &*self.assigner, dag, goal, &node).ok()?;
+        let plan = plan(&self.partitioner, dag, goal, &node).ok()?;
         Some(home(&plan.pipeline, &plan.assignment))
     }
 
@@ -219,7 +221,7 @@ impl Keeper {
             return self.first(id, InstanceReason::FirstRequest, actions);
         }
         let hot = mine().any(|one| !one.is_shared());
-        let limit = u64::from(self.config.hot_above.get());
+        let limit = u64::from(HOT_ABOVE.get());
         let busy = mine().any(|one| one.busy * 10_000 >= self.config.window.as_nanos() * limit);
         if self.config.time_sharing && !self.config.hot_on_shortage && !hot && !busy {
             // Not busy enough to be hot: more slices for time sharing (section 5.3).
@@ -322,7 +324,7 @@ impl Keeper {
         let (mut hot, mut cool) = (Vec::new(), Vec::new());
         for id in all {
             let below = u64::from(self.config.hot_below.get());
-            let above = u64::from(self.config.hot_above.get());
+            let above = u64::from(HOT_ABOVE.get());
             let Some(instance) = self.instances.get_mut(&id).filter(|one| one.state != State::Starting)
             else {
                 continue;

@@ -16,11 +16,11 @@
 //!    ([`batches`](FunctionSpec::batches)), one batch at a time, which may gather (`batch.rs`). A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
-//!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others. A [`QueueOrder`]
-//!    replaces this order.
+//!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
-//!    fewest victims are parked for it, two seconds after they came; after a wait of two seconds busy ones too, once they have
-//!    answered their requests. A parked instance comes back for a waiting request.
+//!    fewest victims are parked for it; after a wait of two seconds busy ones too, once they have answered their requests. An instance
+//!    first stays four times as long as its parking and its load took, or at least once as long where a waiting request would be late
+//!    otherwise. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
 //! 7. *Weights* (`shared_weights`): instances of one model share its weights on a device, whose memory is booked once there, from the
@@ -43,12 +43,12 @@
 //! little work shut others out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
+mod late_last;
 mod least_instances;
 mod parking;
 mod placing;
 mod pool_config;
 mod queueing;
-mod request_order;
 mod shared_weights;
 mod spread;
 
@@ -58,19 +58,17 @@ use super::batch::Arrivals;
 use super::cluster::Cluster;
 use super::host_cache::HostCache;
 use super::pool::Pool;
+use super::table::Table;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::pipeline::{Gaps, Stay};
-use crate::platform::{
-    DeviceSpec, InstanceReport, Part, PlatformAction, PoolError, QueueOrder, Regime, StopCause, Work,
-};
+use crate::platform::{DeviceSpec, InstanceReport, Part, PlatformAction, PoolError, Regime, StopCause, Work};
 use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
 use gshare_core::{
     ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
-use request_order::LateLast;
 use shared_weights::SharedWeights;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -97,8 +95,10 @@ struct Instance {
     scaled: Option<InstanceId>,
     state: State,
     demand: Demand,
-    /// Most requests at once.
+    /// Most requests of a batch, and most requests at once before the instance has room for no other: one if it takes them as
+    /// batches.
     capacity: u32,
+    room: u32,
     throughput: RequestRate,
     /// Its placements, each with the device's name.
     placements: Vec<(PlacementId, GpuId)>,
@@ -110,6 +110,9 @@ struct Instance {
     used: Timestamp,
     /// Time of its becoming ready, the last time.
     came: Timestamp,
+    /// Time of its last order to start, to be parked or to come back, and how long that takes by its specification.
+    ordered: Timestamp,
+    takes: Duration,
 }
 
 /// The number of an instance's requests, its slowness and its name: the least takes the next request.
@@ -138,11 +141,15 @@ struct Function {
     /// The part of a device that its last instance booked, of 10^8.
     area: u64,
     arrivals: Arrivals,
+    /// How long its last parking and its last load took.
+    parking: Duration,
+    loading: Duration,
     /// Whether the minimum was raised to one.
     activated: bool,
     gang: Option<Gang>,
-    /// Points without room for the minimum since the last look.
+    /// Points without room for the minimum since the last look, and whether a start waits for room now, since there is none at any.
     refused: Vec<Setting>,
+    waits: bool,
 }
 
 /// The purpose of a deadline.
@@ -163,20 +170,19 @@ pub struct FractionalPool {
     config: FractionalConfig,
     scaler: Box<dyn HorizontalScaler>,
     packer: Box<dyn Packer>,
-    order: Box<dyn QueueOrder>,
     devices: BTreeMap<GpuId, NodeId>,
-    functions: BTreeMap<FunctionId, Function>,
+    functions: Table<FunctionId, Function>,
     /// The gaps of all functions.
     gaps: Gaps,
-    instances: BTreeMap<InstanceId, Instance>,
+    instances: Table<InstanceId, Instance>,
     by_scaler: BTreeMap<InstanceId, InstanceId>,
     weights: SharedWeights,
     /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
     timers: Timers<Timer>,
     cache: HostCache,
-    /// Functions with requests that may find an instance now.
-    to_serve: BTreeSet<FunctionId>,
+    /// Functions with requests that may find an instance now, in the order of their names.
+    to_serve: VecDeque<FunctionId>,
     /// Whether an instance left a device since the last search for room.
     room_changed: bool,
     /// Training jobs that should run and do not.
@@ -198,29 +204,22 @@ impl FractionalPool {
         config.validate()?;
         let cache = HostCache::new(config.host_memory);
         Ok(Self {
-            order: Box::new(LateLast::new(&config)),
             config,
             scaler: policies.scaler,
             packer: policies.packer,
             devices: BTreeMap::new(),
-            functions: BTreeMap::new(),
+            functions: Table::default(),
             gaps: Gaps::default(),
-            instances: BTreeMap::new(),
+            instances: Table::default(),
             by_scaler: BTreeMap::new(),
             weights: SharedWeights::default(),
             wanting: VecDeque::new(),
             timers: Timers::default(),
             cache,
-            to_serve: BTreeSet::new(),
+            to_serve: VecDeque::new(),
             room_changed: false,
             idle_gangs: BTreeSet::new(),
         })
-    }
-
-    /// The same pool with the host's own order of waiting requests in place of [`FractionalConfig::late_wait`].
-    #[must_use]
-    pub fn with_order(self, order: Box<dyn QueueOrder>) -> Self {
-        Self { order, ..self }
     }
 
     /// Adds a function, with the whole of the SMs wherever its points or its share name a part of them but the device has no
@@ -262,9 +261,12 @@ impl FractionalPool {
             visits: 8,
             area: TYPICAL_AREA,
             arrivals: Arrivals::default(),
+            parking: Duration::ZERO,
+            loading: spec.load_host,
             activated: false,
             gang,
             refused: Vec::new(),
+            waits: false,
         };
         self.functions.insert(function, of);
         if trains {
@@ -355,17 +357,15 @@ impl Pool for FractionalPool {
     fn called(&mut self, cluster: &mut Cluster, function: FunctionId) {
         let Some(of) = self.functions.get_mut(&function) else { return };
         of.arrived = of.arrived.saturating_add(1);
+        of.visit += 1;
         of.arrivals.came(cluster.now);
         let gap = cluster.now.saturating_since(core::mem::replace(&mut of.used, cluster.now));
         if gap >= Duration::from_secs(1) && (of.activated || of.gaps.total() > 0) {
             of.gaps.add(gap);
-            of.visits += core::mem::take(&mut of.visit).max(1);
+            of.visits += core::mem::replace(&mut of.visit, 1).saturating_sub(1).max(1);
             of.visits -= of.visits / 8;
             self.gaps.add(gap);
             self.plan_stays(function);
-        }
-        if let Some(of) = self.functions.get_mut(&function) {
-            of.visit += 1;
         }
         self.activate(function, cluster);
     }
@@ -376,7 +376,7 @@ impl Pool for FractionalPool {
         of.used = cluster.now;
         self.activate(function, cluster);
         self.report_early(function, cluster);
-        self.to_serve.insert(function);
+        self.serve_soon(function);
     }
 
     fn done(&mut self, cluster: &mut Cluster, _: RequestId, instance: InstanceId, _: Duration) {
@@ -390,11 +390,12 @@ impl Pool for FractionalPool {
             (InstanceReport::Parked, State::Parking) => {
                 let function = of.function;
                 self.enter(instance, State::Parked);
+                self.learn_move(instance, cluster);
                 if let Some(of) = self.instances.get_mut(&instance) {
                     let placements = core::mem::take(&mut of.placements);
                     self.release(placements);
                 }
-                self.to_serve.insert(function);
+                self.serve_soon(function);
             }
             (InstanceReport::Unparked, State::Unparking) => self.open(instance, cluster),
             _ => {}
@@ -438,9 +439,7 @@ impl Pool for FractionalPool {
                 Timer::Report(function) => self.report(function, cluster),
                 Timer::Room => self.room_changed = true,
                 Timer::Restart(function) => self.start_gang(function, cluster),
-                Timer::Batch(function) => {
-                    self.to_serve.insert(function);
-                }
+                Timer::Batch(function) => self.serve_soon(function),
             }
         }
     }
@@ -448,7 +447,7 @@ impl Pool for FractionalPool {
     /// Serves requests and gives room until both are done.
     fn settle(&mut self, cluster: &mut Cluster) {
         loop {
-            while let Some(function) = self.to_serve.pop_first() {
+            while let Some(function) = self.to_serve.pop_front() {
                 self.serve(function, cluster);
             }
             if !core::mem::take(&mut self.room_changed) {
@@ -466,25 +465,24 @@ impl Pool for FractionalPool {
     }
 
     fn invariants(&self, cluster: &Cluster) {
-        for (id, of) in &self.instances {
+        for (id, of) in self.instances.sorted() {
             let function = &self.functions[&of.function];
-            assert!(function.instances.contains(id), "{id} is not in the list of {}", of.function);
+            assert!(function.instances.contains(&id), "{id} is not in the list of {}", of.function);
             let holds = !of.placements.is_empty();
             match of.state {
                 State::WaitingForRoom | State::Parked => assert!(!holds, "{id} holds a device"),
                 State::Stopping => {}
                 _ => assert!(holds, "{id} is {:?} and holds nothing", of.state),
             }
-            let known = cluster.instances.get(*id).is_some();
+            let known = cluster.instances.get(id).is_some();
             assert_eq!(known, of.state != State::WaitingForRoom, "{id} is known to the host or not");
-            let open = of.state == State::Ready && function.gang.is_none() && of.has_room(*id, cluster);
-            let key = open.then(|| of.open_key(*id, cluster));
+            let key = of.open_key(id, cluster.runs(id)).filter(|_| function.gang.is_none());
             assert_eq!(of.open, key, "{id} takes requests or not");
             assert!(key.is_none_or(|key| function.open.contains(&key)), "{id} is not open");
         }
-        for (id, of) in &self.functions {
-            let queue = cluster.queue(*id);
-            let gathers = self.timers.has(Timer::Batch(*id));
+        for (id, of) in self.functions.sorted() {
+            let queue = cluster.queue(id);
+            let gathers = self.timers.has(Timer::Batch(id));
             assert!(
                 queue.is_empty() || of.open.is_empty() || gathers,
                 "{id} has room, and requests that wait"
@@ -501,7 +499,7 @@ impl Pool for FractionalPool {
             assert_eq!(of.at_once, at_once, "{id} counts another capacity than its instances have");
         }
         self.weights.invariants(&*self.packer);
-        let held: usize = self.instances.values().map(|of| of.placements.len()).sum();
+        let held: usize = self.instances.sorted().iter().map(|(_, of)| of.placements.len()).sum();
         let mut placed = 0;
         self.packer.placements(&mut |_| placed += 1);
         assert_eq!(held, placed, "placements without an instance");

@@ -1,14 +1,14 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
+    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance,
+    InstanceId, Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, Setting, State, StopCause,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl FractionalPool {
     /// Passes an event to the scaler and carries out its orders.
@@ -21,10 +21,13 @@ impl FractionalPool {
     }
 
     pub(super) fn scaled(&mut self, orders: Vec<HorizontalAction>, cluster: &mut Cluster) {
+        let mut refused: BTreeMap<FunctionId, Vec<Setting>> = BTreeMap::new();
         for order in orders {
             match order {
                 HorizontalAction::Start { function, instance, point } => {
-                    self.start(function, instance, &point, cluster);
+                    if self.start(function, instance, &point, cluster) {
+                        refused.entry(function).or_default().push(point.setting());
+                    }
                 }
                 HorizontalAction::Drain { instance } => {
                     if let Some(&instance) = self.by_scaler.get(&instance) {
@@ -40,6 +43,9 @@ impl FractionalPool {
                 HorizontalAction::Unmet { function, .. } if self.is_full(function, cluster) => {}
                 HorizontalAction::Unmet { function, .. } => cluster.unmet(function),
             }
+        }
+        for (function, at) in refused {
+            self.no_room(function, &at, cluster);
         }
     }
 
@@ -58,20 +64,24 @@ impl FractionalPool {
             .with_function(function)
     }
 
+    /// Starts an instance of the scaler. True: it is refused for lack of room.
     fn start(
         &mut self,
         function: FunctionId,
         scaled: InstanceId,
         point: &ProfilePoint,
         cluster: &mut Cluster,
-    ) {
+    ) -> bool {
         let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
-            return;
+            return false;
         };
-        let only = of
-            .instances
-            .iter()
-            .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
+        // The minimum tries all points before an instance waits for room.
+        let waits = of.waits
+            || cluster.functions[&function].spec.min_instances == 0
+                && of
+                    .instances
+                    .iter()
+                    .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
         let demand = self.demand(function, point, cluster);
         let serves = (point.batch.max(1), point.throughput);
         match self.place_beside(function, &demand, None, &BTreeSet::new(), cluster) {
@@ -83,16 +93,17 @@ impl FractionalPool {
                 self.order_start(instance, cluster);
             }
             // A point within the size of some device may find room when other instances leave.
-            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if only => {
+            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if waits => {
                 let instance = self.insert(function, Some(scaled), demand, serves, cluster);
                 self.want(instance, cluster);
                 cluster.unmet(function);
             }
             Err(_) => {
                 self.scale(HorizontalEvent::StartRefused { instance: scaled }, cluster);
-                self.no_room(function, point.setting(), cluster);
+                return true;
             }
         }
+        false
     }
 
     /// Adds an instance without a place.
@@ -104,18 +115,22 @@ impl FractionalPool {
         (capacity, throughput): (u32, RequestRate),
         cluster: &mut Cluster,
     ) -> InstanceId {
+        let batches = cluster.functions.get(&function).is_some_and(|of| of.spec.batches);
         let of = Instance {
             function,
             scaled,
             state: State::WaitingForRoom,
             demand,
             capacity,
+            room: if batches { 1 } else { capacity },
             throughput,
             placements: Vec::new(),
             node: None,
             open: None,
             used: cluster.now,
             came: cluster.now,
+            ordered: cluster.now,
+            takes: Duration::ZERO,
         };
         let instance = cluster.instances.name();
         if let Some(scaled) = scaled {
@@ -183,6 +198,7 @@ impl FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = self.parts(of, cluster);
+        self.ordered(instance, takes, cluster);
         cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 
@@ -211,9 +227,11 @@ impl FractionalPool {
     /// Opens an instance to requests.
     pub(super) fn open(&mut self, instance: InstanceId, cluster: &Cluster) {
         self.enter(instance, State::Ready);
+        self.learn_move(instance, cluster);
         let Some(of) = self.instances.get_mut(&instance) else { return };
         (of.used, of.came) = (cluster.now, cluster.now);
-        self.to_serve.insert(of.function);
+        let function = of.function;
+        self.serve_soon(function);
         self.reopen(instance, cluster);
     }
 
@@ -296,7 +314,7 @@ impl FractionalPool {
             self.scale(HorizontalEvent::InstanceGone { instance }, cluster);
         }
         self.gang_gone(of.function, cluster);
-        self.to_serve.insert(of.function);
+        self.serve_soon(of.function);
         self.drop_if_done(of.function, cluster);
     }
 }

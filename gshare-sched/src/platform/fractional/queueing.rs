@@ -6,7 +6,6 @@ use super::{
     PlatformAction, RequestRate, State, StopCause, TYPICAL_AREA, Timer,
 };
 use crate::pipeline::KeepAlive;
-use crate::platform::WaitQueue;
 use crate::platform::batch::{self, Batch};
 
 impl Instance {
@@ -16,14 +15,10 @@ impl Instance {
         Duration::from_nanos(nanos.checked_div(self.throughput.as_milli()).unwrap_or(0))
     }
 
-    /// Whether a ready instance takes another request, or another batch.
-    pub(super) fn has_room(&self, instance: InstanceId, cluster: &Cluster) -> bool {
-        let batches = cluster.functions.get(&self.function).is_some_and(|of| of.spec.batches);
-        cluster.runs(instance) < if batches { 1 } else { self.capacity as usize }
-    }
-
-    pub(super) fn open_key(&self, instance: InstanceId, cluster: &Cluster) -> OpenKey {
-        (cluster.runs(instance), u64::MAX - self.throughput.as_milli(), instance)
+    /// Its place among the instances with room, if it is ready and takes another request, or another batch, beside this number.
+    pub(super) fn open_key(&self, instance: InstanceId, runs: usize) -> Option<OpenKey> {
+        let open = self.state == State::Ready && runs < self.room as usize;
+        open.then(|| (runs, u64::MAX - self.throughput.as_milli(), instance))
     }
 }
 
@@ -58,9 +53,8 @@ impl FractionalPool {
 
     /// Gives a called function without instances its first.
     pub(super) fn activate(&mut self, function: FunctionId, cluster: &mut Cluster) {
-        let Some(counts) = self.scaler.instances(function) else { return };
-        let Some(of) = self.functions.get_mut(&function) else { return };
-        if of.activated || counts.starting + counts.ready > 0 {
+        let Some(of) = self.functions.get_mut(&function).filter(|of| !of.activated) else { return };
+        if self.scaler.instances(function).is_none_or(|counts| counts.starting + counts.ready > 0) {
             return;
         }
         of.activated = true;
@@ -69,16 +63,21 @@ impl FractionalPool {
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        let Some(known) = cluster.functions.get(&function) else { return };
+        let Some(of) = self.functions.get(&function) else { return };
         // The backlog hardly changes while open instances take some of it.
-        let waiting = cluster.queue(function).len();
-        let backlog = self.functions.get(&function).map_or(Duration::ZERO, |of| of.behind(waiting));
-        while let Some(of) = self.functions.get(&function) {
-            let Some(&(_, _, instance)) = of.open.first() else { break };
+        let (backlog, mut waiting) = (of.behind(known.queue.len()), known.queue.len());
+        if known.spec.batches && !of.open.is_empty() {
+            self.timers.clear(Timer::Batch(function));
+        }
+        while waiting > 0
+            && let Some(of) = self.functions.get(&function)
+            && let Some(&(_, _, instance)) = of.open.first()
+        {
             let Some(on) = self.instances.get_mut(&instance) else { break };
             let Some(known) = cluster.functions.get(&function) else { break };
             let (size, takes) = (on.capacity as usize, on.takes());
-            self.timers.clear(Timer::Batch(function));
-            let mut count = known.queue.len().min(1);
+            let mut count = 1;
             if known.spec.batches {
                 match batch::next(cluster.now, &known.queue, (size, takes), known.spec.slo, &of.arrivals) {
                     Batch::Now(all) => count = all,
@@ -88,23 +87,20 @@ impl FractionalPool {
                     }
                 }
             }
-            if count == 0 {
-                break;
-            }
             on.used = cluster.now;
             let done = cluster.now.saturating_add(takes);
-            self.close(instance);
             let mut stands = true;
             for _ in 0..count {
                 let Some(of) = cluster.functions.get(&function) else { break };
-                let Some(&first) = of.queue.first() else { break };
-                let queue = WaitQueue { waiting: &of.queue, done, slo: of.spec.slo, backlog };
-                let chosen = self.order.next(&queue);
-                let (_, request) = chosen.filter(|chosen| of.queue.contains(chosen)).unwrap_or(first);
+                let next = self.config.next_request(&of.queue, of.spec.slo, done, backlog);
+                let Some(request) = next else { break };
                 stands &= cluster.order(PlatformAction::Dispatch { request, instance });
             }
             if stands {
+                waiting -= count;
                 self.reopen(instance, cluster);
+            } else {
+                self.close(instance);
             }
         }
         self.wake(function, cluster);
@@ -112,15 +108,22 @@ impl FractionalPool {
 
     /// Lists the instance as open, if it has room for a request.
     pub(super) fn reopen(&mut self, instance: InstanceId, cluster: &Cluster) {
-        self.close(instance);
         let Some(of) = self.instances.get_mut(&instance) else { return };
         let Some(function) = self.functions.get_mut(&of.function).filter(|of| of.gang.is_none()) else {
             return;
         };
-        if of.state == State::Ready && of.has_room(instance, cluster) {
-            let key = of.open_key(instance, cluster);
-            of.open = Some(key);
-            function.open.insert(key);
+        let key = of.open_key(instance, cluster.runs(instance));
+        let before = core::mem::replace(&mut of.open, key);
+        if before != key {
+            before.map(|key| function.open.remove(&key));
+            function.open.extend(key);
+        }
+    }
+
+    /// Gives requests of the function to its instances before the end of the event.
+    pub(super) fn serve_soon(&mut self, function: FunctionId) {
+        if let Err(at) = self.to_serve.binary_search(&function) {
+            self.to_serve.insert(at, function);
         }
     }
 
@@ -135,7 +138,7 @@ impl FractionalPool {
         match state {
             State::Ready => {
                 self.reopen(instance, cluster);
-                self.to_serve.insert(function);
+                self.serve_soon(function);
                 if !self.wanting.is_empty() && empty {
                     self.look_for_room_in(PARK_IDLE, cluster);
                 }
@@ -156,11 +159,12 @@ impl FractionalPool {
         if !self.scaler.early_reports() {
             return;
         }
-        let half = self.scaler.tick().as_nanos() / 2;
         let Some(of) = self.functions.get(&function) else { return };
-        let due = cluster.now.saturating_since(of.reported).as_nanos() >= half;
         let waiting = cluster.queue(function).len();
-        if due && waiting > 0 && waiting as u64 >= of.at_once {
+        if waiting > 0
+            && waiting as u64 >= of.at_once
+            && cluster.now.saturating_since(of.reported).as_nanos() >= self.scaler.tick().as_nanos() / 2
+        {
             self.report(function, cluster);
         }
     }
@@ -198,6 +202,6 @@ impl FractionalPool {
         if waits {
             self.wake_one(function, cluster);
         }
-        self.to_serve.insert(function);
+        self.serve_soon(function);
     }
 }

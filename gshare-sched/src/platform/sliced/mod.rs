@@ -50,8 +50,7 @@ use super::pool::Pool;
 use crate::mig::GpuModel;
 use crate::pipeline::{
     AssignedSlice, Goal, Home, InstanceAction, InstanceEvent, InstanceKeeper, Keeper, KeeperConfig,
-    LeastFragmentation, Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router,
-    RouterConfig, SlackRouter,
+    Node as Slices, NodeGpu, PartitionConfig, Partitioner, RouteEvent, Router, RouterConfig, SlackRouter,
 };
 use crate::platform::{DeviceSpec, InstanceReport, Life, Part, PoolError, Regime, StopCause};
 use gshare_core::dag::{ComponentSet, Dag};
@@ -81,9 +80,6 @@ crate::settings_table::settings! {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlicedError {
-    /// A setting of the router.
-    #[error("router: {0}")]
-    Router(ConfigError),
     /// A setting of the keepers.
     #[error("keeper: {0}")]
     Keeper(ConfigError),
@@ -199,12 +195,11 @@ impl SlicedPool {
     /// # Errors
     /// [`SlicedError`]: a setting outside its bounds.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
-        let router = Box::new(SlackRouter::new(config.router).map_err(SlicedError::Router)?);
+        let router = Box::new(SlackRouter::new(config.router));
         config.keeper.check().map_err(SlicedError::Keeper)?;
         let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         let make_keeper = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-            let (partitioner, assigner) = (Box::new(partitioner.clone()), Box::new(LeastFragmentation));
-            Ok(Box::new(Keeper::new(config.keeper.clone(), node, partitioner, assigner)?))
+            Ok(Box::new(Keeper::new(config.keeper.clone(), node, partitioner.clone())?))
         };
         Ok(Self {
             make_keeper: Arc::new(make_keeper),

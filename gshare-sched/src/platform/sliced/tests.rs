@@ -290,8 +290,8 @@ fn a_start_that_failed_is_tried_again_later() {
 #[test]
 fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is_unmet() {
     let make = |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-        let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
-        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
+        let partitioner = Partitioner::new(PartitionConfig::default())?;
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner)?;
         // A keeper from before minimums: it refuses the unknown event.
         Ok(Box::new(Wrapped::new(Box::new(keeper), |keeper, now, event, actions| match event {
             InstanceEvent::MinimumSet { function, .. } => Err(InstanceError::UnknownFunction { function }),
@@ -314,8 +314,8 @@ fn a_request_that_waits_for_its_tenant_counts_as_load_once() {
     let heard = Arc::new(AtomicU32::new(0));
     let counts = Arc::clone(&heard);
     let make = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-        let partitioner = Box::new(Partitioner::new(PartitionConfig::default())?);
-        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner, Box::new(LeastFragmentation))?;
+        let partitioner = Partitioner::new(PartitionConfig::default())?;
+        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner)?;
         let counts = Arc::clone(&counts);
         Ok(Box::new(Wrapped::new(Box::new(keeper), move |keeper, now, event, actions| {
             counts.fetch_add(u32::from(matches!(event, InstanceEvent::Requested { .. })), Ordering::Relaxed);
@@ -371,10 +371,6 @@ fn a_device_of_another_model_than_its_nodes_is_refused() {
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let router = RouterConfig::default().with_short_every(Duration::ZERO);
-    let config = SlicedConfig::default().with_router(router);
-    let error = SlicedPool::with_config(config).unwrap_err().to_string();
-    assert_eq!(error, "router: short_every is 0: need more than 0");
     let mut config = SlicedConfig::default();
     config.keeper.max_shared = 0;
     let error = SlicedPool::with_config(config).unwrap_err().to_string();

@@ -1,6 +1,6 @@
 //! Events that cannot be carried out are refused here, before anything is changed.
 
-use super::{LocalityScheduler, MAX_KINDS, Phase};
+use super::{LocalityScheduler, MAX_GPUS, MAX_KINDS, MAX_MODELS, Phase};
 use crate::request::cache::{CopyState, ModelCopy};
 use crate::request::queue::Place;
 use crate::request::{ModelProfile, RequestError, RequestEvent};
@@ -16,7 +16,7 @@ impl LocalityScheduler {
         };
         match *event {
             RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
-                below("gpu", gpu.number(), self.config.max_gpus)?;
+                below("gpu", gpu.number(), MAX_GPUS)?;
                 below("kind", kind.number().into(), MAX_KINDS.into())?;
                 if self.live_gpu(gpu).is_ok() {
                     return Err(RequestError::GpuExists { gpu });
@@ -30,7 +30,7 @@ impl LocalityScheduler {
             }
             RequestEvent::GpuLost { gpu } => self.live_gpu(gpu).map(|_| ()),
             RequestEvent::ModelAdded { model, memory } => {
-                below("model", model.number(), self.config.max_models)?;
+                below("model", model.number(), MAX_MODELS)?;
                 let fixed = self.known_model(model).ok().filter(|known| known.asked);
                 if memory == Bytes::ZERO || fixed.is_some_and(|known| known.bytes != memory.0) {
                     return Err(RequestError::BadModelMemory { model, memory });

@@ -6,7 +6,7 @@ use crate::request::cache::{CopyState, ModelCopy};
 
 impl LocalityScheduler {
     /// The copy on an idle GPU that runs the model fastest.
-    pub(in crate::request) fn idle_copy(&self, model: u32) -> Option<u32> {
+    pub(super) fn idle_copy(&self, model: u32) -> Option<u32> {
         let known = self.m(model);
         known
             .costs
@@ -20,7 +20,7 @@ impl LocalityScheduler {
     }
 
     /// The copy on a busy GPU that would finish the model first, and in how many ns.
-    pub(in crate::request) fn busy_copy(&self, model: u32) -> Option<(u64, u32)> {
+    pub(super) fn busy_copy(&self, model: u32) -> Option<(u64, u32)> {
         let known = self.m(model);
         known
             .costs
@@ -143,7 +143,7 @@ impl LocalityScheduler {
     }
 
     /// Idle GPUs of each kind that can serve the model, fewest dispatches first.
-    pub(in crate::request) fn idle_candidates(&self, model: u32) -> impl Iterator<Item = u32> {
+    pub(super) fn idle_candidates(&self, model: u32) -> impl Iterator<Item = u32> {
         let kinds = self.m(model).kinds;
         let idle = (0..).zip(&self.idle).filter(move |(kind, _)| kinds >> kind & 1 == 1);
         idle.flat_map(|(_, idle)| idle.iter().take(CANDIDATES)).map(|&(_, gpu)| gpu)

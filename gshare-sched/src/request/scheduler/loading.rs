@@ -39,7 +39,7 @@ impl LocalityScheduler {
 
     /// The models to evict before a request's model can be loaded on an idle GPU. `None` if that does not suffice, or the
     /// model is at its limit of copies.
-    pub(in crate::request) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
+    pub(super) fn room(&self, gpu: u32, slot: u32) -> Option<Room> {
         let request = self.queue.get(slot);
         if self.m(request.model).is_full() {
             return None;
@@ -62,12 +62,10 @@ impl LocalityScheduler {
         Some(Room { victims, surrendered, worth })
     }
 
-    /// The time to load and run a model on a GPU, and for the evictions before it, in ns.
-    pub(in crate::request) fn load_costs(&self, gpu: u32, model: u32, room: Option<&Room>) -> (u64, u64) {
+    /// The time to load and run a model on a GPU, in ns. Evictions before it are part of the profiled loading time.
+    pub(super) fn load_cost(&self, gpu: u32, model: u32) -> u64 {
         let on = self.g(gpu);
-        let takes = self.load_ns(model, on).saturating_add(self.infer_ns(model, on.kind));
-        let evicts = room.is_some_and(|room| on.evicting > 0 || !room.victims.is_empty());
-        (takes, if evicts { self.config.eviction.as_nanos() } else { 0 })
+        self.load_ns(model, on).saturating_add(self.infer_ns(model, on.kind))
     }
 
     /// Copies on any GPU that a tenant has to give up so that `bytes` more keep within its share of the memory.
@@ -143,10 +141,7 @@ impl LocalityScheduler {
         }
         let bytes = self.m(model).bytes;
         let (load, infer) = (self.load_ns(model, self.g(gpu)), self.infer_ns(model, self.g(gpu).kind));
-        let evicting = if self.g(gpu).evicting > 0 { self.config.eviction.as_nanos() } else { 0 };
-        let until = self
-            .now
-            .saturating_add(Duration::from_nanos(load.saturating_add(infer).saturating_add(evicting)));
+        let until = self.now.saturating_add(Duration::from_nanos(load.saturating_add(infer)));
         self.uses += 1;
         let used = self.uses;
         let on = self.g_mut(gpu);

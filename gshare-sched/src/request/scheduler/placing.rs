@@ -1,21 +1,10 @@
-//! The turn of an idle GPU, and the decisions of a [`PlacementRule`] in this turn.
+//! The turn of an idle GPU, and the requests that are placed in this turn.
 
-use super::{LocalityScheduler, Outcome, Room};
+use super::choosing::Choice;
+use super::{LocalityScheduler, Outcome};
 use crate::request::RequestAction;
-use crate::request::placement::{Decision, View};
 use crate::request::queue::{By, NONE, Place, Walk};
 use std::ops::Bound;
-
-#[cfg(doc)]
-use crate::request::placement::PlacementRule;
-
-/// A decision, detached from the view it was made from.
-enum Order {
-    Run(u32),
-    Queue(u32),
-    Load(u32, Room),
-    Wait,
-}
 
 impl LocalityScheduler {
     /// A waiting request runs on an idle GPU that has its model.
@@ -73,7 +62,7 @@ impl LocalityScheduler {
 
     /// One turn of an idle GPU.
     pub(super) fn serve(&mut self, gpu: u32, actions: &mut Vec<RequestAction>) {
-        if self.rule.seeks_copies() {
+        if self.seeks_copies() {
             loop {
                 let hit = self.earliest_hit(gpu);
                 match self.place_due(gpu, hit, actions) {
@@ -86,7 +75,7 @@ impl LocalityScheduler {
                 }
             }
         }
-        // No request waits for a copy on this GPU (or the rule does not ask): in order of arrival until one lands here.
+        // No request waits for a copy on this GPU (or the policy does not ask): in order of arrival until one lands here.
         let mut walk = Walk::new(&self.queue, self.g(gpu).kind);
         while let Some((cursor, slot)) = walk.first(&self.queue) {
             // The request may be gone, along with others of its model, but its predecessor is still queued.
@@ -142,25 +131,10 @@ impl LocalityScheduler {
             return Outcome::Here;
         }
         self.file_all();
-        let order = match self.rule.place(&View { scheduler: self, gpu, slot }) {
-            Decision::Run(copy) => Order::Run(copy.gpu),
-            Decision::Queue(copy) => Order::Queue(copy.gpu),
-            Decision::Load(load) => match load.room {
-                Some(room) => Order::Load(load.gpu, room),
-                // A GPU that has a copy may never be idle: others fill its local queue.
-                None if self.m(model).is_full() => match (self.idle_copy(model), self.busy_copy(model)) {
-                    (Some(copy), _) => Order::Run(copy),
-                    (None, Some((_, copy))) => Order::Queue(copy),
-                    (None, None) => Order::Wait,
-                },
-                None => Order::Wait,
-            },
-            Decision::Wait => Order::Wait,
-        };
-        match order {
-            Order::Run(other) => self.hit(other, slot, actions),
-            Order::Queue(other) => self.move_to_local(other, slot),
-            Order::Load(target, room) => {
+        match self.choose(gpu, slot) {
+            Choice::Run(other) => self.hit(other, slot, actions),
+            Choice::Queue(other) => self.move_to_local(other, slot),
+            Choice::Load(target, room) => {
                 self.leave(slot);
                 self.not_idle(target);
                 self.own(target, slot);
@@ -169,7 +143,7 @@ impl LocalityScheduler {
                     return Outcome::Here;
                 }
             }
-            Order::Wait => return Outcome::Stays,
+            Choice::Wait => return Outcome::Stays,
         }
         Outcome::Elsewhere
     }

@@ -28,7 +28,7 @@ use gshare_core::token::token_claims;
 use gshare_core::{Timestamp, TokenScheduler};
 
 /// A claim about every instant. All methods have empty defaults, and return the number of tests of the claim.
-pub trait Checker: Debug + Send {
+pub(crate) trait Checker: Debug + Send {
     /// Looks at the book before a change.
     fn before(&mut self, _book: &Book, _now: Timestamp, _change: Change) -> Result<u64, String> {
         Ok(0)
@@ -62,7 +62,7 @@ pub struct Check {
 
 impl Check {
     /// A check without any test so far.
-    pub fn new(name: &'static str, checker: impl Checker + 'static) -> Self {
+    pub(crate) fn new(name: &'static str, checker: impl Checker + 'static) -> Self {
         Self { name, tested: 0, checker: Box::new(checker) }
     }
 }
