@@ -22,10 +22,12 @@ use crate::launch::guarded;
 use crate::process::question::Request;
 use crate::process::runtime::{PROCESS, Runtime};
 use crate::sys::stderr::tell;
-use crate::sys::{host_memory, thread};
+use crate::sys::{clock, host_memory, thread};
 
 /// The longest wait for the calls of other threads that are under way when memory is to move.
 const CALLS_END: StdDuration = StdDuration::from_secs(1);
+/// The shortest time between two looks for an obstacle, which go through all records of memory, in ns.
+const LOOK_NS: u64 = 100_000_000;
 /// The longest wait at the process's end for a move that is under way.
 const MOVE_ENDS: StdDuration = StdDuration::from_secs(1);
 
@@ -35,7 +37,7 @@ pub(crate) struct Parking {
     pub(crate) blocks: Blocks,
     /// Whether a thread moves them.
     moves: AtomicBool,
-    /// Bytes in use when the obstacle was last looked for, and its code.
+    /// The time of the last look for the obstacle, in ns, and its code.
     looked: AtomicU64,
     obstacle: AtomicU64,
 }
@@ -50,7 +52,7 @@ pub(crate) fn begin(runtime: &Runtime, ordinal: CUdevice) {
         Ok(Parking {
             blocks: Blocks::new(ordinal),
             moves: AtomicBool::new(false),
-            looked: AtomicU64::new(u64::MAX),
+            looked: AtomicU64::new(0),
             obstacle: AtomicU64::new(0),
         })
     };
@@ -79,13 +81,15 @@ impl Runtime {
             (false, true) => here + away,
             (false, false) => away,
         };
-        let obstacle = if bytes == 0 { self.obstacle(parking, device.memory.used()) } else { None };
+        let obstacle = if bytes == 0 && device.memory.used() > 0 { self.obstacle(parking) } else { None };
         Some(Movable { bytes, obstacle, missed: CONTROL.guard.missed().into() })
     }
 
     /// Why no memory can move, although some is in use.
-    fn obstacle(&self, parking: &Parking, used: u64) -> Option<Obstacle> {
-        if parking.looked.swap(used, Ordering::Relaxed) != used {
+    fn obstacle(&self, parking: &Parking) -> Option<Obstacle> {
+        let now = clock::now_ns();
+        if now.saturating_sub(parking.looked.load(Ordering::Relaxed)) >= LOOK_NS {
+            parking.looked.store(now, Ordering::Relaxed);
             let most = [
                 (Obstacle::Shared, parking.blocks.shared()),
                 (Obstacle::Pools, self.charged(&[Kind::Pool])),
