@@ -126,6 +126,16 @@ fn parked_memory_is_off_the_device_and_comes_back_for_a_launch_with_the_same_byt
     }
 }
 
+/// Only the guard holds such a call, since it needs no credit.
+#[test]
+fn a_look_at_a_pointer_waits_for_the_memory_and_asks_for_it() {
+    let bench = Bench::new("query", limit());
+    bench.parked();
+    bench.make("go");
+    let done = bench.finish();
+    assert_eq!(done.stdout, "cuPointerGetAttribute(&memory, 2, big) = 0\nbig: 0, equal\n", "{}", done.stderr);
+}
+
 #[test]
 fn an_order_to_come_back_needs_no_launch() {
     let bench = Bench::new("hold", limit());
