@@ -1,7 +1,7 @@
 //! The snapshot shown by `gshare status`, `gshare top`, the page and the metrics.
 
 use crate::enforce::HeldBy;
-use crate::nvml::LostDevice;
+use crate::nvml::{LostDevice, Sensors};
 use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
 use gshare_core::wire::OnDaemonLoss;
@@ -53,6 +53,9 @@ pub struct Snapshot {
     /// Devices of the node lost by their driver; `None` where the daemon has no answer of the driver.
     #[serde(default)]
     pub lost: Option<Vec<LostDevice>>,
+    /// Names and sensors of the GPUs that the driver lists; empty where the daemon has no answer of the driver.
+    #[serde(default)]
+    pub sensors: Vec<Sensors>,
 }
 
 /// A device of the node in a snapshot.
@@ -114,6 +117,9 @@ pub struct ClientSnapshot {
     pub why: Option<Finding>,
     /// Total time of the waits of the client's threads, in ns.
     pub waited_ns: Duration,
+    /// Total time for which other clients kept the instance waiting that could have run by its own share, in ns.
+    #[serde(default)]
+    pub delayed_ns: Duration,
     /// Number of launched kernels.
     pub launches: u64,
     /// Whether the client is only observed: no limit holds, and no launch waits.
@@ -175,6 +181,7 @@ impl ClientSnapshot {
             waiting_ns: client.waiting_since.map(|since| now.saturating_since(since)),
             why: None,
             waited_ns: client.usage.waited,
+            delayed_ns: client.delayed,
             launches: client.usage.launches,
             observed: client.observed,
             memory_bytes: client.memory,
