@@ -74,13 +74,15 @@ class Recipes(unittest.TestCase):
         self.addCleanup(process.terminate)
         return process
 
-    def daemon(self, *more):
-        process = self.start("gshare", "daemon", "--no-config", "--socket", self.socket, *more, env=self.environment)
+    def daemon(self, config=""):
+        file = self.place / "gshared.toml"
+        file.write_text(config)
+        process = self.start("gshare", "daemon", "--config", file, "--socket", self.socket, env=self.environment)
         while subprocess.run(["gshare", "status", "--socket", self.socket], capture_output=True).returncode:
             self.assertIsNone(process.poll(), "the daemon has ended")
 
     def host(self, *more):
-        line = self.start("gshare-openfaas", "--no-gpu", "--listen=127.0.0.1:0", f"--state={self.place / 'state'}", *more).stdout.readline()
+        line = self.start("gshare-openfaas", "--set=host.no_gpu=true", "--listen=127.0.0.1:0", f"--state={self.place / 'state'}", *more).stdout.readline()
         return line.split()[1]
 
     def allocated(self, environment):
@@ -91,7 +93,7 @@ class Recipes(unittest.TestCase):
         programs.mkdir()
         start = programs / "start"
         answer = 'echo "JobId=7 UserId=x(0) TresPerNode=$GRES Power="'
-        daemon = f"gshare daemon --no-config --socket {self.socket} --idle-exit 5s > {self.place}/log 2>&1 & sleep 1"
+        daemon = f"gshare daemon --config /dev/null --socket {self.socket} --private 5s > {self.place}/log 2>&1 & sleep 1"
         for file, text in ((programs / "scontrol", f'[ "$*" = "show job 7 --oneliner" ] && {answer}'), (start, daemon)):
             file.write_text(f"#!/bin/sh\n{text}\n")
             file.chmod(0o755)
@@ -173,7 +175,7 @@ class Recipes(unittest.TestCase):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.daemon("--metrics", f"127.0.0.1:{port}")
+        self.daemon(f"metrics = '127.0.0.1:{port}'\n")
         host = gshare.Host(self.host())
         host.deploy("f", "gshare-openfaas --gpu-function", env={"KERNELS": "0"}, annotations={"gshare/profile": "none"})
         host.wait("f")
