@@ -61,12 +61,11 @@ NOT_RUN = {
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
     "podman": "builds images",
-    "sudo": "root",
     "GSHARE_BUNDLE=build": "minutes of a release build, which `routes.py --cargo` makes",
     "cargo deny": "the list of advisories, from the network",
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
-    "url=https:": "`routes.py` installs with it",
+    "url=https://": "`routes.py` installs with it",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {
