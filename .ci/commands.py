@@ -36,7 +36,7 @@ PROGRAMS = ("gshare", "gshared", "gshare-dra", "gshare-openfaas", "fastpod", "kn
 
 # Commands that begin so are parsed: why they are not run.
 PARSED = {
-    "cargo gshare": "builds the release and loads the machine for a minute",
+    "cargo gshare": "builds programs and loads the machine for a minute",
     "cargo test": "a step of its own",
     "cargo build": "other steps build",
     "cargo install": "other steps build",
@@ -49,8 +49,7 @@ PARSED = {
     "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
     "gshare run --shim": "asks `gshare store serve`",
-    "gshare profile": "minutes of measuring",
-    "gshared --journal": "needs more arguments, which the document leaves out",
+    "gshare lab profile": "minutes of measuring",
 }
 # These go on until they are stopped: they are run until they print something, and stopped then.
 ENDLESS = ("gshare top", "gshare store serve")
@@ -261,7 +260,9 @@ class Stage:
     def __enter__(self):
         pid = self.place / "pid"
         try:
-            daemon = ["gshare", "daemon", "--no-config", "--journal", str(self.journal), "--socket", self.environment["GSHARE_SOCKET"]]
+            config = self.place / "gshared.toml"
+            config.write_text(f"[journal]\ndir = '{self.journal}'\n")
+            daemon = ["gshare", "daemon", "--config", str(config), "--socket", self.environment["GSHARE_SOCKET"]]
             self.start("daemon", daemon)
             self.until("a daemon", lambda: os.path.exists(self.environment["GSHARE_SOCKET"]))
             alice = ["gshare", "run", "--name", "alice", "--quota", "0:0.1", "--", "python3", "serve.py"]

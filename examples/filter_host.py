@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A host in another language: the token engine as a filter, `gshare engine token`, over two pipes.
+"""A host in another language: the token engine as a filter, `gshare lab engine token`, over two pipes.
 
 Three clients share GPU 0 for one second of virtual time. A client that holds a token uses all of it and asks again.
 
@@ -20,7 +20,7 @@ class Engine:
 
     def __init__(self, gshare):
         self.filter = subprocess.Popen(
-            [gshare, "engine", "token"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            [gshare, "lab", "engine", "token"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         self.deadline = None
 

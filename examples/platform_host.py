@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A host in another language: `gshare engine platform` decides, over two pipes, and this program starts the processes.
+"""A host in another language: `gshare lab engine platform` decides, over two pipes, and this program starts the processes.
 
 A process here is `cat`, and a request a line that it answers; the clock is the host's own, so that every run prints the same.
 
@@ -27,7 +27,7 @@ FUNCTION = {
 
 class Host:
     def __init__(self, gshare):
-        command = [gshare, "engine", "platform"]
+        command = [gshare, "lab", "engine", "platform"]
         self.engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.now, self.deadline, self.ahead, self.order = 0, None, [], itertools.count()
         self.processes, self.sent, self.answered = {}, 0, 0

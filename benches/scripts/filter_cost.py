@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cost of a decision for a host with the token engine behind two pipes, as JSON lines (`gshare engine token`).
+"""Cost of a decision for a host with the token engine behind two pipes, as JSON lines (`gshare lab engine token`).
 
     python3 benches/scripts/filter_cost.py [PATH-OF-GSHARE]
 
@@ -51,7 +51,7 @@ def joins():
 
 def conversation(gshare):
     """Clients which ask in turn and return each token after a millisecond: the lines, and their round trips in us."""
-    engine = Pipes([gshare, "engine", "token"])
+    engine = Pipes([gshare, "lab", "engine", "token"])
     lines, times, now, used = joins(), [], 0, [0] * CLIENTS
     for text in lines:
         assert b"error" not in engine.ask(text)
@@ -99,7 +99,7 @@ def main():
                 file.flush()
                 file.seek(0)
                 begun = time.perf_counter_ns()
-                subprocess.run([gshare, "engine", "token"], stdin=file, stdout=subprocess.DEVNULL, check=True)
+                subprocess.run([gshare, "lab", "engine", "token"], stdin=file, stdout=subprocess.DEVNULL, check=True)
                 took.append(time.perf_counter_ns() - begun)
             streams.append((took[1] - took[0]) / 1e3 / (len(lines) - CLIENTS))
     print(json.dumps({

@@ -79,7 +79,7 @@ class Recipes(unittest.TestCase):
             self.assertIsNone(process.poll(), "the daemon has ended")
 
     def host(self, *more):
-        line = self.start("gshare-openfaas", "--no-gpu", "--listen=127.0.0.1:0", f"--state={self.place / 'state'}", *more).stdout.readline()
+        line = self.start("gshare-openfaas", "--set=host.no_gpu=true", "--listen=127.0.0.1:0", f"--state={self.place / 'state'}", *more).stdout.readline()
         return line.split()[1]
 
     def allocated(self, environment):

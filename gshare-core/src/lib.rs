@@ -20,6 +20,8 @@ pub mod reason;
 pub mod resource;
 pub mod share;
 pub mod slots;
+#[cfg(feature = "serde")]
+pub mod text;
 pub mod token;
 pub mod units;
 pub mod wire;

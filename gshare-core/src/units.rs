@@ -255,7 +255,9 @@ impl FromStr for Quota {
         let points = BasisPoints::parse_fraction(text.trim())
             .ok_or_else(|| malformed(text, "share of time such as `0.3` or `30%` (at most 4 decimals)"))?;
         let points = u16::try_from(points).ok().and_then(Self::new);
-        points.ok_or_else(|| out_of_range(text, "a share of time is at most 1.0 (100%)"))
+        points.ok_or_else(|| {
+            out_of_range(text, "a share of time is at most 1.0; per cent need their sign, such as `50%`")
+        })
     }
 }
 
@@ -663,7 +665,7 @@ mod tests {
         assert!("101".parse::<SmShare>().is_err());
         assert_eq!(
             "2".parse::<Quota>().unwrap_err().to_string(),
-            "`2` is out of range: a share of time is at most 1.0 (100%)"
+            "`2` is out of range: a share of time is at most 1.0; per cent need their sign, such as `50%`"
         );
     }
 

@@ -3,7 +3,7 @@
 
 python3 examples/hosts/openfaas/check.py URL PROGRAM USER PASSWORD
 
-URL is a provider's (`gshare-openfaas --sim --credentials DIR --callback 127.0.0.1`), PROGRAM the `gpu_function` of this package.
+URL is a provider's (`gshare-openfaas --sim --credentials DIR --set host.callback=["127.0.0.1"]`), PROGRAM the `gpu_function` of this package.
 """
 import base64, http.client, http.server, json, os, sys, tempfile, threading, time, urllib.parse
 

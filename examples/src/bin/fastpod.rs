@@ -4,6 +4,6 @@ use clap::Parser as _;
 use gshare_examples::kubernetes::fastpod::command::{Options, run};
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    run(Options::parse()).await
+async fn main() -> std::process::ExitCode {
+    gshared::report::exit(run(Options::parse()).await)
 }

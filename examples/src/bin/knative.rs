@@ -4,6 +4,6 @@
 
 use clap::Parser as _;
 
-fn main() -> anyhow::Result<()> {
-    gshare_examples::knative::serve(&gshare_examples::knative::Options::parse())
+fn main() -> std::process::ExitCode {
+    gshared::report::exit(gshare_examples::knative::serve(&gshare_examples::knative::Options::parse()))
 }

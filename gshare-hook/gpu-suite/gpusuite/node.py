@@ -126,7 +126,7 @@ class Node:
         self.socket = self.folder / "gshare.sock"
         with open(self.folder / "daemon.log", "wb") as log:
             self.daemon = subprocess.Popen(
-                [str(self.machine.bin / "gshare"), "daemon", "--no-config", "--socket", str(self.socket)],
+                [str(self.machine.bin / "gshare"), "daemon", "--config", "/dev/null", "--socket", str(self.socket)],
                 env=self.base, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )
         end = time.monotonic() + 10

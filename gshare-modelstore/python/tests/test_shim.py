@@ -201,7 +201,7 @@ class ShimTest(unittest.TestCase):
         self.environment |= {"PYTHONPATH": str(self.modules), "GSHARE_SIM_DEVICE": str(self.path / "device"),
                              "XDG_RUNTIME_DIR": str(self.path), "GSHARE_IDLE_EXIT": "1s"}
         del self.environment["GSHARE_STORE"]
-        command = (GSHARE, "run", "--sim=tiny", "--shim", "--model-store", self.socket, "--")
+        command = (GSHARE, "run", "--sim=tiny", f"--shim={self.socket}", "--")
         found, log = self.python(self.LOAD, str(path), command=command)
         self.assertEqual(found[2], 3.0 * (1 << 19))
         self.assertEqual(log.count("served from the store"), 2, log)

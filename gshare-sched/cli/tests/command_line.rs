@@ -60,6 +60,14 @@ fn status_prints_one_json_object_with_fractions() {
         .arg(daemon.socket())
         .output();
     assert_eq!(String::from_utf8(top.unwrap().stdout).unwrap().matches("alice").count(), 2);
+    let lines = gshare()
+        .args(["top", "--json", "--count", "2", "--interval", "50ms", "--socket"])
+        .arg(daemon.socket())
+        .output();
+    let lines = String::from_utf8(lines.unwrap().stdout).unwrap();
+    let each: Vec<serde_json::Value> =
+        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(each.len() == 2 && each.iter().all(|line| line["clients"][0]["name"] == "alice"), "{lines}");
 }
 
 /// Adds the terminal's output since the last call.
@@ -147,8 +155,12 @@ fn a_folder_without_a_journal_of_this_version_is_refused() {
 #[test]
 fn the_engine_answers_each_line_before_the_next_is_written() {
     use std::io::BufRead as _;
-    let mut child =
-        gshare().args(["engine", "token"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = gshare()
+        .args(["lab", "engine", "token"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut input = child.stdin.take().unwrap();
     let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
     for (line, expected) in
@@ -161,14 +173,16 @@ fn the_engine_answers_each_line_before_the_next_is_written() {
     }
     drop(input);
     assert!(child.wait().unwrap().success());
-    let schema = json(&gshare().args(["engine", "token", "--schema"]).output().unwrap());
+    let schema = json(&gshare().args(["lab", "engine", "token", "--schema"]).output().unwrap());
     assert!(schema["input"]["required"].as_array().unwrap().contains(&"event".into()));
 }
 
 #[test]
 fn a_command_whose_output_nobody_reads_ends_quietly() {
     let event = b"{\"now_ns\":1,\"event\":{\"event\":\"deadline_reached\"}}\n";
-    for arguments in [&["engine", "platform", "--schema"][..], &["engine", "token"], &["status", "--help"]] {
+    for arguments in
+        [&["lab", "engine", "platform", "--schema"][..], &["lab", "engine", "token"], &["status", "--help"]]
+    {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = gshare();
@@ -279,8 +293,7 @@ fn options_that_cannot_be_are_refused_with_their_bounds() {
     assert!(refused(&["--sm", "101"]).contains("at most 100"));
     assert!(refused(&["--mem", "0"]).contains("GPU memory is 0"));
     assert!(refused(&["--mem", "4"]).contains("4GiB"));
-    assert!(refused(&["--on-daemon-loss", "maybe"]).contains("need `open` or `closed`"));
-    assert!(refused(&["--daemon-wait", "199ms"]).contains("--daemon-wait <TIME>': need 200ms to 600s"));
+    assert!(refused(&["--class", "slo-sensitive:0"]).contains("a tolerance of 1 to 100"));
 }
 
 #[test]
@@ -305,7 +318,7 @@ fn a_private_daemon_ends_when_nobody_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("gshare.sock");
     let mut daemon = gshare()
-        .args(["daemon", "--no-config", "--idle-exit", "200ms", "--socket"])
+        .args(["daemon", "--config", "/dev/null", "--private", "200ms", "--socket"])
         .arg(&socket)
         .stderr(Stdio::null())
         .spawn()

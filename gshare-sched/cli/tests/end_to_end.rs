@@ -124,6 +124,15 @@ fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
     let output = second.arg("true").stderr(Stdio::piped()).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8(output.stderr).unwrap().contains("`alice` is in use"));
+    for (name, value, bound) in [
+        ("GSHARE_ON_DAEMON_LOSS", "maybe", "`open` or `closed`"),
+        ("GSHARE_DAEMON_WAIT", "199ms", "200ms to 600s"),
+    ] {
+        let mut wrong = hooked::run(daemon.dir.path(), &daemon.socket(), &[]);
+        let output = wrong.arg("true").env(name, value).stderr(Stdio::piped()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(name) && error.contains(bound), "{error}");
+    }
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -131,7 +140,7 @@ fn a_program_under_run_is_a_client_with_the_share_it_was_given() {
 #[test]
 fn the_demo_prints_one_object_of_the_form_it_promises() {
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
-        .args(["demo", "--json", "--seconds", "1", "--sim=tiny"])
+        .args(["lab", "shares", "--json", "--seconds", "1", "--sim=tiny"])
         .env("GSHARE_HOOK_LIBRARY", hooked::libraries().join("libgshare_hook.so"))
         .env("GSHARE_SIM_LIBRARY", hooked::libraries().join("libfake_cuda.so"))
         .output()

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The rows of `gshare ps --usage --csv`, by the name of the instance.
+/// The rows of `gshare ps --usage=csv`, by the name of the instance.
 fn usage(socket: &Path) -> BTreeMap<String, BTreeMap<String, String>> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
-    let output = command.args(["ps", "--usage", "--csv", "--socket"]).arg(socket).output().unwrap();
+    let output = command.args(["ps", "--usage=csv", "--socket"]).arg(socket).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let mut lines = text.lines();

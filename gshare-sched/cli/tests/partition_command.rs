@@ -1,4 +1,4 @@
-//! `gshare partition` as a user meets it: the paper's application 3 on the rest of a GPU.
+//! `gshare lab partition` as a user meets it: the paper's application 3 on the rest of a GPU.
 
 use std::process::{Command, Output};
 
@@ -73,7 +73,12 @@ fn partition(dag: &str, name: &str, arguments: &[&str]) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(name);
     std::fs::write(&file, dag).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_gshare")).arg("partition").arg(&file).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_gshare"))
+        .args(["lab", "partition"])
+        .arg(&file)
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 fn json(output: &Output) -> serde_json::Value {

@@ -1,4 +1,4 @@
-//! `gshare profile` on a program under the hook.
+//! `gshare lab profile` on a program under the hook.
 
 use crate::common::Local;
 use std::path::Path;
@@ -8,7 +8,7 @@ fn gshare(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
     // A private daemon of its own.
     command.env_remove("GSHARE_SOCKET").env("XDG_RUNTIME_DIR", folder);
-    command.arg("profile").args(args).current_dir(folder).output().unwrap()
+    command.args(["lab", "profile"]).args(args).current_dir(folder).output().unwrap()
 }
 
 fn json(output: &Output) -> serde_json::Value {
@@ -56,7 +56,7 @@ fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
     let folder = tempfile::tempdir().unwrap();
     let grid = ["--strategy", "grid", "--sms", "50,100", "--quotas", "100"];
     let output = Command::new(env!("CARGO_BIN_EXE_gshare"))
-        .args(["profile", "--json", "--sim=tiny", "--time", "6s", "--steady", "100"])
+        .args(["lab", "profile", "--json", "--sim=tiny", "--time", "6s", "--steady", "100"])
         .args(grid)
         .args(["--", env!("CARGO_BIN_EXE_gshare-fixture"), "spin", "--memory", "64MiB", "--answer", "4"])
         .current_dir(folder.path())
@@ -67,6 +67,8 @@ fn how_busy_the_gpu_was_is_asked_of_nvml_and_warps_are_not_made_up() {
         .output()
         .unwrap();
     let found = json(&output);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.matches(" trials, ").count(), 2, "a line at the start of each trial: {said}");
     let seen = found["utilisation"].as_array().unwrap();
     assert_eq!(seen.len(), 2, "{found}");
     for one in seen {

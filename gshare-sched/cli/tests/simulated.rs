@@ -42,7 +42,7 @@ fn a_wrong_specification_starts_neither_a_daemon_nor_a_program() {
 fn a_simulated_driver_on_the_library_path_is_called_simulated() {
     let place = tempfile::tempdir().unwrap();
     let driver = SimulatorDir::new().unwrap();
-    let output = gshare(&["demo", "--json", "--seconds", "1"])
+    let output = gshare(&["lab", "shares", "--json", "--seconds", "1"])
         .env("LD_LIBRARY_PATH", driver.path())
         .env("XDG_RUNTIME_DIR", place.path())
         .env("GSHARE_SIM_DEVICE", place.path().join("device"))

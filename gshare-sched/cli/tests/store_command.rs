@@ -107,8 +107,8 @@ fn a_model_is_put_listed_got_verified_and_evicted() {
     store.json(&["verify", "tiny"]);
     store.json(&["pin", "tiny"]);
     assert!(store.error(&["evict", "tiny"]).contains("in use"));
-    store.json(&["pin", "tiny", "--off"]);
-    store.json(&["evict", "tiny", "--forget"]);
+    store.json(&["unpin", "tiny"]);
+    store.json(&["forget", "tiny"]);
     assert!(store.error(&["get", "tiny"]).contains("no model"));
     // Its memory is freed after the answer.
     let stat = within(|| Some(store.json(&["stat"])).filter(|stat| stat["host"]["promised_bytes"] == 0));
@@ -155,7 +155,7 @@ fn a_store_on_a_simulated_gpu_ends_when_the_command_is_killed() {
 }
 
 #[test]
-fn a_file_of_settings_gives_memory_of_a_gpu_and_flags_override_it() {
+fn a_file_of_settings_gives_memory_of_a_gpu_and_options_override_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store.toml");
     let file = path.to_str().unwrap();
@@ -178,7 +178,6 @@ fn a_file_of_settings_gives_memory_of_a_gpu_and_flags_override_it() {
     assert!(refused("mode = \"9\"", &[]).contains("not a mode"));
     assert!(refused("[users.me]\nbytes = \"1GiB\"", &[]).contains("not a uid"));
     assert!(refused("[limits]\nload_burst = 0", &[]).contains("load_burst"));
-    assert!(refused("", &["--device", "1"]).contains("`device`"));
 }
 
 #[test]
@@ -204,7 +203,7 @@ fn a_file_of_settings_limits_how_many_models_a_user_has_and_how_often_one_is_loa
     // The third model takes the place of one that no client holds; the fourth load comes too soon.
     store.json(&["put", "c", &file("c")]);
     assert_eq!(store.json(&["stat"])["host"]["arenas"], 2);
-    store.json(&["evict", "c", "--forget"]);
+    store.json(&["forget", "c"]);
     assert!(store.error(&["put", "d", &file("c")]).contains("too many loads"));
 }
 
@@ -229,10 +228,6 @@ fn a_shim_without_a_store_says_what_to_do_and_starts_nothing() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && !mark.exists(), "{error}");
     assert!(error.contains("none.sock") && error.contains("gshare store serve"), "{error}");
-    let mut command = hooked::run(dir.path(), &daemon.socket(), &["--model-store", "store.sock"]);
-    let output = command.arg("true").stderr(Stdio::piped()).output().unwrap();
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && error.contains("--shim"), "{error}");
 }
 
 /// The library is only named here: the tests of the Python package load it.
@@ -240,7 +235,7 @@ fn a_shim_without_a_store_says_what_to_do_and_starts_nothing() {
 fn a_shim_stands_first_on_the_path_of_python_as_long_as_the_program_runs() {
     let (store, daemon) = (Store::start(), Local::start());
     let (dir, library) = (store.dir.path(), hooked::libraries().join("libgshare_hook.so"));
-    let mut command = hooked::run(dir, &daemon.socket(), &["--shim", "--model-store", "store.sock"]);
+    let mut command = hooked::run(dir, &daemon.socket(), &["--shim=store.sock"]);
     let script = "echo $PYTHONPATH $GSHARE_STORE $GSHARE_STORE_LIBRARY; cd ${PYTHONPATH%%:*} && stat -c %a . && find . -type f | sort";
     command.args(["sh", "-c", script]).current_dir(dir);
     command.env("PYTHONPATH", "/before").env("GSHARE_STORE", "/other").env("GSHARE_STORE_LIBRARY", &library);

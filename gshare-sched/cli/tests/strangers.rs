@@ -70,8 +70,12 @@ fn gshare_run_starts_a_program_only_where_a_device_has_room_or_waits_for_it() {
     };
     let text = refused(&["--quota", "0.7"]);
     assert!(text.contains("request 70% does not fit: 70% taken"), "{text}");
-    let text = refused(&["--mem", "400GiB"]);
-    assert!(text.contains("GPU memory 400 GiB is larger than the device's"), "{text}");
+    // No wait makes a device larger.
+    for options in [&["--mem", "400GiB"][..], &["--mem", "400GiB", "--wait"]] {
+        let text = refused(options);
+        assert!(text.contains("GPU memory 400 GiB is larger than the device's"), "{text}");
+        assert!(!text.contains("--wait"), "{text}");
+    }
     let mut waiting = run(&["--quota", "0.7", "--wait"]).spawn().unwrap();
     let mut said = std::io::BufReader::new(waiting.stderr.take().unwrap());
     let mut line = String::new();

@@ -21,14 +21,14 @@
 //! # Ok::<(), gshared::ConfigError>(())
 //! ```
 
+use gshare_core::text::{some_text, text};
 use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError};
 use gshare_sched::node::{ClientConfig, NodeConfig, max_gpus};
 use gshare_sched::token::MultiTokenConfig;
-use serde::de::{Error as _, Visitor};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -125,8 +125,8 @@ pub struct Config {
     /// The use of NVIDIA's MPS.
     pub mps: MpsMode,
     /// Time without a connection after which the daemon stops by itself. Never by default; meant for a daemon started for
-    /// one user's programs. The file has no such key.
-    #[serde(skip)]
+    /// one user's programs.
+    #[serde(deserialize_with = "some_text")]
     pub idle_exit: Option<Duration>,
     /// The devices of the node. With an empty list the daemon learns each device from the first client that attaches to it.
     #[serde(rename = "device", deserialize_with = "devices")]
@@ -385,33 +385,6 @@ fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
         let here = key.span().contains(&at) || value.span().contains(&at);
         inside.or_else(|| here.then(|| name.to_string()))
     })
-}
-
-/// Parses a value from a string, or from a number by way of its text.
-fn text<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    struct Text<T>(PhantomData<T>);
-    impl<T: FromStr<Err: fmt::Display>> Visitor<'_> for Text<T> {
-        type Value = T;
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a text or a number")
-        }
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
-            text.parse().map_err(E::custom)
-        }
-        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<T, E> {
-            self.visit_str(&number.to_string())
-        }
-        fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<T, E> {
-            self.visit_str(&number.to_string())
-        }
-    }
-    deserializer.deserialize_any(Text(PhantomData))
-}
-
-fn some_text<'de, T: FromStr<Err: fmt::Display>, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    text(deserializer).map(Some)
 }
 
 fn within<'de, T, D: Deserializer<'de>>(deserializer: D, bounds: RangeInclusive<T>) -> Result<T, D::Error>

@@ -53,6 +53,7 @@ pub mod journal;
 pub mod mps;
 pub mod nvml;
 pub mod page;
+pub mod report;
 pub mod why;
 
 mod handle;

@@ -12,6 +12,6 @@ struct Arguments {
 
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::parse();
-    log::start("info", arguments.options.trim_log);
-    log::exit(run(arguments.options))
+    log::start("info", arguments.options.private.is_some());
+    gshared::report::exit(run(arguments.options))
 }

@@ -75,43 +75,60 @@ pub fn letter(index: usize) -> char {
     (('A'..='Z').chain('a'..='z').chain('0'..='9')).nth(index).unwrap_or('#')
 }
 
-/// GPUs below each other as one SVG image: a rectangle per placement with the text that `label` gives it, holes left white.
+/// GPUs below each other as one SVG image: time to the right, SMs upwards, a rectangle per placement with a letter, and a legend of the
+/// letters with the text that `label` gives each; holes are white.
 pub fn svg<'a>(
     gpus: impl IntoIterator<Item = (&'a str, GpuSpec, &'a [Placement])>,
     label: impl Fn(&Placement) -> String,
 ) -> String {
     const SIDE: u32 = 400;
     const HEAD: u32 = 24;
+    const LEFT: f64 = 18.0;
+    const LINE: u32 = 13;
+    /// Width of a character of the legend, at most.
+    const LETTER: usize = 8;
     let scale = |points: u16| f64::from(points) * f64::from(SIDE) / 1e4;
     let mut body = String::new();
-    let mut top = 0;
+    let (mut top, mut longest) = (0, 0);
     for (title, spec, placements) in gpus {
         let (width, height) = (scale(spec.quota.get()), scale(spec.sm.get()));
-        // Writing into a text cannot fail.
-        let _ = writeln!(body, r#"<text x="4" y="{}" font-size="13">{}</text>"#, top + 16, escape(title));
         let below = f64::from(top + HEAD);
+        // Writing into a text cannot fail.
         let _ = writeln!(
             body,
-            r##"<rect x="4" y="{below}" width="{width}" height="{height}" fill="#fff" stroke="#000"/>"##
+            r##"<text x="4" y="{}" font-size="13">{}</text>
+<rect x="{LEFT}" y="{below}" width="{width}" height="{height}" fill="#fff" stroke="#000"/>
+<text x="{LEFT}" y="{}" font-size="10">GPU time</text>
+<text transform="translate(13,{}) rotate(-90)" font-size="10">SMs</text>"##,
+            top + 16,
+            escape(title),
+            below + height + 11.0,
+            below + height,
         );
-        for (index, placement) in placements.iter().enumerate() {
+        longest = longest.max(title.chars().count().saturating_sub(SIDE as usize / LETTER));
+        for ((index, placement), line) in placements.iter().enumerate().zip(1u32..) {
             let rect = placement.rectangle;
             let (x, w, h) = (scale(rect.time_offset.get()), scale(rect.quota.get()), scale(rect.sm.get()));
             let y = below + height - scale(rect.sm_offset.get()) - h;
             let hue = index * 137 % 360;
-            let text = escape(&label(placement));
+            let text = label(placement);
+            longest = longest.max(text.chars().count() + 2);
+            let (text, letter) = (escape(&text), letter(index));
             let _ = writeln!(
                 body,
-                r##"<g><title>{text}</title><rect x="{}" y="{y}" width="{w}" height="{h}" fill="hsl({hue},60%,80%)" stroke="#333"/><text x="{}" y="{}" font-size="10">{}</text></g>"##,
-                x + 4.0,
-                x + 7.0,
+                r##"<g><title>{text}</title><rect x="{}" y="{y}" width="{w}" height="{h}" fill="hsl({hue},60%,80%)" stroke="#333"/><text x="{}" y="{}" font-size="10">{letter}</text></g>
+<text x="{}" y="{}" font-size="11">{letter} {text}</text>"##,
+                x + LEFT,
+                x + LEFT + 3.0,
                 y + h.min(13.0) - 2.0,
-                letter(index),
+                f64::from(SIDE) + LEFT + 8.0,
+                top + HEAD + line * LINE,
             );
         }
-        top += HEAD + SIDE + 12;
+        let lines = u32::try_from(placements.len()).unwrap_or(u32::MAX);
+        top += HEAD + SIDE.max(lines.saturating_mul(LINE)) + 16;
     }
-    let width = SIDE + 8;
+    let width = f64::from(SIDE) + LEFT + 16.0 + (longest * LETTER) as f64;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{top}\" font-family=\"sans-serif\">\n{body}</svg>\n"
     )
@@ -194,5 +211,18 @@ mod tests {
         assert!(image.starts_with("<svg ") && image.ends_with("</svg>\n"));
         assert!(image.contains("a &lt;gpu&gt;") && image.contains("x &amp; &quot;y&quot;"));
         assert_eq!(image.matches("<rect").count(), 2);
+        assert!(
+            image.contains(">A x &amp;") && image.contains(">GPU time<") && image.contains(">SMs<"),
+            "{image}"
+        );
+    }
+
+    #[test]
+    fn an_svg_is_as_wide_as_its_longest_text() {
+        let width = |title: &str| -> f64 {
+            let image = svg([(title, WHOLE, &[][..])], |_| String::new());
+            image.split('"').nth(3).unwrap().parse().unwrap()
+        };
+        assert!(width(&"x".repeat(100)) >= width("x") + 300.0);
     }
 }

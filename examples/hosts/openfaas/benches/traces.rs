@@ -1,6 +1,6 @@
 //! The cost of tracing for a request: `Server-Timing`, which each answer has, and the export of spans.
 //!
-//! An empty function is called through two hosts, one of them with `--otlp` and a collector on loopback which accepts everything. Rounds of
+//! An empty function is called through two hosts, one of them with `host.otlp` and a collector on loopback which accepts everything. Rounds of
 //! both alternate, so the machine's other work meets both. Every answer has the header, so the header is timed by itself. Figures are times
 //! in us; there is no threshold. `cargo bench -p gshare-openfaas`; with `--test` each runs a few times.
 
@@ -103,8 +103,10 @@ fn main() {
     let (rounds, each, headers) =
         if std::env::args().any(|argument| argument == "--test") { (2, 5, 100) } else { (40, 250, 200_000) };
     let url = format!("http://{}", collector());
-    let mut subjects =
-        [Subject::start("host", &[]), Subject::start("host, spans exported", &["--otlp", &url])];
+    let mut subjects = [
+        Subject::start("host", &[]),
+        Subject::start("host, spans exported", &["--set", &format!("host.otlp={url}")]),
+    ];
     for subject in &mut subjects {
         subject.ask(each);
         subject.times.clear();

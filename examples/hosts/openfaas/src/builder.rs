@@ -11,7 +11,7 @@
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 
-use super::{Options, serve_with};
+use super::{HostSettings, Options, serve_with};
 use anyhow::ensure;
 use clap::Parser as _;
 use gshare_core::TokenScheduler;
@@ -78,20 +78,21 @@ impl Builder {
     /// Serves until the process ends. Prints where it listens.
     ///
     /// # Errors
-    /// When the host cannot start, or an option leaves no place for a policy.
-    pub fn serve(self) -> anyhow::Result<()> {
-        let Options { daemon, no_gpu, model_store, .. } = &self.options;
+    /// When the host cannot start, or a setting is wrong or leaves no place for a policy.
+    pub fn serve(mut self) -> anyhow::Result<()> {
+        self.options.read_settings()?;
+        let HostSettings { daemon, no_gpu, model_store, .. } = &self.options.host;
         let of_daemon = self.tokens.is_some() || self.vertical.is_some();
         for (given, bars, option) in [
-            (of_daemon, daemon.is_some(), "--daemon: the host has a policy for a daemon of its own"),
-            (of_daemon, *no_gpu, "--no-gpu: the host has a policy for a daemon of its own"),
+            (of_daemon, daemon.is_some(), "host.daemon: the host has a policy for a daemon of its own"),
+            (of_daemon, *no_gpu, "host.no_gpu: the host has a policy for a daemon of its own"),
             (
                 self.models.is_some(),
                 model_store.is_some(),
-                "--model-store: the host has a policy for a store of its own",
+                "host.model_store: the host has a policy for a store of its own",
             ),
         ] {
-            ensure!(!(given && bars), "{option}: need a host without the option, or without the policy");
+            ensure!(!(given && bars), "{option}: need a host without the setting, or without the policy");
         }
         serve_with(self)
     }

@@ -111,8 +111,12 @@ fn missing(parts: &[Part], state: &Value) -> Vec<String> {
         } else if (count("within_slo") as f64) < IN_TIME * answered as f64 {
             missing.push(format!("{name} has answered {} of {answered} in time", count("within_slo")));
         }
-        if of["workload"] == "pipeline" && count("pipelined") == 0 {
-            missing.push(format!("no request of {name} went through several MIG devices"));
+        if of["workload"] == "pipeline" {
+            if count("pipelined") == 0 {
+                missing.push(format!("no request of {name} went through several MIG devices"));
+            }
+        } else if points(of) == 0 {
+            missing.push(format!("the host has measured {name} at no share"));
         }
     }
     missing
@@ -231,9 +235,14 @@ fn wait(url: &str, parts: &[Part], say: &dyn Fn(String)) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Number of the shares at which a function was measured.
+fn points(of: &Value) -> usize {
+    of["profile"]["points"].as_array().map_or(0, Vec::len)
+}
+
 /// The measured share of a function.
 fn chosen(of: &Value) -> String {
-    let points = of["profile"]["points"].as_array().map_or(0, Vec::len);
+    let points = points(of);
     let share = &of["instances"][0]["parts"][0]["share"];
     if points == 0 {
         return String::new();
@@ -272,17 +281,19 @@ mod tests {
         let parts = parts("program", Path::new("dag.json"), &devices);
         let good = |name: &str| {
             json!({"name": name, "workload": if name == "video" { "pipeline" } else { "inference" }, "gpu_seconds": 1.0,
-                "answered": 100, "rejected": 0, "within_slo": 91, "pipelined": 1})
+                "answered": 100, "rejected": 0, "within_slo": 91, "pipelined": 1, "profile": {"points": [{}]}})
         };
         let mut functions: Vec<Value> = parts.iter().map(|part| good(part.name)).collect();
         let said = |functions: &[Value]| missing(&parts, &json!({"functions": functions}));
         assert_eq!(said(&functions), [""; 0]);
         (functions[0]["within_slo"], functions[1]["rejected"]) = (json!(89), json!(1));
         (functions[3]["pipelined"], functions[4]["gpu_seconds"]) = (json!(0), json!(0.0));
+        functions[0]["profile"] = json!(null);
         functions.remove(2);
         let said = said(&functions);
         let parts = [
             "resnet has answered 89 of 100 in time",
+            "measured resnet at no share",
             "refused 1",
             "ocr is gone",
             "several MIG devices",

@@ -10,7 +10,7 @@
 //! A container sees the same paths as a process of this host, read-only: hook, daemon's socket, model and model store, and the
 //! real or simulated device. Secrets are at `/var/openfaas/secrets`, the usual place for functions of OpenFaaS. The container
 //! uses the host's network and listens at `127.0.0.1:$PORT`; `$port` repeats it for OpenFaaS's watchdog. It runs as the user of
-//! `--function-user` or as the host's own user, never as the image's, because the daemon and the files know no other.
+//! `host.function_user` or as the host's own user, never as the image's, because the daemon and the files know no other.
 
 use super::deployment::Wants;
 use super::host::Launch;

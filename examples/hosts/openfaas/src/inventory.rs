@@ -179,7 +179,7 @@ impl Inventory {
         let mut devices = Self { simulated: !boards.is_empty(), ..Self::default() };
         if boards.is_empty() {
             let found = inventory(&[])
-                .context("no devices are found: --sim simulates some, --no-gpu does without")?;
+                .context("no devices are found: --sim simulates some, --set host.no_gpu=true does without")?;
             devices.add(found, &[])?;
         }
         for (number, spec) in boards.iter().flat_map(single).enumerate() {
@@ -196,8 +196,8 @@ impl Inventory {
         }
         for number in whole {
             let device = devices.all.get_mut(&GpuId::new(*number));
-            let device = device.with_context(|| format!("--whole {number}: there is no such GPU"))?;
-            ensure!(device.spec.mig.is_none(), "--whole {number}: the GPU is cut into MIG devices");
+            let device = device.with_context(|| format!("host.whole: there is no GPU {number}"))?;
+            ensure!(device.spec.mig.is_none(), "host.whole: GPU {number} is cut into MIG devices");
             device.spec.regime = Some(Regime::Whole);
         }
         Ok(devices)

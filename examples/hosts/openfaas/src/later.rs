@@ -134,7 +134,7 @@ impl Queue {
         };
         let port = uri.port_u16().unwrap_or(80);
         if !guard::allows(&self.callbacks, host, port) {
-            let why = format!("X-Callback-Url: {host}:{port} is not among the hosts of --callback");
+            let why = format!("X-Callback-Url: {host}:{port} is not among the hosts of `host.callback`");
             return Err(ApiError::new(StatusCode::FORBIDDEN, why));
         }
         Ok(Some(uri.clone()))

@@ -28,7 +28,7 @@
 //! | `gshare/model` | safetensors file of the weights, passed on as `$GSHARE_MODEL`, with a store at `$GSHARE_STORE`; instances with a share of a device have one copy there ([`weights`]) |
 //! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
 //! | `gshare/profile` | `auto` (default): measured at the first deployment; `none`; or a file of points |
-//! | `gshare/tenant` | tenant to be charged (`--tenants`) |
+//! | `gshare/tenant` | tenant to be charged (`host.tenants` in the settings) |
 //! | `gshare/class` | service class: by default `slo-sensitive` with an SLO, and `best-effort` for training |
 //! | `gshare/regime` | kind of devices |
 //! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and highest share of GPU time |
@@ -66,7 +66,7 @@
 //!
 //! # Limits
 //! There is one namespace. Functions run as the provider's user, so a client with access to `/system` can run any program as
-//! that user. Limits of CPU and memory hold in containers, and for processes with `--cgroups`; otherwise they are only shown.
+//! that user. Limits of CPU and memory hold in containers, and for processes with `host.cgroups`; otherwise they are only shown.
 //! If a client leaves, its place is free at once, although the instance may still compute its answer. A port is free at its
 //! choice, but nothing reserves it until the process listens. A function without a GPU still books the least share of a device
 //! and ends with it.
@@ -93,24 +93,23 @@ pub mod proxy;
 pub mod reaper;
 pub mod records;
 pub mod routes;
+pub mod settings;
 pub mod state;
 pub mod traces;
 pub mod trials;
 pub mod weights;
 
 pub use builder::Builder;
+pub use settings::HostSettings;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
-use gshare_core::{Bytes, Duration, TenantId};
+use gshare_core::{Bytes, TenantId};
 use gshare_fake_cuda_spec::Spec;
-use gshare_runner::confine::User;
 use gshare_runner::container::Podman;
 use gshare_runner::libraries::HOOK;
 use gshare_runner::{Hook, Scratch};
-use gshare_sched::platform::TenantLimits;
-use gshare_sched::platform::{PlatformEvent, PlatformSettings, ScalerSettings};
-use gshare_sched::scale::HeuristicHorizontalConfig;
+use gshare_sched::platform::{PlatformEvent, PlatformSettings};
 use gshared::mps::Mps;
 use host::Version;
 use inventory::Inventory;
@@ -131,12 +130,12 @@ use std::sync::Arc;
 EXAMPLES
   gshare up --demo                           some functions and a trainer under load for 30 s, and what became of them
   gshare up --sim=a100,devices=2             on two simulated A100s
-  gshare up --state /var/lib/gshare/host --mps --function-user nobody
+  gshare up --state /var/lib/gshare/host --set host.mps=true --set host.function_user=nobody
   gshare up --credentials /etc/gshare/credentials    behind a proxy with TLS, for clients on other machines"
 )]
 pub struct Options {
     /// Address to listen at; port 0 chooses a free port. Other machines reach the host through a proxy with TLS on this machine,
-    /// or with `GSHARE_PLAIN_HTTP=1` in the environment at any address.
+    /// or with `host.plain_http` at any address.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Directory of functions, secrets and measurements, made if missing. The default is `gshare/host` below `$XDG_STATE_HOME`
@@ -147,57 +146,22 @@ pub struct Options {
     /// GPUs of other kinds.
     #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, default_missing_value = "v100")]
     pub sim: Vec<Spec>,
-    /// Use no GPU: functions are ordinary processes.
-    #[arg(long, conflicts_with = "sim")]
-    pub no_gpu: bool,
-    /// Start MPS unless it runs already, and stop it at the end. Real GPUs enforce SM partitions only under MPS.
-    #[arg(long, conflicts_with_all = ["sim", "no_gpu"])]
-    pub mps: bool,
-    /// Number of a GPU that serves one request at a time and keeps models in its memory (GPU-enabled FaaS); may be repeated.
-    /// Other GPUs are shared in time and SMs, or by their MIG devices.
-    #[arg(long, value_name = "N")]
-    pub whole: Vec<u32>,
-    /// GPU memory to book for a function of unknown size until it is measured.
-    #[arg(long, default_value = "4GiB", value_parser = memory)]
-    pub guess: Bytes,
-    /// Socket of the node's daemon. By default the provider runs its own daemon.
-    #[arg(long, value_name = "SOCKET")]
-    pub daemon: Option<PathBuf>,
-    /// Socket of the node's model store. By default the provider runs its own store.
-    #[arg(long, value_name = "SOCKET")]
-    pub model_store: Option<PathBuf>,
-    /// Run functions as this user: UID:GID, or a name in /etc/passwd. Needs root.
-    #[arg(long, value_name = "USER")]
-    pub function_user: Option<User>,
-    /// Folder of the cgroup file system. Each process gets a cgroup below it, with its function's limits of memory and CPU.
-    #[arg(long, value_name = "DIR")]
-    pub cgroups: Option<PathBuf>,
-    /// Host memory for models, if the provider runs the store.
-    #[arg(long, default_value = "4GiB", value_parser = memory)]
-    pub model_memory: Bytes,
     /// Directory with the files `basic-auth-user` and `basic-auth-password`. Optional only on a loopback address.
     #[arg(long, value_name = "DIR")]
     pub credentials: Option<PathBuf>,
-    /// JSON file with the limits of each tenant, such as `{"blue": {"max_processes": 2, "gpu_time_bp": 5000}}`.
-    #[arg(long, value_name = "FILE")]
-    pub tenants: Option<PathBuf>,
-    /// Host, or host:port, that may receive answers of asynchronous calls; `*` allows any, and by default none may.
-    #[arg(long, value_name = "HOST")]
-    pub callback: Vec<String>,
-    /// Most requests of a function that wait at once.
-    #[arg(long, default_value_t = 1024)]
-    pub queue: u32,
-    /// Longest wait of a request for an instance, and then for the head of its answer, in seconds.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub timeout: u32,
-    /// Collector for traces of requests, in OTLP over HTTP: http://HOST:PORT, followed by a path unless it is OTLP's default.
-    #[arg(long, value_name = "URL")]
-    pub otlp: Option<traces::Collector>,
-    /// JSON file with settings of the platform, such as `{"sliced": {"keeper": {"load": {"start_ns": 400000000}}}}`: start
-    /// times of programs, and policies that scale and place. Missing settings keep their defaults. --timeout, --queue and
-    /// --model-memory take precedence over the file.
+    /// File of settings, in TOML (`.toml`) or JSON: GPUs that serve one request at a time, the user of functions, cgroups,
+    /// tenants, queues, time-outs, traces, and the policies that scale and place. docs/settings.md has all keys.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
+    /// One setting, above the file: `--set host.mps=true`, `--set host.queue=8`. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = settings::setting)]
+    pub set: Vec<(String, serde_json::Value)>,
+    /// Settings of the host.
+    #[arg(skip)]
+    pub host: HostSettings,
+    /// Settings of the platform; by default those that docs/settings.md shows.
+    #[arg(skip)]
+    pub platform: Option<PlatformSettings>,
     /// Deploy functions, a pipeline and a training job, load them for 30 s, print the results, and serve until interrupted;
     /// with `--demo=end`, exit instead. Without GPUs, devices are simulated. A pipeline needs MIG devices.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
@@ -220,13 +184,6 @@ pub struct Options {
     /// Print the lost devices, once for each line of input.
     #[arg(long, hide = true)]
     pub print_lost: bool,
-}
-
-/// `1` in this variable allows an address that other machines reach.
-const PLAIN_HTTP: &str = "GSHARE_PLAIN_HTTP";
-
-fn memory(text: &str) -> Result<Bytes, String> {
-    text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())
 }
 
 fn serve_with(mut host: Builder) -> anyhow::Result<()> {
@@ -256,7 +213,7 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     // A demonstration keeps no records.
     let dir = Scratch::below(&std::env::temp_dir(), "host", 0o777)?;
     options.state = Some(dir.path().to_owned());
-    if options.sim.is_empty() && !options.no_gpu && !Inventory::are_here() {
+    if options.sim.is_empty() && !options.host.no_gpu && !Inventory::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
         options.sim = demo::BOARDS.into_iter().map(str::parse).collect::<Result<_, _>>()?;
     }
@@ -265,7 +222,7 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
 
 /// Serves until the host fails or gets a signal. Its processes, its daemon and the folders of simulated drivers end with it.
 fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<()> {
-    let started = start_mps(&host.options).context("--mps")?;
+    let started = start_mps(&host.options).context("host.mps")?;
     let served = runtime.block_on(async {
         tokio::select! {
             served = run(host) => served,
@@ -286,7 +243,7 @@ fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<(
 /// Starts MPS if asked to. Returns none if MPS runs already, since another process must stop it then.
 fn start_mps(options: &Options) -> anyhow::Result<Option<Mps>> {
     // A demonstration without a GPU has switched to simulated devices.
-    if !options.mps || !options.sim.is_empty() {
+    if !options.host.mps || !options.sim.is_empty() {
         return Ok(None);
     }
     let mps = Mps::find().context("nvidia-cuda-mps-control is not on PATH")?;
@@ -329,58 +286,6 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
     Ok(Credentials { pair: format!("{}:{}", read("basic-auth-user")?, read("basic-auth-password")?) })
 }
 
-/// Limits of a tenant in the file; a missing limit does not apply.
-#[derive(Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Tenant {
-    max_requests: Option<u32>,
-    max_processes: Option<u32>,
-    gpu_time_bp: Option<gshare_core::BasisPoints>,
-    memory_bp: Option<gshare_core::BasisPoints>,
-    max_waiting: Option<u32>,
-}
-
-impl Tenant {
-    fn limits(&self) -> TenantLimits {
-        let mut limits = TenantLimits::default();
-        limits.max_requests = self.max_requests.unwrap_or(limits.max_requests);
-        limits.max_processes = self.max_processes.unwrap_or(limits.max_processes);
-        limits.gpu_time = self.gpu_time_bp.unwrap_or(limits.gpu_time);
-        limits.memory = self.memory_bp.unwrap_or(limits.memory);
-        limits.max_waiting = self.max_waiting.unwrap_or(limits.max_waiting);
-        limits
-    }
-}
-
-fn tenants(path: Option<&Path>) -> anyhow::Result<BTreeMap<String, Tenant>> {
-    let Some(path) = path else { return Ok(BTreeMap::new()) };
-    let text = std::fs::read(path).with_context(|| format!("--tenants {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("--tenants {}", path.display()))
-}
-
-fn settings(options: &Options) -> anyhow::Result<PlatformSettings> {
-    let patience = Duration::from_secs(options.timeout.into());
-    let mut settings = match &options.settings {
-        Some(path) => {
-            let text = std::fs::read(path).with_context(|| format!("--settings {}", path.display()))?;
-            serde_json::from_slice(&text).with_context(|| format!("--settings {}", path.display()))?
-        }
-        None => PlatformSettings::default(),
-    };
-    let platform = settings.platform.with_max_wait(patience).with_max_waiting(options.queue.max(1));
-    // An attempt counts an instance that was lost before it accepted the request.
-    settings.platform = platform.with_max_attempts(u8::MAX);
-    settings.fractional.pool = settings.fractional.pool.with_host_memory(options.model_memory);
-    // A failed start is repeated soon: the user may have just installed the program.
-    if options.settings.is_none() {
-        let mut scaler = HeuristicHorizontalConfig::default();
-        scaler.fleet.retry_after = Duration::from_secs(5);
-        settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
-    }
-    settings.whole.max_loads = u8::MAX;
-    Ok(settings)
-}
-
 async fn run(host: Builder) -> anyhow::Result<()> {
     let Builder { options, policies, tokens, vertical, models } = host;
     let options = &options;
@@ -390,14 +295,14 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         "--credentials: needed to listen on {}, which is no loopback address",
         options.listen
     );
+    let settings = &options.host;
     ensure!(
-        options.listen.ip().is_loopback() || std::env::var(PLAIN_HTTP).is_ok_and(|allowed| allowed == "1"),
+        options.listen.ip().is_loopback() || settings.plain_http,
         "--listen {}: the host speaks plain HTTP, so passwords and requests would cross the network in clear. Listen on \
-         127.0.0.1 behind a proxy with TLS, or set {PLAIN_HTTP}=1 if the network is private",
+         127.0.0.1 behind a proxy with TLS, or set host.plain_http=true if the network is private",
         options.listen
     );
-    let tenants = tenants(options.tenants.as_deref())?;
-    let mut settings = settings(options)?;
+    let mut platform = options.platform_settings();
     let folder = state_folder(options)?;
     let named = || format!("--state {}", folder.display());
     let store = records::Store::open(&folder).with_context(named)?;
@@ -407,18 +312,18 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
 
-    let devices = match options.no_gpu {
+    let devices = match settings.no_gpu {
         true => Inventory::none(),
-        false => Inventory::find(&options.sim, &options.whole, &state)?,
+        false => Inventory::find(&options.sim, &settings.whole, &state)?,
     };
     let (mut daemon, mut hook) = (None, None);
-    if !options.no_gpu {
-        let socket = match &options.daemon {
+    if !settings.no_gpu {
+        let socket = match &settings.daemon {
             Some(socket) => socket.clone(),
             None => {
                 let socket = state.join("gshare.sock");
                 let mut config = gshared::Config::at(socket.clone());
-                config.allow_uids = options.function_user.iter().map(|user| user.uid).collect();
+                config.allow_uids = settings.function_user.iter().map(|user| user.uid).collect();
                 let mut builder = gshared::Daemon::builder(config);
                 if let Some(health) = devices.health() {
                     builder = builder.health(health);
@@ -437,16 +342,16 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     }
     let mps = || Mps::find().filter(Mps::is_running);
     let mps = if devices.simulated { None } else { mps().map(|mps| mps.pipe_dir().to_owned()) };
-    let partitions = &mut settings.fractional.pool.sm_partitions;
-    *partitions &= devices.simulated || options.no_gpu || mps.is_some();
+    let partitions = &mut platform.fractional.pool.sm_partitions;
+    *partitions &= devices.simulated || settings.no_gpu || mps.is_some();
     let partitioned = *partitions;
     if !partitioned {
         eprintln!(
-            "openfaas: SM partitions are not kept without MPS (--mps starts it), so functions share a GPU by time alone"
+            "openfaas: SM partitions are not kept without MPS (--set host.mps=true starts it), so functions share a GPU by time alone"
         );
     }
-    let platform = settings.build_with(policies).context("--settings")?;
-    let said = match (options.no_gpu, devices.simulated) {
+    let platform = platform.build_with(policies).context("--settings")?;
+    let said = match (settings.no_gpu, devices.simulated) {
         (true, _) => "no GPU".to_owned(),
         (false, simulated) => {
             let kind = if simulated { ", simulated" } else { "" };
@@ -456,9 +361,9 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     };
     let specs: Vec<_> = devices.all.iter().map(|(gpu, device)| (*gpu, device.spec.clone())).collect();
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
-    let models = match &options.model_store {
+    let models = match &settings.model_store {
         Some(socket) => Models::at(socket.clone())?,
-        None => Models::start(state.join("store.sock"), options.model_memory, models)?,
+        None => Models::start(state.join("store.sock"), settings.model_memory, models)?,
     };
     let weights = weights::Weights::new(state.join("weights"))?;
     let store_client = weights::StoreClient::write(state.join("python"))
@@ -466,20 +371,20 @@ async fn run(host: Builder) -> anyhow::Result<()> {
             eprintln!("openfaas: Python programs take no weights from a store by themselves: {error:#}");
         })
         .ok();
-    let collector = options.otlp.clone();
+    let collector = settings.otlp.clone();
     let traces = collector.map(|collector| traces::Exporter::start(collector, asked.clone()));
-    if let Some(user) = options.function_user {
+    if let Some(user) = settings.function_user {
         let given = store.admit().and_then(|()| devices.give(user));
-        given.with_context(|| format!("--function-user {}:{}", user.uid, user.gid))?;
+        given.with_context(|| format!("host.function_user {}:{}", user.uid, user.gid))?;
         // The loader skips a library that it cannot read, and the process would run without limits.
         if let Some(hook) = &hook {
-            user.can_read(&hook.preload).context("--function-user")?;
+            user.can_read(&hook.preload).context("host.function_user")?;
         }
     }
-    let (user, cgroups) = (options.function_user, options.cgroups.clone());
+    let (user, cgroups) = (settings.function_user, settings.cgroups.clone());
     if let Some(below) = &cgroups {
         // A killed host leaves its cgroups behind.
-        gshare_runner::confine::sweep(below).with_context(|| format!("--cgroups {}", below.display()))?;
+        gshare_runner::confine::sweep(below).with_context(|| format!("host.cgroups {}", below.display()))?;
     }
     // The reaper may have been killed too.
     reaper::sweep(store.mounts());
@@ -510,23 +415,23 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         between,
     };
     // Without a GPU there is no GPU memory to guess.
-    let guess = if options.no_gpu { Bytes(1) } else { options.guess };
+    let guess = if settings.no_gpu { Bytes(1) } else { settings.guess };
     let node = Node::start(store, runner, platform, guess)?;
     for (gpu, spec) in specs {
         let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
         found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
     }
     let mut names: BTreeMap<String, TenantId> = BTreeMap::new();
-    for (place, (name, tenant)) in tenants.iter().enumerate() {
+    for (place, (name, tenant)) in settings.tenants.iter().enumerate() {
         let id = host::tenant(place);
         let limited = PlatformEvent::TenantLimited { tenant: id, limits: tenant.limits() };
         node.host()
             .tell(node.now(), limited)
-            .map_err(|error| anyhow::anyhow!("--tenants: {name}: {}", error.message))?;
+            .map_err(|error| anyhow::anyhow!("host.tenants.{name}: {}", error.message))?;
         names.insert(name.clone(), id);
     }
-    let patience = std::time::Duration::from_secs(options.timeout.into());
-    let later = later::Queue::start(&node, patience, options.callback.clone());
+    let patience = std::time::Duration::from_secs(settings.timeout.into());
+    let later = later::Queue::start(&node, patience, settings.callback.clone());
     let loopback = options.listen.ip().is_loopback();
     let app = App { node, credentials, loopback, metrics: Arc::default(), later, patience, tenants: names };
     let functions = restore(&app)?;

@@ -5,12 +5,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match gshare_openfaas::Builder::from_args().serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // The causes in one line: a backtrace is of no use to an operator.
-            eprintln!("openfaas: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    gshared::report::exit(gshare_openfaas::Builder::from_args().serve())
 }

@@ -1,7 +1,7 @@
 //! Traces: forwards the W3C `traceparent` of a request to its function, and sends spans to an OpenTelemetry collector.
 //!
 //! A request with a valid `traceparent` continues that trace; any other request begins a new trace. Without a collector the
-//! header is forwarded unchanged. With `--otlp` the host's span `run` becomes the function's parent, and each sampled request
+//! header is forwarded unchanged. With `host.otlp` the host's span `run` becomes the function's parent, and each sampled request
 //! is sent as OTLP/HTTP in JSON:
 //!
 //! ```text
@@ -370,7 +370,7 @@ async fn export(collector: Collector, mut todo: mpsc::Receiver<Vec<Value>>, lost
         let lost = lost.fetch_add(count, Ordering::Relaxed) + count;
         if !std::mem::replace(&mut failing, true) {
             let Collector { host, port, path } = &collector;
-            eprintln!("openfaas: --otlp http://{host}:{port}{path}: {why}; {lost} traces are lost so far");
+            eprintln!("openfaas: host.otlp http://{host}:{port}{path}: {why}; {lost} traces are lost so far");
         }
     }
 }

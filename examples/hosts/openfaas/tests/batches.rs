@@ -16,7 +16,7 @@ fn deploy(provider: &Provider, name: &str, image: &str, annotations: &Value, env
 #[test]
 fn requests_that_come_together_are_one_call_and_each_has_its_own_answer() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    let provider = Provider::start(dir.path(), &["--set", "host.no_gpu=true"]);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../batch_function.py");
     deploy(&provider, "f", &format!("python3 {script}"), &json!({"gshare/batch": "8"}), &json!({}));
     provider.replicas("f", 1);
@@ -106,7 +106,7 @@ fn a_measured_function_takes_less_gpu_time_in_batches() {
 #[test]
 fn a_batch_that_does_not_fit_the_memory_refuses_the_function_with_the_largest_that_does() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--sim=a100", "--guess", "2GiB"]);
+    let provider = Provider::start(dir.path(), &["--sim=a100", "--set", "host.guess=2GiB"]);
     let env = json!({"BATCH_MIB": "700", "KERNEL_US": "500"});
     deploy(&provider, "f", env!("CARGO_BIN_EXE_gpu_function"), &json!({"gshare/batch": "8"}), &env);
     let problem = || {

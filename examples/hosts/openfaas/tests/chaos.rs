@@ -82,10 +82,10 @@ fn whatever_is_killed_comes_back_and_each_request_ends_once() {
     let arguments = [
         "--sim=v100",
         "--sim=a100,mig=1g.10gb+1g.10gb",
-        "--daemon",
-        socket.to_str().unwrap(),
-        "--timeout",
-        "20",
+        "--set",
+        &format!("host.daemon={}", socket.display()),
+        "--set",
+        "host.timeout=20",
     ];
     let mut provider = Provider::start(&state, &arguments);
     let share = r#","annotations":{"fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_sm_partition":"50"}"#;

@@ -99,7 +99,14 @@ fn place() -> (tempfile::TempDir, PathBuf) {
 
 fn start(place: &Path, more: &[&str]) -> Provider {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
-    command.args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"]);
+    command.args([
+        "--listen",
+        "127.0.0.1:0",
+        "--sim=v100",
+        "--set",
+        "host.function_user=65534:65534",
+        "--state",
+    ]);
     command.arg(place.join("state")).args(more);
     command.env("GSHARE_HOOK_LIBRARY", place.join("libgshare_hook.so"));
     command.env("GSHARE_SIM_LIBRARY", place.join("libfake_cuda.so"));
@@ -124,8 +131,8 @@ fn a_function_is_another_user_with_limits_and_leaves_nothing_behind() {
     }
     let (place, script) = place();
     let folder = cgroups("limits", "memory", MEMORY);
-    let below = folder.as_ref().map(|folder| folder.0.display().to_string());
-    let more: Vec<&str> = below.iter().flat_map(|below| ["--cgroups", below]).collect();
+    let below = folder.as_ref().map(|folder| format!("host.cgroups={}", folder.0.display()));
+    let more: Vec<&str> = below.iter().flat_map(|below| ["--set", below]).collect();
     let provider = start(place.path(), &more);
     for name in ["mine", "other"] {
         let secret = format!(r#"{{"name":"{name}","value":"secret of {name}"}}"#);
@@ -177,7 +184,7 @@ fn what_a_killed_host_left_in_cgroups_goes_when_the_next_one_starts() {
     let Some(folder) = is_root().then(|| cgroups("sweep", "memory", MEMORY)).flatten() else { return };
     let (place, script) = place();
     let below = folder.0.display().to_string();
-    let mut provider = start(place.path(), &["--cgroups", &below]);
+    let mut provider = start(place.path(), &["--set", &format!("host.cgroups={below}")]);
     let body = format!(r#"{{"service":"f","image":"{}",{SHARE}}}"#, script.display());
     assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
     provider.replicas("f", 1);
@@ -188,7 +195,7 @@ fn what_a_killed_host_left_in_cgroups_goes_when_the_next_one_starts() {
     let members = || std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
     within(|| members().lines().count() == 1);
     let left: u32 = members().trim().parse().unwrap();
-    let next = start(place.path(), &["--cgroups", &below]);
+    let next = start(place.path(), &["--set", &format!("host.cgroups={below}")]);
     within(|| !cgroup.exists() && !Path::new(&format!("/proc/{left}")).exists());
     // The folder goes last, and kills the remaining processes of this host.
     drop(next);
@@ -204,7 +211,7 @@ fn a_process_has_no_more_time_on_cpus_than_its_limit() {
         .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let below = folder.0.display().to_string();
-    let provider = start(place.path(), &["--cgroups", &below]);
+    let provider = start(place.path(), &["--set", &format!("host.cgroups={below}")]);
     let body =
         format!(r#"{{"service":"f","image":"{}","limits":{{"cpu":"500m"}},{SHARE}}}"#, script.display());
     assert_eq!(provider.call("POST", "/system/functions", &body).0, 202);
@@ -229,7 +236,7 @@ fn a_library_that_the_user_cannot_read_is_refused_at_the_start() {
     let hook = place.path().join("libgshare_hook.so");
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o700)).unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
-        .args(["--listen", "127.0.0.1:0", "--sim=v100", "--function-user", "65534:65534", "--state"])
+        .args(["--listen", "127.0.0.1:0", "--sim=v100", "--set", "host.function_user=65534:65534", "--state"])
         .arg(place.path().join("state"))
         .env("GSHARE_HOOK_LIBRARY", &hook)
         .output()

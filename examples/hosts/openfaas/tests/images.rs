@@ -229,7 +229,10 @@ fn an_image_that_is_not_there_is_told_in_the_functions_status() {
 fn without_podman_an_image_is_refused_and_says_what_would_do() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
-    command.args(["--listen", "127.0.0.1:0", "--no-gpu", "--state"]).arg(dir.path()).env("PATH", dir.path());
+    command
+        .args(["--listen", "127.0.0.1:0", "--set", "host.no_gpu=true", "--state"])
+        .arg(dir.path())
+        .env("PATH", dir.path());
     let provider = Provider::of(&mut command);
     let body = r#"{"service":"f","image":"localhost/my-fn:1"}"#;
     let (status, said) = provider.call("POST", "/system/functions", body);

@@ -79,7 +79,7 @@ fn credentials(dir: &Path) -> PathBuf {
 fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut host = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
-    host.args(["--no-gpu", "--listen=0.0.0.0:0", "--state"]).arg(dir.path());
+    host.args(["--set", "host.no_gpu=true", "--listen=0.0.0.0:0", "--state"]).arg(dir.path());
     host.arg("--credentials").arg(credentials(dir.path()));
     let refused = host.output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -87,7 +87,7 @@ fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
         !refused.status.success() && said.contains("--listen 0.0.0.0:0: the host speaks plain HTTP"),
         "{said}"
     );
-    let provider = Provider::of(host.env("GSHARE_PLAIN_HTTP", "1"));
+    let provider = Provider::of(host.args(["--set", "host.plain_http=true"]));
     assert_eq!(provider.call("GET", "/system/functions", "").0, 401);
 }
 
@@ -97,7 +97,7 @@ fn the_contract_holds() {
     let credentials = credentials(dir.path());
     let provider = Provider::start(
         dir.path(),
-        &["--sim", "--credentials", credentials.to_str().unwrap(), "--callback", "127.0.0.1"],
+        &["--sim", "--credentials", credentials.to_str().unwrap(), "--set", r#"host.callback=["127.0.0.1"]"#],
     );
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("check.py");
     let checked = Command::new("python3")
@@ -186,7 +186,7 @@ fn mps_is_started_for_real_gpus_and_stopped_at_the_end() {
     let driver = SimulatorDir::new().unwrap();
     let mut provider = Provider::of(
         Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"))
-            .args(["--listen", "127.0.0.1:0", "--mps", "--state"])
+            .args(["--listen", "127.0.0.1:0", "--set", "host.mps=true", "--state"])
             .arg(dir.path().join("state"))
             .env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", driver.path()))
             .env("PATH", prepend("PATH", dir.path()))
@@ -243,13 +243,35 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
+/// One line, as from `gshare` and `gshared`, whatever the environment asks of backtraces.
+#[test]
+fn an_error_is_one_line_that_names_the_option() {
+    let error = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+        let output = command.args(arguments).env("RUST_BACKTRACE", "1").output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(
+        error(&["--settings", "/nowhere.toml"]),
+        "error: --settings /nowhere.toml: No such file or directory (os error 2)\n"
+    );
+    let wrong = error(&["--set", "host.timeout=0"]);
+    assert_eq!(wrong, "error: host.timeout: 0 is out of range: need 1 to 3600 (seconds)\n");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, dir) = (taken.local_addr().unwrap().to_string(), tempfile::tempdir().unwrap());
+    let busy = error(&["--listen", &address, "--state", dir.path().to_str().unwrap(), "--sim"]);
+    assert!(busy.starts_with(&format!("error: --listen {address}: ")) && busy.lines().count() == 1, "{busy}");
+}
+
 /// Regression: with a daemon and a store of their own, two hosts met in neither, and the second took away the secrets of the first one's
 /// processes.
 #[test]
 fn a_second_provider_in_the_same_folder_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("elsewhere.sock");
-    let more = ["--no-gpu", "--model-store", store.to_str().unwrap()];
+    let store = format!("host.model_store={}", store.display());
+    let more = ["--set", "host.no_gpu=true", "--set", &store];
     let first = Provider::start(dir.path(), &more);
     assert_eq!(first.call("POST", "/system/secrets", r#"{"name":"key","value":"hunter2"}"#).0, 202);
     first.deploy("plain", &format!(r#"{PLAIN},"annotations":{{"gshare/profile":"none"}},"secrets":["key"]"#));
@@ -285,7 +307,8 @@ fn requests_go_on_when_the_daemon_dies() {
         .unwrap();
     let admin = gshared::config::admin_socket_of(&socket);
     within(|| gshared::admin::snapshot(&admin).is_ok());
-    let provider = Provider::start(dir.path(), &["--sim", "--daemon", socket.to_str().unwrap()]);
+    let provider =
+        Provider::start(dir.path(), &["--sim", "--set", &format!("host.daemon={}", socket.display())]);
     provider.deploy("resnet", SHARE);
     provider.replicas("resnet", 1);
     let mut next = None;
@@ -446,7 +469,7 @@ fn raw(address: SocketAddr, bytes: &str) -> (String, String) {
 #[test]
 fn a_client_that_sends_nothing_holds_no_instance_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    let provider = Provider::start(dir.path(), &["--set", "host.no_gpu=true"]);
     provider.deploy("one", &format!(r#"{NO_GPU},"labels":{{"com.openfaas.scale.max":"1"}}"#));
     provider.replicas("one", 1);
     let silent = |path: &str, length: &str| {
@@ -467,7 +490,7 @@ fn a_client_that_sends_nothing_holds_no_instance_and_no_memory() {
 #[test]
 fn a_proxys_rules_hold_for_headers_bodies_and_pages_of_other_sites() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--no-gpu"]);
+    let provider = Provider::start(dir.path(), &["--set", "host.no_gpu=true"]);
     provider.deploy("one", NO_GPU);
     provider.replicas("one", 1);
     let seen = raw(
@@ -513,7 +536,7 @@ fn children_of_a_function_end_with_it_and_with_a_host_that_is_killed() {
         provider.replicas("f", 1);
         std::fs::read_to_string(&left).unwrap().trim().parse::<u32>().unwrap()
     };
-    let mut provider = Provider::start(&dir.path().join("state"), &["--no-gpu"]);
+    let mut provider = Provider::start(&dir.path().join("state"), &["--set", "host.no_gpu=true"]);
     let child = deploy(&provider);
     assert!(runs(child));
     assert_eq!(provider.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
@@ -527,7 +550,7 @@ fn children_of_a_function_end_with_it_and_with_a_host_that_is_killed() {
 #[test]
 fn a_function_that_listens_elsewhere_is_told_where_and_what_is_asked_of_it() {
     let dir = tempfile::tempdir().unwrap();
-    let provider = Provider::start(dir.path(), &["--sim", "--timeout", "4"]);
+    let provider = Provider::start(dir.path(), &["--sim", "--set", "host.timeout=4"]);
     for (name, annotations) in [("given", r#"{"gshare/profile":"none"}"#), ("measured", "{}")] {
         let program = format!("/usr/bin/env PORT=0 {}", env!("CARGO_BIN_EXE_gpu_function"));
         let body = format!(

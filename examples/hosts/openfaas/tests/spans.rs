@@ -75,7 +75,7 @@ fn a_slow_request_is_one_trace_whose_phases_add_up() {
     let dir = tempfile::tempdir().unwrap();
     let (collector, spans) = collector();
     let url = format!("http://{collector}");
-    let provider = Provider::start(dir.path(), &["--sim=v100", "--otlp", &url]);
+    let provider = Provider::start(dir.path(), &["--sim=v100", "--set", &format!("host.otlp={url}")]);
     // 120 ms of kernels, with room for 20 in a window of 100 ms.
     provider.deploy(
         "cold",
@@ -125,7 +125,8 @@ fn a_request_that_wakes_a_function_from_parked_or_from_zero_shows_the_load_and_i
     std::fs::write(&points, POINTS).unwrap();
     let (collector, spans) = collector();
     let url = format!("http://{collector}");
-    let provider = Provider::start(&dir.path().join("state"), &["--sim=v100", "--otlp", &url]);
+    let provider =
+        Provider::start(&dir.path().join("state"), &["--sim=v100", "--set", &format!("host.otlp={url}")]);
     // Two of them do not fit the 16 GiB: each function parks the other.
     let wishes = format!(
         r#","annotations":{{"gshare/slo":"60s","fastgshare/gpu_mem":"9GiB","gshare/profile":"{}"}}"#,

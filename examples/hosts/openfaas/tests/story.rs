@@ -24,7 +24,10 @@ pub(crate) struct Story {
 
 impl Story {
     pub(crate) fn start(dir: tempfile::TempDir) -> Self {
-        Self::on(&["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--whole", "2"], dir)
+        Self::on(
+            &["--sim=v100,devices=3", "--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb", "--set", "host.whole=[2]"],
+            dir,
+        )
     }
 
     pub(crate) fn on(boards: &[&str], dir: tempfile::TempDir) -> Self {
@@ -35,12 +38,11 @@ impl Story {
                 "edges": [{"from": "detect", "to": "classify", "bytes": 6_291_456}]}),
             ),
             ("points.json", points()),
-            ("tenants.json", json!({"blue": {"max_requests": 1, "max_waiting": 2}})),
         ] {
             std::fs::write(dir.path().join(name), value.to_string()).unwrap();
         }
-        let tenants = dir.path().join("tenants.json");
-        let arguments = [boards, &["--tenants", tenants.to_str().unwrap()]].concat();
+        let tenants = r#"host.tenants={"blue": {"max_requests": 1, "max_waiting": 2}}"#;
+        let arguments = [boards, &["--set", tenants]].concat();
         let provider = Provider::start(&dir.path().join("state"), &arguments);
         Self { provider, dir }
     }
@@ -354,7 +356,7 @@ fn a_deployment_with_nothing_but_an_slo_is_served_on_a_node_of_any_kind() {
     let nodes: [(&[&str], usize); 3] = [
         (&["--sim=v100"], 4),
         (&["--sim=a100,mig=1g.10gb+1g.10gb+2g.20gb"], 2),
-        (&["--sim=v100,devices=2", "--whole", "0", "--whole", "1"], 1),
+        (&["--sim=v100,devices=2", "--set", "host.whole=[0,1]"], 1),
     ];
     for (boards, most) in nodes {
         let story = Story::on(boards, tempfile::tempdir().unwrap());
@@ -424,7 +426,7 @@ fn a_wish_that_no_device_of_the_node_can_meet_is_refused_in_its_own_words() {
         "`training`: need GPUs whose time is shared, and this node has none",
     );
     refused(&story, share, json!({}), "gpu_quota_request: the GPUs of this node are cut into MIG devices");
-    let story = Story::on(&["--sim=v100", "--whole", "0"], tempfile::tempdir().unwrap());
+    let story = Story::on(&["--sim=v100", "--set", "host.whole=[0]"], tempfile::tempdir().unwrap());
     let two = json!({"labels": {"com.openfaas.scale.min": "2"}});
     refused(&story, json!({"gshare/slo": "1s"}), two, "com.openfaas.scale.min: `2`: need at most 1");
 }

@@ -190,7 +190,7 @@ fn the_death_of_the_store_of_weights_ends_their_users_with_the_reason_and_others
 #[test]
 fn a_function_with_a_model_is_measured_without_its_weights_and_has_its_own_on_a_whole_device() {
     const BYTES: u64 = 256 << 20;
-    let story = Story::on(&["--sim=v100,devices=2", "--whole", "1"], tempfile::tempdir().unwrap());
+    let story = Story::on(&["--sim=v100,devices=2", "--set", "host.whole=[1]"], tempfile::tempdir().unwrap());
     let file = story.dir.path().join("m.safetensors");
     safetensors(&file, BYTES, BYTES);
     let measured = json!({"gshare/slo": "2s", "gshare/model": file});

@@ -58,7 +58,7 @@ pub struct Options {
     /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "dry_run")]
     pub metrics: Option<SocketAddr>,
-    /// Profiles for FaSTPods that name one: NAME.json is what `gshare profile --output` wrote.
+    /// Profiles for FaSTPods that name one: NAME.json is what `gshare lab profile --output` wrote.
     #[arg(long, value_name = "DIR")]
     pub profiles: Option<PathBuf>,
     /// Lead by this Lease: one replica works, the others wait for it to end. Without it there must be one at most.

@@ -11,7 +11,7 @@
 //!   `nvidia.com/gpu.memory` MiB each: the labels of NVIDIA's GPU feature discovery;
 //! - **place**: node, number of the GPU and rectangle, given to a pod when it is made; node, GPU and share are in the
 //!   environment of its containers, the rectangle is in its annotations, since it may move within the GPU;
-//! - **profile**: what `gshare profile --output` writes, one file for each program.
+//! - **profile**: what `gshare lab profile --output` writes, one file for each program.
 //!
 //! # Algorithm
 //! [`self::fastpod_writes::reconcile`] is a pure function from the API server's objects to the writes; [`self::controller`]
@@ -59,7 +59,7 @@
 //!   FaST-GShare's own code, and containers have names, as pods require.
 //! - The API group is our own. The annotations are read with the prefixes of the paper (`faasshare/`) and of its code
 //!   (`fastgshare/`).
-//! - The controller starts no trials of its own: `gshare profile` measures on a free machine, and [`pod_share`] takes the
+//! - The controller starts no trials of its own: `gshare lab profile` measures on a free machine, and [`pod_share`] takes the
 //!   most effective share within the SLO (section 3.4.1, `p_eff`).
 //! - Nothing holds back other schedulers' pods from these GPUs: the nodes must be given to FaSTPods alone. The paper's code
 //!   starts pods to hold `nvidia.com/gpu`.

@@ -23,7 +23,7 @@ def device(context: Context):
 def demo(context, *options):
     """The phases of `gshare demo`, which must call the device by its right name."""
     sim = [f"--sim={context.machine.simulator.profile}"] if context.machine.simulator else []
-    argv = [str(context.machine.bin / "gshare"), "demo", "--json", "--seconds", str(context.effort.demo_seconds), *sim, *options]
+    argv = [str(context.machine.bin / "gshare"), "lab", "shares", "--json", "--seconds", str(context.effort.demo_seconds), *sim, *options]
     env = {name: value for name, value in os.environ.items() if name != "GSHARE_SOCKET"}
     # In a checkout the demo builds both libraries again unless they are named.
     env |= context.machine.libraries()

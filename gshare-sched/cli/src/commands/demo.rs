@@ -4,11 +4,9 @@
 //! with a limit of 100 %, take its time. On the demo's own simulated device the shares come from the device's ground truth (time
 //! with a kernel of the process running), and elsewhere from the hooks' event timing in the daemon's books.
 
-use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
-use super::{Where, cuda, print_json, run as under_hook, spin};
+use super::{Form, Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
-use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 use gshare_runner::Scratch;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
@@ -21,25 +19,36 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// Show three programs that share one device, simulated if there is no GPU.
+///
+/// --json prints {"device": "simulated" or "real", "phases": [{"clients": [{"name", "request", "limit", "sm", "measured"}]}]},
+/// with shares as fractions.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   gshare demo               on this machine's GPU, or on a simulated one where there is none
-  gshare demo --sim=h100    on a simulated H100
-  gshare demo --caps        one process capped at 10 to 90 %, and what it got")]
+  gshare demo --sim=h100    on a simulated H100")]
 pub(crate) struct Options {
-    /// Print one JSON object: {"device": "simulated"|"real", "phases": [{"clients": [{"name", "request", "limit", "sm",
-    /// "measured"}]}]}, shares as fractions.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    simulate: Simulate,
+}
+
+/// Measure shares as `gshare demo` does, for longer or shorter, or of one program under many caps.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+EXAMPLES
+  gshare lab shares --seconds 60
+  gshare lab shares --caps      one process capped at 10 to 90 %, and what it got")]
+pub(crate) struct Measurement {
+    #[command(flatten)]
+    demo: Options,
     /// Seconds to measure in each phase [default: 10; with --caps 5].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: Option<u64>,
     /// One process capped at 10, 20, … 90 %, instead of three processes.
     #[arg(long)]
     caps: bool,
-    #[command(flatten)]
-    simulate: Simulate,
 }
 
 #[derive(Debug, Serialize)]
@@ -68,14 +77,23 @@ const SETTLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    show(options, false, 10)
+}
+
+pub(crate) fn measure(options: &Measurement) -> anyhow::Result<()> {
+    let seconds = options.seconds.unwrap_or(if options.caps { 5 } else { 10 });
+    show(&options.demo, options.caps, seconds)
+}
+
+fn show(options: &Options, is_capped: bool, seconds: u64) -> anyhow::Result<()> {
     let hook = HOOK.find()?;
     warn_of_load();
-    let mut stage = Stage::new(hook, options)?;
-    let report = if options.caps { caps(&mut stage)? } else { shares(&mut stage)? };
-    if options.json {
+    let mut stage = Stage::new(hook, &options.simulate, seconds)?;
+    let report = if is_capped { caps(&mut stage)? } else { shares(&mut stage)? };
+    if options.form.json {
         return print_json(&report);
     }
-    for (phase, title) in report.phases.iter().zip(titles(options.caps)) {
+    for (phase, title) in report.phases.iter().zip(titles(is_capped)) {
         println!("{title}");
         println!("  {:<8} {:>8} {:>8} {:>8} {:>9}", "NAME", "REQUEST", "LIMIT", "SM", "MEASURED");
         for client in &phase.clients {
@@ -169,12 +187,12 @@ impl Drop for Program {
 }
 
 impl Stage {
-    fn new(hook: PathBuf, options: &Options) -> anyhow::Result<Self> {
+    fn new(hook: PathBuf, simulate: &Simulate, seconds: u64) -> anyhow::Result<Self> {
         let dir = Scratch::new("demo")?;
         let daemon = Daemon::new(Config::at(dir.path().join("gshare.sock")))?.spawn()?;
         // The driver of programs without `--sim`, if there is a device.
         let found = cuda::Driver::load().and_then(|driver| driver.init().map(|()| sim::kind(&driver)));
-        let (kind, own) = match (&options.simulate.sim, found) {
+        let (kind, own) = match (&simulate.sim, found) {
             (None, Ok(kind)) => (kind, None),
             (spec, _) => (Kind::Simulated, Some(spec.clone().unwrap_or_default())),
         };
@@ -184,7 +202,6 @@ impl Stage {
             None => None,
         };
         let simulate = Simulate { sim: own };
-        let seconds = options.seconds.unwrap_or(if options.caps { 5 } else { 10 });
         Ok(Self {
             programs: BTreeMap::new(),
             daemon,
@@ -220,19 +237,10 @@ impl Stage {
         let program = std::env::current_exe()?;
         let options = under_hook::Options {
             simulate: self.simulate.clone(),
-            quota: None,
-            sm: None,
-            mem: None,
-            observe: false,
             name: Some(name.to_owned()),
-            slo_sensitive: None,
-            best_effort: false,
-            on_daemon_loss: OnDaemonLoss::Open,
-            daemon_wait: DaemonWait::default(),
-            wait: false,
-            shim: Shim::default(),
             place: Where::at(self.socket()),
             command: vec![program.into(), spin::NAME.into()],
+            ..under_hook::Options::default()
         };
         let mut prepared = under_hook::prepare(&options, &self.hook, &self.socket())?;
         if self.truth.is_some() {

@@ -1,7 +1,7 @@
 //! `gshare doctor`: checks the parts on this node, and gives advice for missing parts.
 
 use super::sim::{self, Simulate};
-use super::{Where, bypass, cuda, print_json, private};
+use super::{Form, Where, bypass, cuda, print_json, private};
 use gshare_runner::libraries::{HOOK, SIMULATOR, STORE};
 use gshare_sched::node::FactSource;
 use gshared::enforce::Partition;
@@ -10,8 +10,12 @@ use gshared::nvml::Nvml;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// Check the driver, MPS, MIG, the hook, permissions, the daemon, and processes unknown to the daemon, with advice for
-/// each. Exits with 1 if a check is BAD.
+/// Check this node, with advice for each missing part.
+///
+/// The checks are about the driver, MPS, MIG, the hook, permissions, the daemon, and processes unknown to the daemon. The
+/// exit code is 1 if a check is BAD.
+///
+/// --json prints {"device": "real", "simulated" or "none", "checks": [{"check", "status", "found", "advice"}]}.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -22,9 +26,8 @@ pub(crate) struct Options {
     simulate: Simulate,
     #[command(flatten)]
     place: Where,
-    /// Print one JSON object: {"device": "real", "simulated" or "none", "checks": [{"check", "status", "found", "advice"}]}.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -73,7 +76,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     checks.extend(unmetered(&options.place));
     let is_bad = checks.iter().any(|check| check.status == Status::Bad);
     let code = if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-    if options.json {
+    if options.form.json {
         return print_json(&serde_json::json!({ "device": device, "checks": checks })).map(|()| code);
     }
     for Check { check, status, found, advice } in &checks {

@@ -13,6 +13,7 @@ mod demo;
 mod doctor;
 mod engine;
 mod host;
+mod lab;
 mod man;
 mod pack;
 mod partition;
@@ -31,6 +32,7 @@ mod why;
 
 use anyhow::Context as _;
 use gshared::command::{self as daemon, log};
+use gshared::report;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -44,26 +46,25 @@ pub struct Gshare {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    Demo(demo::Options),
-    #[command(after_help = "\
-EXAMPLES
-  gshare daemon                                      with /etc/gshare/gshared.toml, if it is there
-  gshare daemon --check --config gshared.toml        whether a configuration is good
-  gshare daemon --no-config --metrics 9400           figures for Prometheus on port 9400")]
-    Daemon(daemon::Options),
     Run(run::Options),
     Up(up::Options),
     Ps(ps::Options),
     Status(status::Options),
     Top(top::Options),
-    Engine(engine::Options),
     Why(why::Options),
-    Pack(pack::Options),
-    Partition(partition::Options),
-    Profile(profile::Options),
     Doctor(doctor::Options),
     Store(store::Options),
+    #[command(after_help = "\
+EXAMPLES
+  gshare daemon                                      with /etc/gshare/gshared.toml, if it is there
+  gshare daemon --check --config gshared.toml        whether a configuration is good
+  gshare daemon --config /dev/null                   with the defaults alone")]
+    Daemon(daemon::Options),
+    Demo(demo::Options),
+    Lab(lab::Options),
+    #[command(hide = true)]
     Completions(completions::Options),
+    #[command(hide = true)]
     Man(man::Options),
     /// The program of `gshare demo`.
     #[command(name = spin::NAME, hide = true)]
@@ -76,33 +77,30 @@ EXAMPLES
 /// Runs a command to its end, with errors and logs on standard error.
 pub fn execute(gshare: Gshare) -> ExitCode {
     match &gshare.command {
-        Command::Daemon(options) => log::start("info", options.trim_log),
+        Command::Daemon(options) => log::start("info", options.private.is_some()),
         _ => log::start("warn", false),
     }
     match gshare.command {
-        Command::Demo(options) => log::exit(demo::run(&options)),
-        Command::Daemon(options) => log::exit(daemon::run(options)),
-        Command::Run(options) => run::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
-        Command::Up(options) => log::exit(up::run(&options)),
-        Command::Ps(options) => log::exit(ps::run(&options)),
-        Command::Status(options) => log::exit(status::run(&options)),
-        Command::Top(options) => log::exit(top::run(&options)),
-        Command::Engine(options) => log::exit(engine::run(&options)),
-        Command::Why(options) => log::exit(why::run(&options)),
-        Command::Profile(options) => log::exit(profile::run(&options)),
-        Command::Pack(options) => log::exit(pack::run(&options)),
-        Command::Partition(options) => log::exit(partition::run(&options)),
-        Command::Doctor(options) => doctor::run(&options).unwrap_or_else(|error| log::exit(Err(error))),
-        Command::Store(options) => log::exit(store::run(&options)),
-        Command::Completions(options) => log::exit(completions::run(&options)),
-        Command::Man(options) => log::exit(man::run(&options)),
-        Command::Spin => log::exit(spin::run()),
-        Command::Devices => log::exit(cuda::devices().and_then(|devices| print_json(&devices))),
+        Command::Demo(options) => report::exit(demo::run(&options)),
+        Command::Daemon(options) => report::exit(daemon::run(options)),
+        Command::Run(options) => run::run(&options).unwrap_or_else(|error| report::exit(Err(error))),
+        Command::Up(options) => report::exit(up::run(&options)),
+        Command::Ps(options) => report::exit(ps::run(&options)),
+        Command::Status(options) => report::exit(status::run(&options)),
+        Command::Top(options) => report::exit(top::run(&options)),
+        Command::Why(options) => report::exit(why::run(&options)),
+        Command::Doctor(options) => doctor::run(&options).unwrap_or_else(|error| report::exit(Err(error))),
+        Command::Store(options) => report::exit(store::run(&options)),
+        Command::Lab(options) => report::exit(lab::run(&options)),
+        Command::Completions(options) => report::exit(completions::run(&options)),
+        Command::Man(options) => report::exit(man::run(&options)),
+        Command::Spin => report::exit(spin::run()),
+        Command::Devices => report::exit(cuda::devices().and_then(|devices| print_json(&devices))),
     }
 }
 
 /// The daemon that a command addresses.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Where {
     /// The daemon's socket [default: `GSHARE_SOCKET`; else the node's daemon, if one listens; else the private one].
     #[arg(long, value_name = "PATH")]
@@ -130,6 +128,14 @@ impl Where {
     }
 }
 
+/// The form of a command's output.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Form {
+    /// Print JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
 fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
     let admin = gshared::config::admin_socket_of(socket);
     gshared::admin::snapshot(&admin).map_err(|error| {
@@ -149,7 +155,8 @@ fn read_file<T: serde::de::DeserializeOwned>(path: &Path, max: u64) -> anyhow::R
     if path.extension().is_some_and(|extension| extension == "toml") {
         return toml::from_str(&text).with_context(name);
     }
-    serde_json::from_str(&text).with_context(name)
+    serde_json::from_str(&text)
+        .with_context(|| format!("{}: is read as JSON; a TOML file needs a name with .toml", name()))
 }
 
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
@@ -161,6 +168,7 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use clap::{CommandFactory as _, Parser as _};
+    use std::collections::BTreeSet;
 
     /// The words of a shell line before a comment, a pipe, a redirection or an explanation.
     fn words(line: &str) -> Vec<&str> {
@@ -168,14 +176,60 @@ mod tests {
         command.split(' ').take_while(|word| !["#", "|", "<", ">"].contains(word)).collect()
     }
 
+    /// The commands for people, and those of the laboratory.
+    fn commands() -> (Vec<clap::Command>, Vec<clap::Command>) {
+        let shown = |of: &clap::Command| -> Vec<_> {
+            of.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect()
+        };
+        let all = shown(&Gshare::command());
+        let lab = all.iter().find(|command| command.get_name() == "lab").unwrap();
+        (all.iter().filter(|command| command.get_name() != "lab").cloned().collect(), shown(lab))
+    }
+
+    /// The names and meanings of all options of these commands. An option of several commands with one meaning counts once.
+    fn options(commands: &[clap::Command]) -> BTreeSet<(String, String)> {
+        let mut all = BTreeSet::new();
+        for command in commands {
+            for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+                let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+                all.extend(option.get_long().map(|name| (name.to_owned(), help)));
+            }
+            all.extend(options(&command.get_subcommands().cloned().collect::<Vec<_>>()));
+        }
+        all
+    }
+
+    /// A person can learn these. The host of `gshare up` has seven more, and each command has `--help`.
+    #[test]
+    fn commands_and_their_options_are_few() {
+        let (people, _) = commands();
+        let names: Vec<_> = people.iter().map(clap::Command::get_name).collect();
+        assert_eq!(names, ["run", "up", "ps", "status", "top", "why", "doctor", "store", "daemon", "demo"]);
+        let options = options(&people);
+        assert!(options.len() + 7 <= 40, "{}: {options:#?}", options.len());
+    }
+
+    /// What prints a table prints it for programs too.
+    #[test]
+    fn each_command_with_a_table_prints_json() {
+        let (people, lab) = commands();
+        let tables = ["ps", "status", "top", "why", "doctor", "store", "demo", "pack", "partition", "shares"];
+        for name in tables {
+            let command = people.iter().chain(&lab).find(|command| command.get_name() == name).unwrap();
+            assert!(command.get_arguments().any(|option| option.get_long() == Some("json")), "{name}");
+        }
+    }
+
     #[test]
     fn each_command_has_examples_that_it_understands() {
-        for command in Gshare::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        let (people, lab) = commands();
+        let people = people.iter().map(|command| (1, command));
+        for (at, command) in people.chain(lab.iter().map(|command| (2, command))) {
             let name = command.get_name();
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let examples: Vec<_> =
                 help.lines().map(str::trim_start).filter(|line| line.starts_with("gshare ")).collect();
-            assert!(examples.iter().any(|line| words(line)[1] == name), "{name} has no example");
+            assert!(examples.iter().any(|line| words(line)[at] == name), "{name} has no example");
             for line in examples {
                 let understood = Gshare::try_parse_from(words(line));
                 assert!(understood.is_ok(), "{name}: `{line}`: {}", understood.unwrap_err());

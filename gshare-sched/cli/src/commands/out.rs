@@ -1,6 +1,6 @@
 //! Writing to standard output, or nowhere once its reader is gone.
 //!
-//! The standard macros panic when a pipe is closed, as in `gshare engine token --schema | head`. Letting `SIGPIPE` end the
+//! The standard macros panic when a pipe is closed, as in `gshare lab engine token --schema | head`. Letting `SIGPIPE` end the
 //! process is no cure. A command also writes to sockets and to its children, which may go away at any time, and it stops its
 //! children and services on its way out. So output without a reader is dropped, and the command ends as usual.
 

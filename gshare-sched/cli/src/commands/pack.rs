@@ -1,4 +1,4 @@
-//! `gshare pack`: each pod's GPU, and the load of the GPUs afterwards.
+//! `gshare lab pack`: each pod's GPU, and the load of the GPUs afterwards.
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
@@ -27,8 +27,8 @@ const PICTURES: usize = 8;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare pack pods.toml
-  gshare pack --online --policy dilu --svg gpus.svg pods.toml    as pods arrive, by Dilu's packer, with a picture")]
+  gshare lab pack pods.toml
+  gshare lab pack --online --policy dilu --svg gpus.svg pods.toml    as pods arrive, by Dilu's packer, with a picture")]
 pub(crate) struct Options {
     /// GPUs and pods, as TOML or JSON.
     #[arg(value_name = "FILE")]

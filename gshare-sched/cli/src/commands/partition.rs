@@ -1,4 +1,4 @@
-//! `gshare partition`: cuts a DAG into a pipeline for the free slices.
+//! `gshare lab partition`: cuts a DAG into a pipeline for the free slices.
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
@@ -21,8 +21,8 @@ const MAX_FILE: u64 = 64 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare partition --free 1g.10gb,1g.10gb,2g.20gb --slo 300ms dag.toml
-  gshare partition --free 3g.40gb,2g.20gb --carve --json dag.json")]
+  gshare lab partition --free 1g.10gb,1g.10gb,2g.20gb --slo 300ms dag.toml
+  gshare lab partition --free 3g.40gb,2g.20gb --carve --json dag.json")]
 pub(crate) struct Options {
     /// The DAG: components with profiles, and edges, as JSON or TOML.
     #[arg(value_name = "DAG")]

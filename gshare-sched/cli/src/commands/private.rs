@@ -154,7 +154,7 @@ pub(crate) fn ensure(path: &Path) -> anyhow::Result<Held> {
     let errors = std::fs::OpenOptions::new().create(true).read(true).append(true).open(&log)?;
     let idle_exit = std::env::var_os("GSHARE_IDLE_EXIT").filter(|text| !text.is_empty());
     Command::new(std::env::current_exe()?)
-        .args(["daemon", "--no-config", "--trim-log", "--idle-exit"])
+        .args(["daemon", "--config", "/dev/null", "--private"])
         .arg(idle_exit.unwrap_or_else(|| IDLE_EXIT.into()))
         .arg("--socket")
         .arg(path)

@@ -1,13 +1,11 @@
-//! `gshare profile`: measures a program at each setting of a strategy, under the setting's share.
+//! `gshare lab profile`: measures a program at each setting of a strategy, under the setting's share.
 
 use super::host::Host;
 use super::run::{self as under_hook, Prepared};
-use super::shim::Shim;
 use super::sim::{Kind, Simulate};
 use super::{Where, print_json, private};
 use anyhow::{Context as _, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
-use gshare_core::wire::{DaemonWait, OnDaemonLoss};
 use gshare_core::{BasisPoints, Duration, Quota, QuotaRange, SmShare};
 use gshare_fake_cuda_spec::Spec;
 use gshare_profile::executor::Executor;
@@ -33,10 +31,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
-  gshare profile --strategy training --steps -- python3 train.py             the least share of a trainer
-  gshare profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
-  gshare profile --again resnet                  a function of `gshare up`: the host measures it anew")]
+  gshare lab profile --max-exec 40ms --output resnet.json -- python3 serve.py    the best share and batch size
+  gshare lab profile --strategy training --steps -- python3 train.py             the least share of a trainer
+  gshare lab profile --strategy grid --batch 1,8 -- python3 serve.py             all shares, with two batch sizes
+  gshare lab profile --again resnet                  a function of `gshare up`: the host measures it anew")]
 pub(crate) struct Options {
     /// Search strategy.
     #[arg(long, value_enum, default_value_t = Strategy::Inference)]
@@ -329,7 +327,7 @@ fn parse_load(text: &str, seed: u64) -> anyhow::Result<Load> {
 
 fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
     let hook = HOOK.find()?;
-    let simulated = options.simulate.announce("profile")?.is_simulated();
+    let simulated = options.simulate.announce("lab profile")?.is_simulated();
     // The node's daemon comes first: a private daemon beside it would hand out the same GPU a second time.
     let (socket, held) = under_hook::socket(&options.place, simulated)?;
     // Without an enforced partition, every setting would be measured with all SMs.
@@ -350,18 +348,11 @@ fn executor(options: &Options) -> anyhow::Result<Box<dyn Executor>> {
             simulate: simulate.clone(),
             quota: Some(quota),
             sm: Some(at.sm),
-            mem: None,
-            observe: false,
             // Not the last trial's name: its process may still be exiting.
             name: Some(format!("profile-{}-{number}", std::process::id())),
-            slo_sensitive: None,
-            best_effort: false,
-            on_daemon_loss: OnDaemonLoss::Open,
-            daemon_wait: DaemonWait::default(),
-            wait: false,
-            shim: Shim::default(),
             place: place.clone(),
             command: command.clone(),
+            ..under_hook::Options::default()
         };
         let prepared = under_hook::prepare(&options, &hook, &socket).map_err(|error| format!("{error:#}"))?;
         let Prepared { command, simulator, hello } = prepared;
@@ -403,9 +394,6 @@ struct Keeper {
     bar: ProgressBar,
 }
 
-/// Shorter runs print no progress.
-const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
-
 fn bar(total: Option<usize>) -> ProgressBar {
     let bar = total.map_or_else(ProgressBar::no_length, |total| ProgressBar::new(total as u64));
     let template = match total {
@@ -422,15 +410,16 @@ fn bar(total: Option<usize>) -> ProgressBar {
 impl Sink for Keeper {
     fn began(&mut self, setting: Setting) {
         self.bar.set_message(setting.to_string());
+        // The bar is drawn only on a terminal.
+        if self.bar.is_hidden() {
+            let done = told(self.bar.position(), self.bar.length(), self.bar.eta());
+            eprintln!("gshare: {done}; measures {setting}");
+        }
     }
 
     fn keep(&mut self, record: &Record) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.store.keep(record)?;
         self.bar.inc(1);
-        // The bar is drawn only on a terminal.
-        if self.bar.is_hidden() && self.bar.elapsed() > QUIET {
-            eprintln!("gshare: {}", told(self.bar.position(), self.bar.length(), self.bar.eta()));
-        }
         Ok(())
     }
 }

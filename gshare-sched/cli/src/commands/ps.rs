@@ -1,16 +1,18 @@
 //! `gshare ps`: the functions of a host, and their places; with `--usage` the use of the GPUs by each process.
 
 use super::host::Host;
-use super::{Where, print_json};
+use super::{Form, Where, print_json};
 use anyhow::Context as _;
 use gshared::ProcessUse;
 use serde::Deserialize;
 
-/// Show the functions of a host that `gshare up` started: state, SLO, instances, and requested and used GPU time.
+/// Show the functions of `gshare up`: state, SLO, instances, and requested and used GPU time.
 ///
 /// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the
 /// time with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share
 /// of the SMs, and divided among processes that were busy at the same time. MEMORY is memory times its time.
+///
+/// --json prints the host's state, the data of its page, or with --usage the use of each process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -18,21 +20,24 @@ EXAMPLES
   gshare ps --host http://10.0.0.7:8080 --credentials /etc/gshare/credentials
   gshare ps --json
   gshare ps --usage                      GPU time and memory of each process
-  gshare ps --usage --csv                the same for a program: times in ns, memory in byte-seconds")]
+  gshare ps --usage=csv                  the same for a spreadsheet: times in ns, memory in byte-seconds")]
 pub(crate) struct Options {
     #[command(flatten)]
     host: Host,
-    /// Print the host's state as one JSON object, the data of its page.
-    #[arg(long)]
-    json: bool,
-    /// Show the use of this node's GPUs by each process.
-    #[arg(long, conflicts_with_all = ["host", "credentials"])]
-    usage: bool,
-    /// Print the use as comma-separated values.
-    #[arg(long, requires = "usage", conflicts_with = "json")]
-    csv: bool,
+    #[command(flatten)]
+    form: Form,
+    /// Show the use of this node's GPUs by each process, as a table or as comma-separated values.
+    #[arg(long, value_name = "FORM", num_args = 0..=1, require_equals = true, default_missing_value = "table",
+        conflicts_with_all = ["host", "credentials"])]
+    usage: Option<Usage>,
     #[command(flatten)]
     place: Where,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Usage {
+    Table,
+    Csv,
 }
 
 /// The host's state, as far as the table shows it.
@@ -76,19 +81,19 @@ struct Client {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    if options.usage {
+    if let Some(as_table_or_csv) = options.usage {
         let usage = options.place.snapshot()?.usage;
-        return match (options.json, options.csv) {
+        return match (options.form.json, as_table_or_csv) {
             (true, _) => print_json(&usage),
-            (_, true) => print_csv(&usage),
-            _ => {
+            (false, Usage::Csv) => print_csv(&usage),
+            (false, Usage::Table) => {
                 print!("{}", usage_table(&usage));
                 Ok(())
             }
         };
     }
     let text = options.host.get("/system/state")?;
-    if options.json {
+    if options.form.json {
         let state: serde_json::Value = serde_json::from_str(&text).context("the host's answer")?;
         return print_json(&state);
     }

@@ -7,7 +7,7 @@
 //! | `LD_PRELOAD` | the hook, before the previous value |
 //! | `GSHARE_SOCKET` | the daemon's socket |
 //! | `GSHARE_RUN` | one random number for all processes of this run: they share its name and its share |
-//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_CLASS`, `GSHARE_ON_DAEMON_LOSS`, `GSHARE_DAEMON_WAIT` | the options |
+//! | `GSHARE_NAME`, `GSHARE_QUOTA`, `GSHARE_SM`, `GSHARE_MEM`, `GSHARE_OBSERVE`, `GSHARE_CLASS` | the options |
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, if MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
@@ -40,13 +40,17 @@ use std::process::{Child, Command, ExitCode, Stdio};
 /// user, which ends half a minute after its last client. A share for this name in the daemon's configuration overrides the
 /// options here. If a limit cannot be kept, the program's launches and allocations fail; with `GSHARE_ON_FAILURE=run` in
 /// the environment it runs without limits.
-#[derive(Debug, clap::Args)]
+///
+/// Two more variables say what happens without a daemon. `GSHARE_ON_DAEMON_LOSS` is `open` (default: the program keeps its
+/// last share) or `closed` (its launches fail). `GSHARE_DAEMON_WAIT` is the longest wait of launches and allocations for a
+/// daemon that is gone or silent: 200ms to 600s [default: 5s].
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py    30 % of the time at least and 80 % at most
-  gshare run --slo-sensitive --quota 0.4:0.9 -- ./server       others give way when its launches get slower
-  gshare run --observe -- python3 train.py                     no limit; `gshare ps --usage` shows its use
-  gshare run --sim=a100,devices=2 -- ./my_cuda_program         on two simulated A100s")]
+  gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py       30 % of the time at least and 80 % at most
+  gshare run --class slo-sensitive --quota 0.4:0.9 -- ./server    others give way when its launches get slower
+  gshare run --observe -- python3 train.py                        no limit; `gshare ps --usage` shows its use
+  gshare run --sim=a100,devices=2 -- ./my_cuda_program            on two simulated A100s")]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,
@@ -60,25 +64,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub(crate) mem: Option<Bytes>,
     /// Only observe the program: no limit holds, no launch waits, and `gshare ps --usage` shows its use of the GPU.
-    #[arg(long, conflicts_with_all = ["quota", "sm", "mem", "slo_sensitive", "best_effort"])]
+    #[arg(long, conflicts_with_all = ["quota", "sm", "mem", "class"])]
     pub(crate) observe: bool,
     /// Name of the instance, unique on the node [default: program and pid].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// The program has a latency objective: other programs yield when its launching cycles become longer by more than this
-    /// percentage [30 if left out].
-    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "",
-        conflicts_with = "best_effort", value_parser = parse_tolerance)]
-    pub(crate) slo_sensitive: Option<ServiceClass>,
-    /// The program gets the time that latency-sensitive programs leave, and at least the request of its --quota.
+    /// Claim on time beside other programs. slo-sensitive[:PERCENT]: others yield when the program's launching cycles become
+    /// longer by more than this percentage, by default 30. best-effort: the program gets the time that those leave, and at
+    /// least the request of its --quota.
     #[arg(long)]
-    pub(crate) best_effort: bool,
-    /// Policy for launches without a daemon: keep the last share, or fail.
-    #[arg(long, value_name = "POLICY", default_value = "open", value_parser = parse_loss)]
-    pub(crate) on_daemon_loss: OnDaemonLoss,
-    /// Longest wait of launches and allocations for a missing or silent daemon: 200ms to 600s.
-    #[arg(long, value_name = "TIME", default_value_t = DaemonWait::default())]
-    pub(crate) daemon_wait: DaemonWait,
+    pub(crate) class: Option<ServiceClass>,
     /// Wait for room on a device that the program will see.
     #[arg(long)]
     pub(crate) wait: bool,
@@ -89,14 +84,6 @@ pub(crate) struct Options {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
-}
-
-fn parse_tolerance(text: &str) -> Result<ServiceClass, String> {
-    if text.is_empty() {
-        return Ok(ServiceClass::SLO_SENSITIVE);
-    }
-    let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
-    percent.and_then(ServiceClass::slo_sensitive).ok_or_else(|| "need 1 to 100 (per cent)".into())
 }
 
 fn parse_sm(text: &str) -> Result<SmShare, String> {
@@ -115,6 +102,15 @@ fn parse_memory(text: &str) -> Result<Bytes, String> {
         Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
         bytes => Ok(bytes),
     }
+}
+
+/// A setting in the environment, which the program reads for itself.
+fn setting<T, E: std::fmt::Display>(
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> anyhow::Result<Option<T>> {
+    let Some(text) = std::env::var_os(name).filter(|text| !text.is_empty()) else { return Ok(None) };
+    parse(&text.to_string_lossy()).map(Some).map_err(|error| anyhow::anyhow!("{name}: {error}"))
 }
 
 fn parse_loss(text: &str) -> Result<OnDaemonLoss, String> {
@@ -137,8 +133,8 @@ fn lost_value(options: &Options) -> Option<&'static str> {
     if bare_sim && !word.contains('/') && sim::checked(word).is_ok() {
         return Some("--sim");
     }
-    let bare_class = options.slo_sensitive == Some(ServiceClass::SLO_SENSITIVE);
-    (bare_class && parse_tolerance(word).is_ok()).then_some("--slo-sensitive")
+    let is_socket = |file: std::fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type());
+    (options.shim.is_bare() && std::fs::metadata(word).is_ok_and(is_socket)).then_some("--shim")
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
@@ -220,10 +216,14 @@ fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> 
         else {
             return Ok(());
         };
+        // No end of other programs makes a device larger.
+        let is_too_large = |bytes: Bytes| devices.iter().all(|(_, all)| bytes > *all);
+        let never = spec.memory().is_some_and(is_too_large);
         anyhow::ensure!(
-            wait,
-            "the daemon at {} has no room for the program: {refusal}; --wait waits for it",
-            socket.display()
+            wait && !never,
+            "the daemon at {} has no room for the program: {refusal}{}",
+            socket.display(),
+            if never { "" } else { "; --wait waits for it" }
         );
         if !told {
             eprintln!("gshare: waits for room: {refusal}");
@@ -296,7 +296,9 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
         false => ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), options.mem)?,
     };
     let (pid_start, pid, program) = (0, 0, program.into_owned());
-    let hello = ToDaemon::Hello { pid_start, pid, run, name, program, spec, on_loss: options.on_daemon_loss };
+    let on_loss = setting("GSHARE_ON_DAEMON_LOSS", parse_loss)?.unwrap_or_default();
+    setting("GSHARE_DAEMON_WAIT", str::parse::<DaemonWait>)?;
+    let hello = ToDaemon::Hello { pid_start, pid, run, name, program, spec, on_loss };
     let mut set = |key: &str, value: Option<String>| {
         match value {
             Some(value) => command.env(key, value),
@@ -307,14 +309,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
     set("GSHARE_OBSERVE", options.observe.then(|| "1".to_owned()));
     set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
-    let best_effort = options.best_effort.then_some(ServiceClass::BestEffort);
-    set("GSHARE_CLASS", options.slo_sensitive.or(best_effort).map(|class| class.to_string()));
-    let policy = match options.on_daemon_loss {
-        OnDaemonLoss::Open => "open",
-        OnDaemonLoss::Closed => "closed",
-    };
-    set("GSHARE_ON_DAEMON_LOSS", Some(policy.into()));
-    set("GSHARE_DAEMON_WAIT", Some(options.daemon_wait.to_string()));
+    set("GSHARE_CLASS", options.class.map(|class| class.to_string()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);
     let partition = Partition::of_node(simulated);
@@ -382,26 +377,26 @@ mod tests {
             lost_value(&Options::from_arg_matches(&matches).unwrap())
         };
         assert_eq!(lost(&["--sim", "a100", "--", "true"]), Some("--sim"));
-        assert_eq!(lost(&["--slo-sensitive", "30", "--", "true"]), Some("--slo-sensitive"));
-        assert_eq!(lost(&["--sim=a100", "--slo-sensitive=30", "--", "true"]), None);
-        assert_eq!(lost(&["--sim", "--slo-sensitive", "--", "python3"]), None);
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("store.sock");
+        let _store = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let socket = socket.to_str().unwrap();
+        assert_eq!(lost(&["--shim", socket, "--", "true"]), Some("--shim"));
+        assert_eq!(lost(&["--sim=a100", &format!("--shim={socket}"), "--", "true"]), None);
+        assert_eq!(lost(&["--sim", "--shim", "--", "python3"]), None);
         assert_eq!(lost(&["--", "a100"]), None);
     }
 
-    /// A class without a tolerance means the same to the command, the configuration and the library.
     #[test]
     fn the_tolerance_that_is_left_out_is_the_librarys() {
-        let class = |argument: &str| {
+        let class = |value: &str| {
             let command = Options::augment_args(clap::Command::new("run"));
-            let matches = command.try_get_matches_from(["run", argument, "true"]).unwrap();
-            Options::from_arg_matches(&matches).unwrap().slo_sensitive
+            let matches = command.try_get_matches_from(["run", "--class", value, "true"]).unwrap();
+            Options::from_arg_matches(&matches).unwrap().class
         };
-        assert_eq!(class("--slo-sensitive"), Some(ServiceClass::SLO_SENSITIVE));
-        assert_eq!(class("--slo-sensitive=60"), ServiceClass::slo_sensitive(60));
-        let mut command = Options::augment_args(clap::Command::new("run"));
-        let help = command.render_long_help().to_string();
-        let percent = ServiceClass::SLO_SENSITIVE.to_string();
-        let percent = percent.strip_prefix("slo-sensitive:").unwrap();
-        assert!(help.contains(&format!("[{percent} if left out]")), "{help}");
+        assert_eq!(class("slo-sensitive"), Some(ServiceClass::SLO_SENSITIVE));
+        assert_eq!(class("slo-sensitive:60%"), ServiceClass::slo_sensitive(60));
+        let help = Options::augment_args(clap::Command::new("run")).render_long_help().to_string();
+        assert!(help.contains("by default 30") && ServiceClass::SLO_SENSITIVE.to_string().ends_with(":30"));
     }
 }

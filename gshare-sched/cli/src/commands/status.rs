@@ -1,6 +1,6 @@
 //! `gshare status`: the clients of this node's GPUs.
 
-use super::{Where, print_json};
+use super::{Form, Where, print_json};
 use gshare_core::Bytes;
 use gshare_sched::node::FactSource;
 use gshared::enforce::Partition;
@@ -8,6 +8,8 @@ use gshared::{ClientSnapshot, Snapshot};
 use std::fmt::Write as _;
 
 /// Show the daemon, its devices and its clients.
+///
+/// In JSON shares are fractions of 1; times are in ns, memory in bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -16,18 +18,17 @@ EXAMPLES
 pub(crate) struct Options {
     #[command(flatten)]
     place: Where,
-    /// Print one JSON object: shares are fractions of 1; times are in ns, memory in bytes.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let mut snapshot = options.place.snapshot()?;
     look_who_holds(&mut snapshot);
-    if options.json {
+    if options.form.json {
         return print_json(&snapshot);
     }
-    print!("{}", text(&snapshot, |client| client.measured));
+    print!("{}", text(&snapshot));
     Ok(())
 }
 
@@ -59,8 +60,8 @@ fn held_by(client: &ClientSnapshot) -> String {
     parts.join(", ")
 }
 
-/// The tables of `status` and `top`; `measured` gives each client's recent share.
-pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f64) -> String {
+/// The tables of `status` and `top`.
+pub(crate) fn text(snapshot: &Snapshot) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(
@@ -76,7 +77,9 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
         let memory = if device.memory_bytes == Bytes::ZERO {
             "memory unknown".into()
         } else {
-            format!("{} of {} held", device.held_bytes, device.memory_bytes)
+            let clients = snapshot.clients.iter().filter(|client| client.gpu == device.gpu);
+            let used: Bytes = clients.map(|client| client.memory_bytes).sum();
+            format!("{used} of {} used, {} kept for limits", device.memory_bytes, device.held_bytes)
         };
         let simulated = if device.simulated { "simulated, " } else { "" };
         let source = match device.memory_source {
@@ -110,7 +113,7 @@ pub(crate) fn text(snapshot: &Snapshot, measured: impl Fn(&ClientSnapshot) -> f6
             client.gpu.number().to_string(),
             percent(client.quota_request),
             if client.observed { "observed".to_owned() } else { percent(client.quota_limit) },
-            percent(measured(client)),
+            percent(client.measured),
             percent(client.sm),
             client.memory_bytes.to_string(),
             client.memory_limit_bytes.map_or_else(|| "-".into(), |bytes| bytes.to_string()),

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// The store's socket [default: `GSHARE_STORE_SOCKET`; else /run/gshare/store.sock].
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Print one JSON object.
+    /// Print JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -78,17 +78,21 @@ enum Command {
     Evict {
         /// Name of the model.
         name: String,
-        /// Forget its source file as well, which frees its name.
-        #[arg(long)]
-        forget: bool,
+    },
+    /// Remove a model from memory, and forget its source file, which frees its name.
+    Forget {
+        /// Name of the model.
+        name: String,
     },
     /// Keep a model in memory once it is there.
     Pin {
         /// Name of the model.
         name: String,
-        /// Undo the pin.
-        #[arg(long)]
-        off: bool,
+    },
+    /// Undo a pin.
+    Unpin {
+        /// Name of the model.
+        name: String,
     },
     /// Hash a model in memory again, and compare.
     Verify {
@@ -204,16 +208,21 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             }
             say(text.trim_end())
         }
-        Command::Evict { name, forget } => {
-            client.evict(name, *forget)?;
-            done(format!("{name} is out of memory{}", if *forget { ", and its name is free" } else { "" }))
+        Command::Evict { name } => {
+            client.evict(name, false)?;
+            done(format!("{name} is out of memory"))
         }
-        Command::Pin { name, off } => {
-            client.pin(name, !off)?;
-            done(format!(
-                "{name} {}",
-                if *off { "may go when room is needed" } else { "stays in memory once it is there" }
-            ))
+        Command::Forget { name } => {
+            client.evict(name, true)?;
+            done(format!("{name} is out of memory, and its name is free"))
+        }
+        Command::Pin { name } => {
+            client.pin(name, true)?;
+            done(format!("{name} stays in memory once it is there"))
+        }
+        Command::Unpin { name } => {
+            client.pin(name, false)?;
+            done(format!("{name} may go when room is needed"))
         }
         Command::Verify { name } => {
             client.verify(name)?;

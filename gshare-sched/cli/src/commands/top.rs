@@ -2,7 +2,7 @@
 
 mod view;
 
-use super::{Where, out, status};
+use super::{Form, Where, out, status};
 use gshare_core::{ClientId, Duration, Timestamp};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -20,25 +20,26 @@ const TURN: std::time::Duration = std::time::Duration::from_millis(100);
 ///
 /// On a terminal each client has a row with a bar of used against requested time, and the last 60 measurements; columns
 /// that do not fit are left out. Keys: s sorts by the next column, r reverses, arrows and PgUp/PgDn move, ? explains, q
-/// ends. Elsewhere, and with --plain or --count, tables are printed one after another.
+/// ends. Elsewhere, and with --count or --json, tables are printed one after another; a table in JSON is one line, with the
+/// fields of `gshare status --json`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   gshare top                                 the screen, measured each second; q ends
   gshare top --interval 250ms                four times a second
-  gshare top --plain --count 60 > shares     a minute of tables, for a file")]
+  gshare top --count 60 > shares             a minute of tables, for a file
+  gshare top --json --interval 5s            a line of JSON each five seconds")]
 pub(crate) struct Options {
     #[command(flatten)]
     place: Where,
     /// Time between two tables, over which shares are measured.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Stop after N tables, printed as with --plain.
+    /// Print N tables, and stop.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Print tables one after another also on a terminal.
-    #[arg(long)]
-    plain: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -48,7 +49,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    if options.plain || options.count.is_some() || dumb || !std::io::stdout().is_terminal() {
+    if options.form.json || options.count.is_some() || dumb || !std::io::stdout().is_terminal() {
         return tables(options);
     }
     let mut view = View::new(std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
@@ -103,12 +104,17 @@ fn tables(options: &Options) -> anyhow::Result<()> {
         if shown > 0 {
             std::thread::sleep(std::time::Duration::from_nanos(options.interval.as_nanos()));
         }
-        let snapshot = options.place.snapshot()?;
+        let mut snapshot = options.place.snapshot()?;
         let elapsed = snapshot.now_ns.saturating_since(before.0);
-        let text = status::text(&snapshot, |client| {
-            let Some(used) = before.1.get(&client.client) else { return client.measured };
-            share(client.total_used_ns.saturating_sub(*used), elapsed)
-        });
+        for client in &mut snapshot.clients {
+            if let Some(used) = before.1.get(&client.client) {
+                client.measured = share(client.total_used_ns.saturating_sub(*used), elapsed);
+            }
+        }
+        let text = match options.form.json {
+            true => serde_json::to_string(&snapshot)?,
+            false => status::text(&snapshot),
+        };
         if !out::write(&mut std::io::stdout().lock(), (text + "\n").as_bytes())? {
             return Ok(());
         }

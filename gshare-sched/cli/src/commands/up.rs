@@ -14,8 +14,9 @@ const HOST: &str = "gshare-openfaas";
 pub(crate) const MISSING: &str = "gshare-openfaas is neither beside this command nor on the search path; \
     packages bring it along, and `cargo install --path examples/hosts/openfaas --bin gshare-openfaas` builds it in a checkout";
 
-/// Start the host of this node's functions. Deploy functions with a latency objective, and the host measures, places,
-/// scales and serves them.
+/// Start the host of this node's functions.
+///
+/// Deploy functions with a latency objective, and the host measures, places, scales and serves them.
 ///
 /// The host uses the GPUs of this machine, or simulated GPUs: `gshare up --sim=a100,devices=2`. `gshare up --demo` deploys
 /// some functions, loads them and prints the results. All arguments go to the host: `gshare up --help` lists them.

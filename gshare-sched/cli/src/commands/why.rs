@@ -1,6 +1,6 @@
 //! `gshare why`: the reason for a wait, a denial or a refusal; now from the daemon, and for the past from its journal.
 
-use super::{Where, bypass, print_json};
+use super::{Form, Where, bypass, print_json};
 use anyhow::Context as _;
 use gshare_core::reason::Reason;
 use gshare_core::{Duration, Timestamp};
@@ -9,11 +9,15 @@ use gshared::{Snapshot, journal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Explain why a client waits, or why it was denied memory or refused: the rule, since when and until when.
+/// Explain why a client waits, or was denied memory or refused.
+///
+/// An answer has the rule, and since when and until when it holds the client up.
 ///
 /// Without --at and --since the daemon answers for the present. With --at, --since or --journal, the answer comes from the
 /// journal, which records each wait of 10 ms and more, each denial of memory and each refusal. Times count back from now,
 /// or from the end of the journal of a daemon that has ended.
+///
+/// --json prints {"findings": […]} and `now_ns`; times are in ns of the monotonic clock of the node.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
@@ -38,9 +42,8 @@ pub(crate) struct Options {
     journal: Option<PathBuf>,
     #[command(flatten)]
     place: Where,
-    /// Print one JSON object: {"findings": […]}, and `now_ns`; times in ns of the monotonic clock of the node.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
@@ -66,7 +69,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             (now, chosen(of_it, now, options))
         }
     };
-    if options.json {
+    if options.form.json {
         return print_json(&serde_json::json!({ "now_ns": now, "findings": findings }));
     }
     if findings.is_empty() {

@@ -2,7 +2,7 @@
 
 pub mod log;
 
-use crate::config::{JournalConfig, MetricsAddress, MpsMode};
+use crate::config::MpsMode;
 use crate::mps::Mps;
 use crate::{Config, Daemon, Handle};
 use anyhow::Context as _;
@@ -24,30 +24,21 @@ pub fn end_on_panic() {
 
 const DEFAULT_CONFIG: &str = "/etc/gshare/gshared.toml";
 
-/// Run the node daemon in the foreground. SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
+/// Run the node daemon in the foreground.
+///
+/// SIGHUP re-reads the configuration, SIGTERM and SIGINT stop it.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Configuration file [default: /etc/gshare/gshared.toml, if it is there].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Read no configuration file.
-    #[arg(long, conflicts_with = "config")]
-    no_config: bool,
-    /// End when no process has been connected for this long.
-    #[arg(long, value_name = "TIME")]
-    idle_exit: Option<gshare_core::Duration>,
     /// Socket for hooked processes, instead of the configuration's. The admin socket is beside it, unless the configuration sets one.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Directory of the journal, instead of the configuration's.
-    #[arg(long, value_name = "DIR")]
-    journal: Option<PathBuf>,
-    /// Address of the Prometheus endpoint, instead of the configuration's: ADDRESS:PORT, PORT on loopback, or unix:PATH.
-    #[arg(long, value_name = "ADDRESS")]
-    metrics: Option<MetricsAddress>,
-    /// Keep only the last part of the log: standard error is a file that may be read and appended to.
-    #[arg(long, hide = true)]
-    pub trim_log: bool,
+    /// Be the daemon that `gshare run` starts: end when no process has been connected for this long, and keep only the last
+    /// part of the log, since standard error is a file that may be read and appended to.
+    #[arg(long, hide = true, value_name = "TIME")]
+    pub private: Option<gshare_core::Duration>,
     /// Read the configuration, say whether it is good, and exit.
     #[arg(long)]
     check: bool,
@@ -56,8 +47,7 @@ pub struct Options {
 impl Options {
     fn file(&self) -> Option<&Path> {
         let default = Path::new(DEFAULT_CONFIG);
-        let wanted = !self.no_config && default.exists();
-        self.config.as_deref().or_else(|| wanted.then_some(default))
+        self.config.as_deref().or_else(|| default.exists().then_some(default))
     }
 
     fn load(&self) -> anyhow::Result<Config> {
@@ -68,14 +58,7 @@ impl Options {
         if let Some(socket) = &self.socket {
             config.socket.clone_from(socket);
         }
-        config.idle_exit = self.idle_exit;
-        if self.metrics.is_some() {
-            config.metrics.clone_from(&self.metrics);
-        }
-        if let Some(dir) = &self.journal {
-            // The other settings of the file stay, since a default `keep_files` could delete files it keeps.
-            config.journal.get_or_insert_with(|| JournalConfig::new(dir)).dir.clone_from(dir);
-        }
+        config.idle_exit = self.private.or(config.idle_exit);
         Ok(config)
     }
 }
@@ -119,7 +102,7 @@ fn watch_signals(mut signals: Signals, options: &Options, handle: &Handle) {
         match result {
             Ok(()) => tracing::info!("configuration re-read"),
             Err(error) => {
-                let error = log::told(&error);
+                let error = crate::report::told(error.as_ref());
                 tracing::error!("the old configuration stays in force: {error}");
             }
         }
@@ -162,15 +145,6 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let args = ["gshared", "--config", file.to_str().unwrap()].into_iter().chain(args.iter().copied());
         <Command as clap::Parser>::parse_from(args).options.load().unwrap()
-    }
-
-    #[test]
-    fn another_directory_of_the_journal_changes_nothing_else_of_it() {
-        let file = "[journal]\ndir = '/var/a'\nmax_file = '2MiB'\nkeep_files = 100\nactions = true";
-        let mut wanted = loaded(file, &[]).journal.unwrap();
-        wanted.dir = "/var/b".into();
-        assert_eq!(loaded(file, &["--journal", "/var/b"]).journal.unwrap(), wanted);
-        assert_eq!(loaded("", &["--journal", "/var/b"]).journal, Some(JournalConfig::new("/var/b")));
     }
 
     #[test]

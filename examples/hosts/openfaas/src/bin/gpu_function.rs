@@ -1,5 +1,5 @@
 //! A function for the OpenFaaS host: see [`gshare_openfaas::gpu_function`].
 
-fn main() -> anyhow::Result<()> {
-    gshare_openfaas::gpu_function::main()
+fn main() -> std::process::ExitCode {
+    gshared::report::exit(gshare_openfaas::gpu_function::main())
 }

@@ -24,7 +24,7 @@ impl Host {
                 (_, Regime::Fractional) => ("gshare/regime: `fractional`", "GPUs whose time is shared"),
                 (_, Regime::Sliced) => ("gshare/regime: `sliced`", "GPUs that are cut into MIG devices"),
                 (_, Regime::Whole) => {
-                    ("gshare/regime: `whole`", "GPUs that serve one request at a time (--whole)")
+                    ("gshare/regime: `whole`", "GPUs that serve one request at a time (`host.whole`)")
                 }
             };
             return Some(format!("annotations: {what}: need {need}, and this node has none"));
@@ -142,7 +142,7 @@ impl Host {
         if let Some(found) = found {
             why += &format!(
                 "; the least latency that was measured is {}, while other processes had {} of the device's time; \
-                 `gshare profile --again {name}` measures it again",
+                 `gshare lab profile --again {name}` measures it again",
                 found.least, found.others
             );
         }

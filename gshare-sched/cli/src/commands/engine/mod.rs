@@ -1,4 +1,4 @@
-//! `gshare engine`: a decision engine as a filter, for hosts in any language.
+//! `gshare lab engine`: a decision engine as a filter, for hosts in any language.
 //!
 //! # Cost, and why there is no C interface
 //! `benches/scripts/filter_cost.py` measures the cost. On two idle CPUs of a virtual machine a round trip through the token
@@ -23,8 +23,8 @@ mod token_scheduler;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
-  gshare engine platform --schema                                 what a line in and a line out may be
-  gshare engine token < events.jsonl > actions.jsonl")]
+  gshare lab engine platform --schema                                 what a line in and a line out may be
+  gshare lab engine token < events.jsonl > actions.jsonl")]
 pub(crate) struct Options {
     /// The engine.
     #[command(subcommand)]

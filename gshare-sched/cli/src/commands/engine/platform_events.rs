@@ -1,4 +1,4 @@
-//! `gshare engine platform`.
+//! `gshare lab engine platform`.
 
 use super::filter;
 use gshare_sched::platform::PlatformSettings;

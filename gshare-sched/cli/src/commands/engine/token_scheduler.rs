@@ -1,4 +1,4 @@
-//! `gshare engine token`.
+//! `gshare lab engine token`.
 
 use super::filter;
 use gshare_sched::token::{MultiToken, MultiTokenConfig};

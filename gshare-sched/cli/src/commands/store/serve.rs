@@ -3,6 +3,7 @@
 use super::DEFAULT_SOCKET;
 use crate::commands::sim::Simulate;
 use anyhow::Context as _;
+use gshare_core::text::some_text;
 use gshare_core::{Bytes, Duration};
 use gshare_modelstore::backend::cuda::{PinnedBackend, VmmBackend};
 use gshare_modelstore::server::{Server, ServerConfig};
@@ -18,15 +19,17 @@ use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A --config file is TOML with any of these settings, which flags override:
+/// A --config file is TOML with any of these settings, which options override:
 ///
 ///     socket = "/run/gshare/store.sock"
 ///     host = "4GiB"
 ///     gpu = "8GiB"
+///     # Number of the GPU.
 ///     device = 0
 ///     models = "/srv/models"
+///     # Permissions of the socket.
 ///     mode = "666"
-///     # Limits of each user, and of the user with uid 1000.
+///     # Limits of each user, by default half of the memory except for root and the store's own user; then of uid 1000.
 ///     [limits]
 ///     bytes = "2GiB"
 ///     models = 20
@@ -47,48 +50,24 @@ pub(super) struct Serve {
     /// the memory, and clients map it for reading. Host memory is then page-locked, up to the limit of locked memory.
     #[arg(long, value_name = "BYTES")]
     gpu: Option<Bytes>,
-    /// Number of the GPU [default: 0].
-    #[arg(long, value_name = "N")]
-    device: Option<u32>,
     #[command(flatten)]
     simulate: Simulate,
     /// Directory of *.safetensors files that all users may read as models, loaded on demand.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// Memory for the models of each user without a --user-limit [default: half of it, except for root and the store's own
-    /// user].
-    #[arg(long, value_name = "BYTES")]
-    limit: Option<Bytes>,
-    /// Memory for the models of one user.
-    #[arg(long, value_name = "UID=BYTES", value_parser = user_limit)]
-    user_limit: Vec<(u32, Bytes)>,
-    /// Permissions of the socket, octal [default: 666].
-    #[arg(long, value_name = "MODE", value_parser = octal)]
-    mode: Option<u32>,
     /// End with the process of this number, the parent.
     #[arg(long, value_name = "PID", hide = true)]
     dies_with: Option<i32>,
-}
-
-/// A quantity with its unit.
-#[derive(Debug, Deserialize)]
-#[serde(try_from = "String", bound = "T: std::str::FromStr, T::Err: std::fmt::Display")]
-struct Text<T>(T);
-
-impl<T: std::str::FromStr<Err: std::fmt::Display>> TryFrom<String> for Text<T> {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|error: T::Err| error.to_string())
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
     socket: Option<PathBuf>,
-    host: Option<Text<Bytes>>,
-    gpu: Option<Text<Bytes>>,
+    #[serde(deserialize_with = "some_text")]
+    host: Option<Bytes>,
+    #[serde(deserialize_with = "some_text")]
+    gpu: Option<Bytes>,
     device: Option<u32>,
     models: Option<PathBuf>,
     mode: Option<String>,
@@ -99,18 +78,20 @@ struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Limits {
-    bytes: Option<Text<Bytes>>,
+    #[serde(deserialize_with = "some_text")]
+    bytes: Option<Bytes>,
     models: Option<u32>,
-    load_interval: Option<Text<Duration>>,
+    #[serde(deserialize_with = "some_text")]
+    load_interval: Option<Duration>,
     load_burst: Option<u32>,
 }
 
 impl Limits {
     fn check(self) -> anyhow::Result<StoreLimits> {
         let mut limits = StoreLimits::default();
-        limits.bytes = self.bytes.map_or(limits.bytes, |Text(bytes)| bytes);
+        limits.bytes = self.bytes.unwrap_or(limits.bytes);
         limits.models = self.models.unwrap_or(limits.models);
-        limits.load_interval = self.load_interval.map_or(limits.load_interval, |Text(time)| time);
+        limits.load_interval = self.load_interval.unwrap_or(limits.load_interval);
         limits.load_burst = self.load_burst.unwrap_or(limits.load_burst);
         anyhow::ensure!(limits.load_burst > 0, "`load_burst` is 0: need at least 1");
         Ok(limits)
@@ -128,11 +109,6 @@ fn uid(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("`{text}` is not a uid"))
 }
 
-fn user_limit(text: &str) -> Result<(u32, Bytes), String> {
-    let (user, bytes) = text.split_once('=').ok_or("need UID=BYTES, such as 1000=2GiB")?;
-    Ok((uid(user)?, bytes.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())?))
-}
-
 impl Serve {
     pub(super) fn run(&self, socket: Option<&Path>) -> anyhow::Result<()> {
         let file = match &self.config {
@@ -143,10 +119,9 @@ impl Serve {
                 toml::from_str(&text).with_context(context)?
             }
         };
-        let gpu = self.gpu.or(file.gpu.map(|Text(bytes)| bytes));
-        let device = self.device.or(file.device);
+        let gpu = self.gpu.or(file.gpu);
         if gpu.is_none() {
-            for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", device.is_some())] {
+            for (name, given) in [("sim", self.simulate.sim.is_some()), ("device", file.device.is_some())] {
                 anyhow::ensure!(!given, "`{name}` is about memory of a GPU, and `gpu` says no bytes of it");
             }
         }
@@ -156,25 +131,19 @@ impl Serve {
         }
         let socket = socket.map(Path::to_owned).or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into());
         let mut config = ServerConfig::at(socket);
-        config.store.host = self.host.or(file.host.map(|Text(bytes)| bytes)).unwrap_or(config.store.host);
+        config.store.host = self.host.or(file.host).unwrap_or(config.store.host);
         config.models = self.models.clone().or(file.models);
         let mode = file.mode.map(|text| octal(&text)).transpose().map_err(anyhow::Error::msg)?;
-        config.socket_mode = self.mode.or(mode).unwrap_or(config.socket_mode);
+        config.socket_mode = mode.unwrap_or(config.socket_mode);
         config.default_limits = file.limits.check()?;
-        if let Some(bytes) = self.limit {
-            config.default_limits.bytes = bytes;
-        }
         for (user, limits) in file.users {
             let limits = limits.check().with_context(|| format!("user {user}"))?;
             config.limits.insert(uid(&user).map_err(anyhow::Error::msg)?, limits);
         }
-        for &(user, bytes) in &self.user_limit {
-            config.limits.entry(user).or_default().bytes = bytes;
-        }
         if let Some(directory) = config.socket.parent() {
             std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
         }
-        self.serve(config, gpu, device.unwrap_or(0))
+        self.serve(config, gpu, file.device.unwrap_or(0))
     }
 
     fn serve(&self, mut config: ServerConfig, gpu: Option<Bytes>, device: u32) -> anyhow::Result<()> {
