@@ -64,7 +64,7 @@ NOT_RUN = {
     "cargo deny": "the list of advisories, from the network",
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
-    "url=https:/": "`routes.py` installs with it",
+    "url=https://": "`routes.py` installs with it",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {

@@ -54,8 +54,7 @@ class Share(TypedDict, total=False):
     name: str
     """Name of the instance, unique on the node."""
     service_class: str
-    """"slo-sensitive": other programs yield to this program, with "slo-sensitive:60" from a slowdown of 60 per cent on; or
-    "best-effort": the program takes the time that others leave."""
+    """"slo-sensitive" or "slo-sensitive:PERCENT": other programs yield to this program; "best-effort": it takes the time they leave."""
     observe: bool
     """Whether the program is measured without a limit."""
     wait: bool
@@ -168,7 +167,6 @@ def _argv(share: Share, program: Sequence[str | os.PathLike[str]]) -> list[str]:
     for key, value in share.items():
         if key not in Share.__annotations__:
             raise TypeError(f"{key}: unknown; need {', '.join(Share.__annotations__)}")
-        # `class` is a word of the language.
         option = "--" + key.removeprefix("service_")
         if value is True:
             argv.append(option)

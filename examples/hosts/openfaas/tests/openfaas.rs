@@ -87,7 +87,7 @@ fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
         !refused.status.success() && said.contains("--listen 0.0.0.0:0: the host speaks plain HTTP"),
         "{said}"
     );
-    let provider = Provider::of(host.env("GSHARE_PLAIN_HTTP", "1"));
+    let provider = Provider::of(host.args(["--set", "host.plain_http=true"]));
     assert_eq!(provider.call("GET", "/system/functions", "").0, 401);
 }
 
