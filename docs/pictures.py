@@ -12,6 +12,7 @@ figure], or with `--series` a panel for each figure over time.
 
 import csv
 import fcntl
+import http.server
 import os
 import pathlib
 import pty
@@ -24,7 +25,9 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
+import urllib.request
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -123,7 +126,7 @@ def svg(screen, file):
 
 
 def page(gshare, folder, file):
-    """The page in the middle of the load."""
+    """The page in the middle of the load. The browser starts after the load, since its start would delay the functions."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         print("no Chromium, no picture of the page")
@@ -131,15 +134,29 @@ def page(gshare, folder, file):
     host = subprocess.Popen([gshare, "up", "--demo", "--listen", "127.0.0.1:0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         for line in host.stdout:
-            if found := re.search(r"load for 30 s: (\S+/ui)", line):
+            if found := re.search(r"load for 30 s: (\S+)/ui", line):
                 break
-        time.sleep(12)
-        argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/browser"]
-        argv += ["--window-size=1200,1000", "--virtual-time-budget=8000", f"--screenshot={file}", found[1]]
-        subprocess.run(argv, check=True, stderr=subprocess.DEVNULL)
+        time.sleep(25)
+        answers = {path: urllib.request.urlopen(found[1] + path).read() for path in ("/ui", "/system/state", "/system/history")}
     finally:
         host.send_signal(signal.SIGINT)
         host.wait()
+
+    class Recorded(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers.get(self.path.split("?")[0], b""))
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/browser"]
+        argv += ["--window-size=1280,1500", "--virtual-time-budget=400", f"--screenshot={file}", f"http://127.0.0.1:{server.server_port}/ui"]
+        subprocess.run(argv, check=True, stderr=subprocess.DEVNULL)
+        server.shutdown()
 
 
 def main():

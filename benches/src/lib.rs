@@ -14,8 +14,3 @@ pub mod world;
 pub fn runs_as_test() -> bool {
     std::env::args().any(|argument| argument == "--test")
 }
-
-/// The example of the README is run as a test: here, since the packages of other crates do not contain that file.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

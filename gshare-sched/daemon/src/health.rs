@@ -1,6 +1,6 @@
-//! The thread that asks the driver for lost devices.
+//! The thread that asks the driver for lost devices and sensors.
 
-use crate::nvml::LostDevice;
+use crate::nvml::News;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -10,19 +10,20 @@ use std::time::Duration;
 /// Period of the question.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Lost devices by the last answer; `None` before the first answer.
-pub(crate) type Lost = Arc<Mutex<Option<Vec<LostDevice>>>>;
+/// The last answer; `None` before the first.
+pub(crate) type Last = Arc<Mutex<Option<News>>>;
 
 /// The source of news of devices that are lost or come back.
-pub(crate) type Health = dyn FnMut() -> Option<Vec<LostDevice>> + Send;
+pub(crate) type Health = dyn FnMut() -> Option<News> + Send;
 
 /// Asks until the returned sender is dropped. The drop does not wait for the thread, since the driver may never answer.
-pub(crate) fn watch(mut health: Box<Health>, lost: Lost) -> io::Result<Sender<()>> {
+pub(crate) fn watch(mut health: Box<Health>, last: Last) -> io::Result<Sender<()>> {
     let (stop, stopped) = channel();
     let run = move || {
         loop {
-            if let Some(found) = health() {
-                let before = lost.lock().replace(found.clone()).unwrap_or_default();
+            if let Some(news) = health() {
+                let found = news.0.clone();
+                let before = last.lock().replace(news).unwrap_or_default().0;
                 for device in found.iter().filter(|device| !before.contains(device)) {
                     tracing::warn!(device.uuid, device.why, "a device is lost");
                 }

@@ -74,7 +74,24 @@ pub struct LostDevice {
     pub why: String,
 }
 
-/// The news of lost devices by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
+/// Name and sensors of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Sensors {
+    /// `GPU-…`, then the `MIG-…` of its MIG devices.
+    pub uuids: Vec<String>,
+    /// The driver's name of the GPU.
+    pub name: String,
+    /// Temperature in degrees Celsius, if the driver reports one.
+    pub celsius: Option<u32>,
+    /// Power in mW, if the driver reports it.
+    pub milliwatts: Option<u32>,
+}
+
+/// The devices lost now, and the sensors of the GPUs.
+pub type News = (Vec<LostDevice>, Vec<Sensors>);
+
+/// [`News`] by NVML: a device is lost while NVML answers `NVML_ERROR_GPU_IS_LOST` or `NVML_ERROR_RESET_REQUIRED` for it.
 ///
 /// The first question loads NVML and lists the GPUs present; later questions try again where NVML is missing. An error that leaves a
 /// device usable for other programs, such as a fault of one program's kernel, is no loss of the device.
@@ -120,8 +137,7 @@ impl<T> Made<T> {
 #[derive(Debug)]
 struct WatchedGpu {
     index: c_uint,
-    /// The UUIDs of the GPU and of its MIG devices.
-    uuids: Vec<String>,
+    sensors: Sensors,
     why: Option<&'static str>,
 }
 
@@ -139,18 +155,24 @@ fn loss(error: &NvmlError) -> Option<&'static str> {
 }
 
 impl NvmlHealth {
-    /// The devices lost now; `None` where NVML cannot tell.
-    pub fn lost(&mut self) -> Option<Vec<LostDevice>> {
+    /// The news; `None` where NVML cannot tell.
+    pub fn look(&mut self) -> Option<News> {
         let nvml = self.nvml.get(Nvml::load)?;
         let watched = |(index, gpu): (c_uint, Found)| {
-            let slices = gpu.mig.into_iter().map(|slice| slice.uuid);
-            WatchedGpu { index, uuids: std::iter::once(gpu.uuid).chain(slices).collect(), why: None }
+            let uuids =
+                std::iter::once(gpu.uuid).chain(gpu.mig.into_iter().map(|slice| slice.uuid)).collect();
+            let sensors = Sensors { uuids, name: gpu.name, celsius: None, milliwatts: None };
+            WatchedGpu { index, sensors, why: None }
         };
         let gpus =
             self.gpus.get(|| nvml.listed().map(|gpus| gpus.into_iter().map(watched).collect::<Vec<_>>()))?;
         for gpu in &mut *gpus {
             // The handle is found by number: NVML looks for a UUID on all GPUs, so a lost GPU spoils the search for the others.
-            let answer = nvml.by_index(gpu.index).and_then(|handle| nvml.memory_of(handle));
+            let handle = nvml.by_index(gpu.index);
+            let answer = handle.and_then(|handle| nvml.memory_of(handle).map(|_| handle));
+            let read = answer.as_ref().ok();
+            gpu.sensors.celsius = read.and_then(|handle| nvml.celsius(*handle).ok());
+            gpu.sensors.milliwatts = read.and_then(|handle| nvml.milliwatts(*handle).ok());
             match answer {
                 Ok(_) => gpu.why = None,
                 // Other errors tell nothing about a loss, so the last state stays.
@@ -160,12 +182,13 @@ impl NvmlHealth {
         let lost = gpus.iter().filter_map(|gpu| Some((gpu, gpu.why?)));
         let each = |(gpu, why): (&WatchedGpu, &str)| {
             let why = why.to_owned();
-            gpu.uuids
+            gpu.sensors
+                .uuids
                 .iter()
                 .map(move |uuid| LostDevice { uuid: uuid.clone(), why: why.clone() })
                 .collect::<Vec<_>>()
         };
-        Some(lost.flat_map(each).collect())
+        Some((lost.flat_map(each).collect(), gpus.iter().map(|gpu| gpu.sensors.clone()).collect()))
     }
 }
 
@@ -383,6 +406,26 @@ impl Nvml {
         let mut memory = MemoryInfo { version, total: 0, reserved: 0, free: 0, used: 0 };
         call!(self, b"nvmlDeviceGetMemoryInfo_v2\0", (*mut c_void, *mut MemoryInfo), handle, &raw mut memory);
         Ok((Bytes(memory.total.saturating_sub(memory.reserved)), Bytes(memory.used)))
+    }
+
+    fn celsius(&self, gpu: *mut c_void) -> Result<u32, NvmlError> {
+        // Sensor 0 is the sensor of the GPU's die.
+        let (die, mut celsius) = (0, 0);
+        call!(
+            self,
+            b"nvmlDeviceGetTemperature\0",
+            (*mut c_void, c_uint, *mut c_uint),
+            gpu,
+            die,
+            &raw mut celsius
+        );
+        Ok(celsius)
+    }
+
+    fn milliwatts(&self, gpu: *mut c_void) -> Result<u32, NvmlError> {
+        let mut milliwatts = 0;
+        call!(self, b"nvmlDeviceGetPowerUsage\0", (*mut c_void, *mut c_uint), gpu, &raw mut milliwatts);
+        Ok(milliwatts)
     }
 
     /// Whether MIG is on; an error for a device without MIG.

@@ -1,7 +1,7 @@
-//! The page at `/ui`, and the common style and protection from other sites' pages for every page about a node.
+//! The page at `/ui` of the daemon and of the host of functions, and its protection from pages of other sites.
 //!
-//! A page is one document and loads nothing from elsewhere. The host of functions has its own page with the same style and the
-//! same small library.
+//! The page is one document and loads nothing from elsewhere. It shows each part that the program's state has: functions,
+//! pipelines and models for a host, GPUs and processes for both.
 
 use hyper::HeaderMap;
 use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
@@ -11,18 +11,34 @@ use std::sync::LazyLock;
 pub const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                           connect-src 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// A page with the common style in place of `/* style */`, and the common library in place of `/* library */`.
-pub fn whole(page: &str) -> String {
-    page.replacen("/* style */", include_str!("page/common.css"), 1).replacen(
-        "/* library */",
-        include_str!("page/common.js"),
-        1,
-    )
+/// A program that serves the page, and the paths below its address from which the page reads.
+#[derive(Debug, serde::Serialize)]
+pub struct About {
+    /// Name of the program.
+    pub title: &'static str,
+    /// The state at this moment: a [`Snapshot`](crate::Snapshot), or a host's functions and devices.
+    pub state: &'static str,
+    /// Samples of the last minutes, if the program keeps them. Without them the page keeps samples of its own while it is open.
+    pub history: Option<&'static str>,
+    /// Output of functions, if the program has functions.
+    pub logs: Option<&'static str>,
+}
+
+/// The page of a program.
+pub fn of(about: &About) -> String {
+    // Plain paths and a name: their JSON has no `<`, and so no end of the script.
+    let about = serde_json::to_string(about).unwrap_or_default();
+    include_str!("page/page.html")
+        .replacen("/* style */", include_str!("page/page.css"), 1)
+        .replacen("/* script */", include_str!("page/page.js"), 1)
+        .replacen("/* about */", &about, 1)
+        .replacen("/* docs */", concat!(env!("CARGO_PKG_REPOSITORY"), "/tree/main/docs"), 1)
 }
 
 /// The daemon's page.
 pub(crate) fn daemon() -> &'static str {
-    static PAGE: LazyLock<String> = LazyLock::new(|| whole(include_str!("page/daemon.html")));
+    static PAGE: LazyLock<String> =
+        LazyLock::new(|| of(&About { title: "gshared", state: "/status", history: None, logs: None }));
     &PAGE
 }
 
@@ -65,14 +81,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_has_its_style_and_its_library() {
+    fn the_page_is_whole_and_loads_nothing_from_elsewhere() {
         let page = daemon();
-        assert!(!page.contains("/* style */") && !page.contains("/* library */"));
-        assert!(
-            page.contains(include_str!("page/common.css")) && page.contains(include_str!("page/common.js"))
-        );
-        // Each of these could load a part from elsewhere.
-        for outside in ["http://", "https://", "src=", "@import", "innerHTML"] {
+        for part in [include_str!("page/page.css"), r#"{"title":"gshared","state":"/status""#, "follow();"] {
+            assert!(page.contains(part), "{part}");
+        }
+        for outside in ["/* ", "src=", "@import", "url(", "innerHTML"] {
             assert!(!page.contains(outside), "{outside}");
         }
     }

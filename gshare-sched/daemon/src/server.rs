@@ -10,11 +10,11 @@ use crate::config::{Config, ConfigError};
 use crate::facts::{self, Facts};
 use crate::front::{Front, Listeners};
 use crate::handle::{Command, Handle, Inbox, Reply, Running, line};
-use crate::health::{self, Health, Lost};
+use crate::health::{self, Health, Last};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, ReasonLabelSet};
-use crate::nvml::{DeviceFact, LostDevice, NodeDriver, NvmlHealth};
+use crate::nvml::{DeviceFact, News, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::snapshot::{ClientSnapshot, Snapshot};
 use crate::sockets::{beside, bind_admin, bind_frames, claim};
@@ -145,12 +145,12 @@ impl DaemonBuilder {
         Self { facts: Own(Some(Box::new(find))), ..self }
     }
 
-    /// Sets a source of news of the node's lost devices other than NVML. It lists the devices lost now, or `None` where it cannot tell,
-    /// and then its last answer stays. The daemon asks once a second in a separate thread, since a driver may take long to answer after
+    /// Sets a source of news of the node's devices other than NVML. It lists the devices lost now and the sensors, or gives `None` where
+    /// it cannot tell, and then its last answer stays. The daemon asks once a second in a separate thread, since a driver may take long to answer after
     /// the loss of a device.
     #[must_use]
-    pub fn health(self, lost: impl FnMut() -> Option<Vec<LostDevice>> + Send + 'static) -> Self {
-        Self { health: Own(Some(Box::new(lost))), ..self }
+    pub fn health(self, news: impl FnMut() -> Option<News> + Send + 'static) -> Self {
+        Self { health: Own(Some(Box::new(news))), ..self }
     }
 
     /// Binds the sockets and begins the journal. Processes may connect from here on; [`Daemon::run`] serves them.
@@ -227,7 +227,7 @@ impl DaemonBuilder {
             facts,
             questions: None,
             health,
-            lost: Lost::default(),
+            news: Last::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
@@ -276,7 +276,7 @@ pub struct Daemon {
     known: BTreeSet<DeviceUuid>,
     /// The source of news of lost devices, until the daemon runs, and the last news.
     health: Own<Health>,
-    lost: Lost,
+    news: Last,
     /// Connections before their Hello with their deadlines, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// The node's actions to carry out, in order.
@@ -300,7 +300,7 @@ impl Daemon {
         let (mut driver, mut watched) = (NodeDriver::default(), NvmlHealth::default());
         let (clock, engine, scaler) = (Arc::new(MonotonicClock), Own(None), Own(None));
         let builder = DaemonBuilder { config, clock, engine, scaler, facts: Own(None), health: Own(None) };
-        builder.facts(move |uuid| driver.find(uuid)).health(move || watched.lost())
+        builder.facts(move |uuid| driver.find(uuid)).health(move || watched.look())
     }
 
     /// A handle on the daemon.
@@ -320,7 +320,7 @@ impl Daemon {
         let listeners = self.listeners.take().ok_or(DaemonError::Stopped)?;
         let front = Front::start(listeners, self.handle(), Arc::clone(&self.access))?;
         tracing::info!(socket = %self.files[0].display(), epoch = self.epoch, "listening");
-        let health = self.health.0.take().map(|health| health::watch(health, Arc::clone(&self.lost)));
+        let health = self.health.0.take().map(|health| health::watch(health, Arc::clone(&self.news)));
         let health = health.transpose()?;
         let questions = self.facts.0.take().map(|facts| facts::answer(facts, self.handle()));
         self.questions = questions.transpose()?;
@@ -534,6 +534,7 @@ impl Daemon {
             let why = reasons.waits(now, node, &client);
             ClientSnapshot { why, ..ClientSnapshot::of(now, client) }
         };
+        let (lost, sensors) = self.news.lock().clone().unzip();
         Snapshot {
             now_ns: now,
             epoch: self.epoch,
@@ -550,7 +551,8 @@ impl Daemon {
             clients: node.clients(now).map(client).collect(),
             usage: self.node.processes.all(now, node),
             decisions: reasons.decisions(),
-            lost: self.lost.lock().clone(),
+            lost,
+            sensors: sensors.unwrap_or_default(),
         }
     }
 }

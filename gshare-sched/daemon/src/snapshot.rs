@@ -1,7 +1,7 @@
 //! The snapshot shown by `gshare status`, `gshare top`, the page and the metrics.
 
 use crate::enforce::HeldBy;
-use crate::nvml::LostDevice;
+use crate::nvml::{LostDevice, Sensors};
 use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
 use gshare_core::wire::OnDaemonLoss;
@@ -53,6 +53,9 @@ pub struct Snapshot {
     /// Devices of the node lost by their driver; `None` where the daemon has no answer of the driver.
     #[serde(default)]
     pub lost: Option<Vec<LostDevice>>,
+    /// Names and sensors of the GPUs that the driver lists; empty where the daemon has no answer of the driver.
+    #[serde(default)]
+    pub sensors: Vec<Sensors>,
 }
 
 /// A device of the node in a snapshot.

@@ -397,18 +397,19 @@ fn a_lost_device_is_in_the_snapshot_until_it_is_back_and_a_driver_that_hangs_hol
     let dir = tempfile::tempdir().unwrap();
     // A driver that is asked once for each answer that it is given; `None`: it does not tell.
     let (tell, told) = std::sync::mpsc::channel();
-    let lost = move || told.recv().unwrap_or_default();
-    let builder = Daemon::builder(Config::at(dir.path().join("gshare.sock"))).health(lost);
+    let news = move || told.recv().unwrap_or_default();
+    let builder = Daemon::builder(Config::at(dir.path().join("gshare.sock"))).health(news);
     let daemon = builder.build().unwrap().spawn().unwrap();
     let handle = daemon.handle();
     let lost = || handle.snapshot().unwrap().lost;
     // The driver has not answered yet, and snapshots are given all the same.
     assert!(lost().is_none());
-    let device = r#"[{"uuid":"GPU-1","why":"it is gone"}]"#;
-    tell.send(Some(serde_json::from_str(device).unwrap())).unwrap();
+    let news = r#"[[{"uuid":"GPU-1","why":"it is gone"}],[{"uuids":["GPU-0"],"name":"A100","celsius":60,"milliwatts":null}]]"#;
+    tell.send(Some(serde_json::from_str(news).unwrap())).unwrap();
     within(|| lost().is_some_and(|lost| lost.len() == 1 && lost[0].uuid == "GPU-1").then_some(()));
+    assert_eq!(handle.snapshot().unwrap().sensors[0].celsius, Some(60));
     tell.send(None).unwrap();
-    tell.send(Some(Vec::new())).unwrap();
+    tell.send(Some(gshared::nvml::News::default())).unwrap();
     within(|| lost().is_some_and(|lost| lost.is_empty()).then_some(()));
     // It is asked a last time, which it does not answer.
     daemon.stop().unwrap();

@@ -656,6 +656,16 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_settings_has_every_annotation() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/settings.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for (key, meaning) in KEYS {
+            let row = format!("| `{key}` | {meaning} |");
+            assert!(page.contains(&row), "docs/settings.md needs\n{row}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (rest, field) in [
             (r#""namespace":"other""#, "namespace"),

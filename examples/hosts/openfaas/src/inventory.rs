@@ -11,7 +11,8 @@ use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshared::nvml::{Found, LostDevice, Nvml, NvmlHealth};
+use gshared::nvml::{Found, LostDevice, News, Nvml, NvmlHealth};
+use gshared::{ClientSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -28,7 +29,7 @@ pub fn print_inventory() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers each input line with a line of JSON: the list of lost devices, or `null` if NVML cannot tell. Ends with its input.
+/// Answers each input line with a line of JSON: the lost devices and the sensors, or `null` if NVML cannot tell. Ends with its input.
 /// Hidden command for the host's copy of itself.
 ///
 /// # Errors
@@ -37,7 +38,7 @@ pub fn print_lost() -> anyhow::Result<()> {
     let mut health = NvmlHealth::default();
     for line in std::io::stdin().lock().lines() {
         line?;
-        println!("{}", serde_json::to_string(&health.lost())?);
+        println!("{}", serde_json::to_string(&health.look())?);
     }
     Ok(())
 }
@@ -50,12 +51,12 @@ struct SimulatedHealth(Vec<Board>);
 struct Board {
     environment: Vec<(OsString, OsString)>,
     asked: Option<(Child, BufReader<ChildStdout>)>,
-    /// Lost devices as last reported, kept while the copy cannot tell.
-    lost: Vec<LostDevice>,
+    /// The last report, kept while the copy cannot tell.
+    news: News,
 }
 
 impl Board {
-    fn ask(&mut self) -> anyhow::Result<Option<Vec<LostDevice>>> {
+    fn ask(&mut self) -> anyhow::Result<Option<News>> {
         if self.asked.is_none() {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg("--print-lost").envs(self.environment.iter().map(|(key, value)| (key, value)));
@@ -86,18 +87,21 @@ impl Drop for Board {
 }
 
 impl SimulatedHealth {
-    fn lost(&mut self) -> Option<Vec<LostDevice>> {
+    fn look(&mut self) -> Option<News> {
+        let mut all = News::default();
         for board in &mut self.0 {
             match board.ask() {
-                Ok(Some(lost)) => board.lost = lost,
+                Ok(Some(news)) => board.news = news,
                 Ok(None) => {}
                 Err(error) => {
                     eprintln!("openfaas: the health of a simulated board: {error}");
                     board.end();
                 }
             }
+            all.0.extend_from_slice(&board.news.0);
+            all.1.extend_from_slice(&board.news.1);
         }
-        Some(self.0.iter().flat_map(|board| &board.lost).cloned().collect())
+        Some(all)
     }
 }
 
@@ -239,12 +243,38 @@ impl Inventory {
     }
 
     /// A source of lost simulated devices for a daemon in this process: its own NVML does not see them. None without simulated boards.
-    pub fn health(&self) -> Option<impl FnMut() -> Option<Vec<LostDevice>> + Send + use<>> {
-        let board =
-            |environment: &Vec<_>| Board { environment: environment.clone(), asked: None, lost: Vec::new() };
+    pub fn health(&self) -> Option<impl FnMut() -> Option<News> + Send + use<>> {
+        let board = |environment: &Vec<_>| Board {
+            environment: environment.clone(),
+            asked: None,
+            news: News::default(),
+        };
         let boards: Vec<Board> = self.boards.iter().map(board).collect();
         let mut health = (!boards.is_empty()).then(|| SimulatedHealth(boards))?;
-        Some(move || health.lost())
+        Some(move || health.look())
+    }
+
+    /// The daemon's clients on these devices, each with its device and the part of the GPU that its MIG device is.
+    pub fn clients<'a>(
+        &self,
+        snapshot: &'a Snapshot,
+    ) -> impl Iterator<Item = (GpuId, f64, &'a ClientSnapshot)> {
+        let part = |uuid: &str| {
+            self.all.iter().find_map(|(gpu, device)| {
+                let slice = device.slices.iter().find(|(_, own)| own == uuid).map(|(at, _)| at.profile);
+                let part = || {
+                    let model = device.spec.mig.as_ref()?.model();
+                    Some(model.share_of(model.get(slice?)?)?.as_fraction())
+                };
+                device.uuids().any(|own| own == uuid).then(|| (*gpu, part().unwrap_or(1.0)))
+            })
+        };
+        let known = snapshot.devices.iter().filter_map(|of| Some((of.gpu, part(&of.uuid)?)));
+        let known: BTreeMap<GpuId, (GpuId, f64)> = known.collect();
+        snapshot.clients.iter().filter_map(move |client| {
+            let (gpu, part) = known.get(&client.gpu)?;
+            Some((*gpu, *part, client))
+        })
     }
 
     /// The reason for the loss of a device, if the list contains it.

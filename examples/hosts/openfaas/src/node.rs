@@ -6,6 +6,7 @@ pub use ticket::{Losses, Ticket};
 
 use super::between::Between;
 use super::deployment::Wants;
+use super::history::History;
 use super::host::{Host, Launch, Order, View, client};
 use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
@@ -82,6 +83,8 @@ pub struct Node {
     pub runner: Runner,
     /// Output of the processes.
     pub logs: Logs,
+    /// Requests and use of the last minutes.
+    pub history: Mutex<History>,
     /// Records that survive a restart.
     pub store: Store,
     /// Lock for changes of functions and secrets, so that files and engines agree.
@@ -146,8 +149,8 @@ impl Node {
         let host = Mutex::new(Host::new(platform, guess, orders));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
-        let idle = Mutex::default();
-        let node = Arc::new(Self { host, began, runner, logs, store, changes, deadline, idle });
+        let (idle, history) = (Mutex::default(), Mutex::default());
+        let node = Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, idle });
         let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
         // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
         // all.
@@ -380,21 +383,30 @@ async fn deadlines(node: Weak<Node>) {
     }
 }
 
-/// Records the device time of processes, and lost devices, from the daemon.
+/// Records the device time of processes, and lost devices, from the daemon; and a sample of the history.
 async fn look(node: Weak<Node>) {
     loop {
         tokio::time::sleep(LOOK).await;
         let Some(node) = node.upgrade() else { return };
-        let Some(daemon) = node.runner.daemon.clone() else { return };
-        let asked = tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await;
-        let Ok(Ok(snapshot)) = asked else { continue };
+        let snapshot = match node.runner.daemon.clone() {
+            Some(daemon) => tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await,
+            None => Ok(Err(io::ErrorKind::NotFound.into())),
+        };
+        let snapshot = snapshot.ok().and_then(Result::ok);
+        let devices = &node.runner.devices;
+        let mut used = BTreeMap::new();
+        for (gpu, part, of) in snapshot.iter().flat_map(|snapshot| devices.clients(snapshot)) {
+            *used.entry(gpu).or_default() += of.measured * of.sm * part;
+        }
+        let counts = node.host().counts();
+        node.history.lock().sample(node.now(), counts, used);
+        let Some(snapshot) = snapshot else { continue };
         let mut host = node.host();
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
         }
         // Without an answer from the daemon nothing changes.
         let Some(lost) = snapshot.lost else { continue };
-        let devices = &node.runner.devices;
         for (gpu, device) in &devices.all {
             match devices.why_lost(*gpu, &lost) {
                 Some(why) => host.lose_device(node.now(), *gpu, why),
@@ -641,6 +653,7 @@ mod tests {
             host: Mutex::new(host),
             began: Instant::now(),
             runner,
+            history: Mutex::default(),
             logs: Logs::default(),
             store: Store::open(dir).unwrap(),
             changes: tokio::sync::Mutex::new(()),

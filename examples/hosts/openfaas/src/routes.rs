@@ -18,7 +18,7 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
-use gshare_core::TenantId;
+use gshare_core::{TenantId, Timestamp};
 use gshare_runner::container::ContainerError;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -129,6 +129,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/system/secrets", get(secrets).post(add_secret).put(change_secret).delete(remove_secret))
         .route("/system/logs", get(logs))
         .route("/system/state", get(state))
+        .route("/system/history", get(history))
         .route("/system/namespace/{name}", any(namespace))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), authorise));
     Router::new()
@@ -198,6 +199,7 @@ async fn measure(State(app): Shared, request: Request, next: Next) -> Response {
         "/system/secrets",
         "/system/logs",
         "/system/state",
+        "/system/history",
         "/ui",
         "/system/namespaces",
         "/system/namespace/{name}",
@@ -395,7 +397,14 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
 
 /// The page itself; its script fetches everything else.
 fn page() -> Response {
-    static PAGE: LazyLock<String> = LazyLock::new(|| gshared::page::whole(include_str!("page.html")));
+    static PAGE: LazyLock<String> = LazyLock::new(|| {
+        gshared::page::of(&gshared::page::About {
+            title: "gshare",
+            state: "/system/state",
+            history: Some("/system/history"),
+            logs: Some("/system/logs"),
+        })
+    });
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
         (header::CONTENT_SECURITY_POLICY, gshared::page::POLICY),
@@ -407,6 +416,18 @@ async fn state(State(app): Shared) -> Result<Response, ApiError> {
     let node = Arc::clone(&app.node);
     let state = tokio::task::spawn_blocking(move || super::state::now(&node)).await;
     Ok(axum_json(&state.map_err(|error| ApiError::internal("state", error))?))
+}
+
+#[derive(Debug, Deserialize)]
+struct HistoryQuery {
+    #[serde(default, rename = "after_ns")]
+    after: Timestamp,
+}
+
+/// Samples of the last five minutes, or those after a time that the page has.
+async fn history(State(app): Shared, Query(query): Query<HistoryQuery>) -> Response {
+    let samples = app.node.history.lock().after(query.after);
+    axum_json(&samples)
 }
 
 async fn info() -> Response {
@@ -586,8 +607,10 @@ async fn call(State(app): Shared, request: Request) -> Response {
         response
     });
     if let Some(name) = name {
-        app.metrics.called(name, response.status().as_u16(), begun.elapsed());
-        let seconds = begun.elapsed().as_secs_f64().to_string();
+        let (status, took) = (response.status(), begun.elapsed());
+        app.metrics.called(name, status.as_u16(), took);
+        app.node.history.lock().called(name, status.is_server_error(), took);
+        let seconds = took.as_secs_f64().to_string();
         if let Ok(value) = header::HeaderValue::from_str(&seconds) {
             response.headers_mut().insert("x-duration-seconds", value);
         }

@@ -6,6 +6,7 @@ use super::node::Node;
 use super::weights::Held;
 use gshare_core::{Bytes, GpuId, Timestamp};
 use gshare_sched::platform::Regime;
+use gshared::ClientSnapshot;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -15,10 +16,14 @@ pub struct State {
     /// Time since the host began, in ns.
     #[serde(rename = "now_ns")]
     pub now: Timestamp,
+    /// The host's version.
+    pub version: &'static str,
     /// Devices, by number.
     pub devices: Vec<Device>,
     /// Functions, by name.
     pub functions: Vec<Function>,
+    /// Processes on these devices that are no function's.
+    pub clients: Vec<ClientSnapshot>,
     /// Contents of the node's model store; null if the store does not answer.
     pub models: Option<gshare_modelstore::status::Status>,
     /// The last decisions, the newest first.
@@ -37,6 +42,12 @@ pub struct Device {
     /// Memory in bytes.
     #[serde(rename = "memory_bytes")]
     pub memory: Bytes,
+    /// GPU memory granted to processes, used or not, in bytes.
+    pub held_bytes: Bytes,
+    /// Temperature in degrees Celsius, if the driver reports one.
+    pub celsius: Option<u32>,
+    /// Power in mW, if the driver reports it.
+    pub milliwatts: Option<u32>,
     /// MIG devices, by place.
     pub slices: Vec<Slice>,
     /// Weights that instances share on it, each once.
@@ -65,43 +76,25 @@ pub struct Function {
     /// State, figures and instances.
     #[serde(flatten)]
     pub status: Status,
-    /// Processes of the function that the node's daemon knows.
-    pub clients: Vec<Client>,
-}
-
-/// A process as the node's daemon knows it. Shares of GPU time are fractions of 1.
-#[derive(Debug, Serialize)]
-pub struct Client {
-    /// Name of the process at the daemon.
-    pub name: String,
-    /// Guaranteed share of GPU time.
-    pub request: f64,
-    /// Upper limit of its share of GPU time.
-    pub limit: f64,
-    /// Share of GPU time used in the last one to two seconds.
-    pub measured: f64,
-    /// GPU memory in use, in bytes.
-    #[serde(rename = "memory_bytes")]
-    pub memory: Bytes,
+    /// Processes of the function that the node's daemon knows, with the host's numbers of devices.
+    pub clients: Vec<ClientSnapshot>,
 }
 
 /// The current state. Asks the node's daemon and blocks meanwhile, so no thread that serves requests may call this.
 pub fn now(node: &Node) -> State {
     let snapshot = node.runner.daemon.as_ref().and_then(|socket| gshared::admin::snapshot(socket).ok());
-    let mut clients: Vec<Client> = Vec::new();
-    for of in snapshot.into_iter().flat_map(|snapshot| snapshot.clients) {
-        clients.push(Client {
-            name: of.name,
-            request: of.quota_request,
-            limit: of.quota_limit,
-            measured: of.measured,
-            memory: of.memory_bytes,
-        });
-    }
+    let devices = &node.runner.devices;
+    let on = |(gpu, _, client): (GpuId, f64, &ClientSnapshot)| {
+        let mut client = client.clone();
+        client.gpu = gpu;
+        client
+    };
+    let mut clients: Vec<ClientSnapshot> =
+        snapshot.iter().flat_map(|snapshot| devices.clients(snapshot)).map(on).collect();
     let (views, decisions, lost) = {
         let host = node.host();
         let lost = |gpu: &GpuId| host.why_lost(*gpu).map(|why| (*gpu, why.to_owned()));
-        let lost: BTreeMap<GpuId, String> = node.runner.devices.all.keys().filter_map(lost).collect();
+        let lost: BTreeMap<GpuId, String> = devices.all.keys().filter_map(lost).collect();
         (host.views(), host.decisions(), lost)
     };
     let function = |view: &View| {
@@ -114,20 +107,37 @@ pub fn now(node: &Node) -> State {
     let functions = views.iter().map(function).collect();
     let account = |name: &str| {
         let found = clients.iter().find(|client| client.name == name);
-        found.map_or(Bytes::ZERO, |client| client.memory)
+        found.map_or(Bytes::ZERO, |client| client.memory_bytes)
     };
-    let device = |(gpu, device): (&GpuId, &super::inventory::Device)| Device {
-        gpu: *gpu,
-        name: device.name.clone(),
-        regime: device.spec.effective_regime(),
-        memory: device.spec.memory,
-        slices: slices(&device.spec),
-        weights: node.runner.weights.held(*gpu, &account),
-        lost: lost.get(gpu).cloned(),
+    let device = |(gpu, device): (&GpuId, &super::inventory::Device)| {
+        let own = |uuid: &str| device.uuids().any(|own| own == uuid);
+        let known = snapshot.iter().flat_map(|snapshot| &snapshot.devices);
+        let sensors = snapshot.iter().flat_map(|snapshot| &snapshot.sensors);
+        let sensors = sensors.clone().find(|of| of.uuids.iter().any(|uuid| own(uuid)));
+        Device {
+            gpu: *gpu,
+            name: device.name.clone(),
+            regime: device.spec.effective_regime(),
+            memory: device.spec.memory,
+            held_bytes: Bytes(known.filter(|of| own(&of.uuid)).map(|of| of.held_bytes.get()).sum()),
+            celsius: sensors.and_then(|of| of.celsius),
+            milliwatts: sensors.and_then(|of| of.milliwatts),
+            slices: slices(&device.spec),
+            weights: node.runner.weights.held(*gpu, &account),
+            lost: lost.get(gpu).cloned(),
+        }
     };
-    let devices = node.runner.devices.all.iter().map(device).collect();
+    let devices = devices.all.iter().map(device).collect();
     let models = node.runner.models.status();
-    State { now: node.now(), devices, functions, models, decisions }
+    State {
+        now: node.now(),
+        version: env!("CARGO_PKG_VERSION"),
+        devices,
+        functions,
+        clients,
+        models,
+        decisions,
+    }
 }
 
 fn slices(spec: &gshare_sched::platform::DeviceSpec) -> Vec<Slice> {

@@ -147,7 +147,7 @@ fn a_function_in_an_image_has_a_share_and_ends_with_its_instance_and_with_its_ho
     within(|| {
         let state: Value = serde_json::from_str(&provider.call("GET", "/system/state", "").1).unwrap();
         let of = &state["functions"][0];
-        of["clients"][0]["request"].as_f64() == Some(0.2) && of["gpu_seconds"].as_f64() > Some(0.0)
+        of["clients"][0]["quota_request"].as_f64() == Some(0.2) && of["gpu_seconds"].as_f64() > Some(0.0)
     });
     let logs = provider.call("GET", "/system/logs?name=f", "").1;
     assert!(logs.contains("serving, 5 kernels a request"), "{logs}");

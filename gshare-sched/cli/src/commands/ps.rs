@@ -76,7 +76,7 @@ struct Instance {
 
 #[derive(Debug, Deserialize)]
 struct Client {
-    request: f64,
+    quota_request: f64,
     measured: f64,
 }
 
@@ -150,7 +150,7 @@ fn row(of: &Function) -> String {
         format!("{ready}/{}", of.instances.len()),
         of.answered,
         of.waiting,
-        sum(|client| client.request),
+        sum(|client| client.quota_request),
         sum(|client| client.measured),
         of.gpu_seconds
     )
@@ -257,7 +257,7 @@ mod tests {
     fn a_function_is_one_line() {
         let text = r#"{"name":"resnet","state":"serving","slo_ns":69000000,"answered":200,"within_slo":199,"waiting":1,
             "gpu_seconds":2.04,"instances":[{"life":"ready"},{"life":"parked"}],
-            "clients":[{"request":0.2,"measured":0.31}],"more":1}"#;
+            "clients":[{"quota_request":0.2,"measured":0.31}],"more":1}"#;
         let of: Function = serde_json::from_str(text).unwrap();
         let row = row(&of).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(row, "resnet serving 1/2 69ms 200 99.5% 1 20.0% 31.0% 2.0");

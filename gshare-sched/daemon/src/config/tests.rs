@@ -21,6 +21,16 @@ fn everything_has_a_default_and_the_example_is_a_configuration() {
     let config = Config::parse(&all).unwrap();
     assert!(config.metrics.is_some() && config.journal.is_some() && !config.clients.is_empty());
     config.node().check().unwrap();
+    // A refusal of an unknown key lists the known keys of its table.
+    for table in ["", "[journal]\n", "[[device]]\n", "[[client]]\n"] {
+        let refusal = error(&format!("{table}no-such-key = 1"));
+        let keys: Vec<&str> = refusal.split('`').skip(3).step_by(2).collect();
+        assert!(keys.len() > 1, "{refusal}");
+        for key in keys.iter().filter(|key| !["journal", "device", "client"].contains(key)) {
+            let line = |line: &str| line.trim_start_matches('#').starts_with(&format!("{key} = "));
+            assert!(example.lines().any(line), "gshared.toml has no `{key}` of {table:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Views of functions for the API, and checks of the host's books against the platform's.
 
-use super::{Host, Totals, Version, client};
+use super::{Function, Host, Totals, Version, client};
 use crate::deployment::Wants;
+use crate::history::Count;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
 use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Rejection, Work};
@@ -161,6 +162,28 @@ impl Host {
     /// The last decisions, newest first.
     pub fn decisions(&self) -> Vec<Decision> {
         self.decisions.iter().rev().cloned().collect()
+    }
+
+    /// Ready instances, waiting requests and GPU time of each function, by name.
+    pub fn counts(&self) -> BTreeMap<String, Count> {
+        let mut of: BTreeMap<FunctionId, Count> = BTreeMap::new();
+        self.platform.instances(&mut |view| {
+            of.entry(view.function).or_default().ready += u64::from(view.life == Life::Ready);
+        });
+        for instance in self.instances.values() {
+            of.entry(instance.function).or_default().gpu_ns += instance.gpu_ns.values().sum::<u64>();
+        }
+        let counts = |(name, function): (&String, &Function)| {
+            let mut sum = Count { gpu_ns: function.before.gpu_ns, ..Count::default() };
+            for id in [Some(function.serving), function.next].into_iter().flatten() {
+                let own = of.get(&id).copied().unwrap_or_default();
+                sum.ready += own.ready;
+                sum.gpu_ns += own.gpu_ns + self.versions.get(&id).map_or(0, |known| known.gpu_ns);
+                sum.waiting += self.platform.waiting(id) as u64;
+            }
+            (name.clone(), sum)
+        };
+        self.functions.iter().map(counts).collect()
     }
 
     /// Names of all functions.
