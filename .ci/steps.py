@@ -68,7 +68,8 @@ def cargo_tool(name):
 def programs(*names):
     """Programs of the distribution: chromium for the test of the host's page, podman for that of functions in images, rpm to install a
     package. Without one its test says that it was skipped."""
-    missing = [name for name in names if not shutil.which(name)]
+    packages = {"promtool": "prometheus"}
+    missing = [packages.get(name, name) for name in names if not shutil.which(name)]
     if not missing or os.geteuid() or not shutil.which("apt-get"):
         return
     for command in (["update", "-qq"], *(["install", "-y", "-qq", name] for name in missing)):
@@ -139,12 +140,19 @@ def simulation():
 
 
 def python():
-    """The Python client of the model store and its shim on NumPy, in a virtual environment of its own; on PyTorch where it has that."""
+    """The package `gshare`, its types, the recipes, and the Python client of the model store with its shim on NumPy, in a virtual environment of its
+    own; on PyTorch where it has that."""
     venv = ROOT / "target/ci-venv"
-    if not works(f"{venv}/bin/python", "-c", "import numpy"):
+    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose"):
         run(sys.executable, "-m", "venv", venv)
-        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy")
+        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose")
     run(*BUILD_TESTS)
+    package = ROOT / "gshare/python"
+    programs("podman", "nginx", "promtool")
+    path = {"PATH": f"{ROOT}/target/debug:{venv}/bin:{os.environ['PATH']}", "PYTHONPATH": str(package)}
+    run(f"{venv}/bin/python", package / "tests/test_gshare.py", **path)
+    run(f"{venv}/bin/python", "examples/recipes/test_recipes.py", **path)
+    run(f"{venv}/bin/python", "-m", "mypy", "--strict", package / "gshare")
     built = {"GSHARE_COMMAND": f"{ROOT}/target/debug/gshare", "GSHARE_STORE_LIBRARY": f"{ROOT}/target/debug/deps/libgshare_store.so"}
     tests = ["test_numpy.py", "test_shim.py"]
     if works(f"{venv}/bin/python", "-c", "import torch, safetensors"):
@@ -241,7 +249,7 @@ def msrv():
 
 def package():
     """What is shipped: the hook for an old C library, archives of all of it, each tried in an empty root, and the crates."""
-    programs("rpm")
+    programs("rpm", "podman")
     run(*BUILD_TESTS)
     run(sys.executable, "gshare-hook/package/package.py")
     run(sys.executable, "gshare-hook/package/dist.py", "--from", "target/debug")

@@ -224,6 +224,9 @@ pub struct ClientStatus {
     /// The start of the client's wait for a token; `None` while it does not wait.
     #[cfg_attr(feature = "serde", serde(rename = "waiting_since_ns"))]
     pub waiting_since: Option<Timestamp>,
+    /// How long others have kept the client waiting that could have run by its own share, since it joined, in ns.
+    #[cfg_attr(feature = "serde", serde(rename = "delayed_ns", default))]
+    pub delayed: Duration,
 }
 
 impl ClientStatus {
@@ -237,6 +240,7 @@ impl ClientStatus {
             total_used: Duration::ZERO,
             holds: None,
             waiting_since: None,
+            delayed: Duration::ZERO,
         }
     }
 }

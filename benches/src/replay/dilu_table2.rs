@@ -12,7 +12,9 @@
 //! searches that found the optimum, and those within 5 % of it, the loss of the optimum's efficacy on average and at worst (100 where nothing was found), and
 //! trials.
 //!
-//! Policies: `traversal` (all lines), `published` (Hybrid Growth Search as the authors' scripts run it), `ours`.
+//! Policies: `traversal` (all lines), `published` (Hybrid Growth Search as the authors' scripts run it), `ours`. For one request at a
+//! time, beside the best line of batch 1: `fixed shares` (all, a half and a quarter of the SMs), `ours, batch 1` (in four trials, as `gshare
+//! up` measures a function).
 
 use super::{Report, row};
 use anyhow::{Context, Result, bail};
@@ -126,7 +128,8 @@ struct Sweep {
 
 impl Sweep {
     fn add(&mut self, found: Option<&ProfilePoint>, best: &ProfilePoint, trials: usize) {
-        let lost = found.map_or(100.0, |found| (1.0 - efficacy(found) / efficacy(best)) * 100.0);
+        // A quarter of the SMs is no tenth of them.
+        let lost = found.map_or(100.0, |found| (1.0 - efficacy(found) / efficacy(best)).max(0.0) * 100.0);
         self.searches += 1;
         self.optimum += u32::from(lost < 1e-6);
         self.near += u32::from(lost <= 5.0);
@@ -138,7 +141,7 @@ impl Sweep {
 }
 
 fn sweep(report: &mut Report, file: &str, tables: &[(String, ProfileTable)], bounds: u32) -> Result<()> {
-    let (mut theirs, mut mine) = (Sweep::default(), Sweep::default());
+    let [mut theirs, mut mine, mut fixed, mut single] = core::array::from_fn(|_| Sweep::default());
     for (_, table) in tables {
         let times = || table.points().iter().map(|point| point.p95.as_secs_f64());
         let alone = table.points().iter().filter(|point| point.batch == 1).max_by_key(|point| point.sm);
@@ -151,11 +154,20 @@ fn sweep(report: &mut Report, file: &str, tables: &[(String, ProfileTable)], bou
             let Some(&best) = table.most_effective(|point| point.p95 <= max_exec) else { continue };
             let (found, trials) = published(table, max_exec);
             theirs.add(found.filter(|point| point.p95 <= max_exec).as_ref(), &best, trials);
-            let (found, trials) = ours(table, max_exec)?;
+            let (found, trials) = ours(table, max_exec, None)?;
             mine.add(found.as_ref(), &best, trials);
+            let alone = |point: &ProfilePoint| point.batch == 1 && point.sm.get().is_multiple_of(1_000);
+            let best = table.most_effective(|point| alone(point) && point.p95 <= max_exec);
+            let Some(&best) = best else { continue };
+            let (found, trials) = fixed_shares(table, max_exec);
+            fixed.add(found.as_ref(), &best, trials);
+            let (found, trials) = ours(table, max_exec, Some(4))?;
+            single.add(found.as_ref(), &best, trials);
         }
     }
-    for (policy, all) in [("published", theirs), ("ours", mine)] {
+    for (policy, all) in
+        [("published", theirs), ("ours", mine), ("fixed shares", fixed), ("ours, batch 1", single)]
+    {
         let searches = f64::from(all.searches.max(1));
         report.rows.push(row(&[
             ("policy", policy.into()),
@@ -238,7 +250,7 @@ fn parse_line(line: &str) -> Result<ProfilePoint> {
 fn compare(report: &mut Report, model: &str, table: &ProfileTable, max_exec: Duration) -> Result<()> {
     let best = table.most_effective(|point| point.p95 <= max_exec).copied();
     let Some(best) = best else { bail!("{model}: no point within {max_exec}") };
-    let (found, trials) = ours(table, max_exec)?;
+    let (found, trials) = ours(table, max_exec, None)?;
     let published = published(table, max_exec);
     let traversal = (Some(best), table.points().len());
     for (policy, (found, trials)) in
@@ -264,13 +276,34 @@ fn compare(report: &mut Report, model: &str, table: &ProfileTable, max_exec: Dur
     Ok(())
 }
 
-/// Our planner, with the table as its GPU: its choice, and trials.
-fn ours(table: &ProfileTable, max_exec: Duration) -> Result<(Option<ProfilePoint>, usize)> {
-    let batches: BTreeSet<_> = table.points().iter().map(|point| point.batch).collect();
-    let shares: BTreeSet<_> = table.points().iter().map(|point| point.sm).collect();
-    let planner = EfficacySearch::new(max_exec)?
+/// The best of all, a half and a quarter of the SMs, and three trials.
+fn fixed_shares(table: &ProfileTable, max_exec: Duration) -> (Option<ProfilePoint>, usize) {
+    let of = |least: u16| {
+        let points = table.points().iter().filter(|point| point.batch == 1 && point.sm.get() >= least);
+        points.min_by_key(|point| point.sm).copied()
+    };
+    let tried = [10_000, 5_000, 2_500].into_iter().filter_map(of).filter(|point| point.p95 <= max_exec);
+    (tried.max_by(|a, b| a.cmp_efficacy(b)), 3)
+}
+
+/// Our planner, with the table as its GPU: its choice, and trials. `alone`: the most trials for one request at a time.
+fn ours(
+    table: &ProfileTable,
+    max_exec: Duration,
+    alone: Option<usize>,
+) -> Result<(Option<ProfilePoint>, usize)> {
+    let mut batches: BTreeSet<_> = table.points().iter().map(|point| point.batch).collect();
+    let mut shares: BTreeSet<_> = table.points().iter().map(|point| point.sm).collect();
+    if alone.is_some() {
+        batches.retain(|batch| *batch == 1);
+        shares.retain(|share| share.get().is_multiple_of(1_000));
+    }
+    let mut planner = EfficacySearch::new(max_exec)?
         .with_batches(batches.into_iter().collect())?
         .with_shares(shares.into_iter().collect())?;
+    if let Some(most) = alone {
+        planner = planner.with_max_trials(most)?;
+    }
     let mut journal = Journal::default();
     loop {
         match planner.next(&journal) {

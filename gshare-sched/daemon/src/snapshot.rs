@@ -117,6 +117,9 @@ pub struct ClientSnapshot {
     pub why: Option<Finding>,
     /// Total time of the waits of the client's threads, in ns.
     pub waited_ns: Duration,
+    /// Total time for which other clients kept the instance waiting that could have run by its own share, in ns.
+    #[serde(default)]
+    pub delayed_ns: Duration,
     /// Number of launched kernels.
     pub launches: u64,
     /// Whether the client is only observed: no limit holds, and no launch waits.
@@ -178,6 +181,7 @@ impl ClientSnapshot {
             waiting_ns: client.waiting_since.map(|since| now.saturating_since(since)),
             why: None,
             waited_ns: client.usage.waited,
+            delayed_ns: client.delayed,
             launches: client.usage.launches,
             observed: client.observed,
             memory_bytes: client.memory,

@@ -10,6 +10,7 @@
 //! | [`container`] | processes in containers of OCI images, by podman |
 //! | [`confine`] | processes as another user, in cgroups of their own |
 //! | [`libraries`] | where the hook and the simulated driver are |
+//! | [`Scratch`] | a folder that no killed process leaves behind |
 #![cfg_attr(test, allow(clippy::cast_possible_truncation))]
 
 pub mod confine;
@@ -19,7 +20,9 @@ pub mod libraries;
 mod hooked_process;
 mod preload;
 mod run_id;
+mod scratch;
 
 pub use hooked_process::{Hook, HookedProcess};
 pub use preload::{PreloadError, preload};
 pub use run_id::new_run;
+pub use scratch::Scratch;

@@ -3,7 +3,8 @@
 //! A program built with `GSHARE_BUNDLE` has the libraries in itself. If none is beside the program, it writes them to the user's
 //! cache, in a folder named by their content.
 
-use std::fs::{File, Permissions};
+use crate::Scratch;
+use std::fs::Permissions;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -111,11 +112,7 @@ impl Library {
 
 /// A directory in which a program finds the simulated driver under the names of the real one. Goes when dropped.
 #[derive(Debug)]
-pub struct SimulatorDir {
-    dir: tempfile::TempDir,
-    /// Locked while this process lives.
-    _lock: File,
-}
+pub struct SimulatorDir(Scratch);
 
 impl SimulatorDir {
     /// Finds the simulated driver, and makes the directory.
@@ -124,41 +121,17 @@ impl SimulatorDir {
     /// When there is no such library.
     pub fn new() -> io::Result<Self> {
         let library = SIMULATOR.find()?;
-        let parent = std::env::temp_dir();
-        sweep(&parent);
-        let dir = tempfile::Builder::new()
-            .prefix(&format!("{SIMULATOR_DIR}{}-", std::process::id()))
-            .tempdir_in(parent)?;
-        let lock = File::open(dir.path())?;
-        lock.lock_shared()?;
+        // Functions may run as another user.
+        let dir = Scratch::below(&std::env::temp_dir(), "sim", 0o777)?;
         for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
             std::os::unix::fs::symlink(&library, dir.path().join(name))?;
         }
-        Ok(Self { dir, _lock: lock })
+        Ok(Self(dir))
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
-        self.dir.path()
-    }
-}
-
-/// Prefix of the names of simulators' directories; the pid of the process and more follow.
-const SIMULATOR_DIR: &str = "gshare-sim-";
-
-/// Removes the directories left by killed processes of this user.
-fn sweep(parent: &Path) {
-    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(SIMULATOR_DIR)?.split('-').next()?.parse::<u32>().ok());
-        // A process of another PID namespace is not to be seen here, but its lock is.
-        let ended = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
-        if ended && File::open(entry.path()).is_ok_and(|dir| dir.try_lock().is_ok()) {
-            // Another user's cannot be removed.
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
+        self.0.path()
     }
 }
 
@@ -176,25 +149,6 @@ pub fn prepend(variable: &str, first: &Path) -> std::ffi::OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_killed_process_left_is_removed_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut ended = std::process::Command::new("true").spawn().unwrap();
-        ended.wait().unwrap();
-        let left = format!("{SIMULATOR_DIR}{}-ab12", ended.id());
-        let lives = format!("{SIMULATOR_DIR}{}-cd34", std::process::id());
-        let (locked, other) =
-            (format!("{SIMULATOR_DIR}{}-ef56", ended.id()), format!("{SIMULATOR_DIR}notes"));
-        for name in [&left, &lives, &locked, &other] {
-            std::fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        let lock = File::open(dir.path().join(&locked)).unwrap();
-        lock.lock_shared().unwrap();
-        sweep(dir.path());
-        let there = |name: &str| dir.path().join(name).exists();
-        assert_eq!([&left, &lives, &locked, &other].map(|name| there(name)), [false, true, true, true]);
-    }
 
     #[test]
     fn a_library_of_the_program_itself_is_written_once_and_mended() {

@@ -83,6 +83,8 @@ pub struct ClientView {
     pub holds_token: bool,
     /// The start of the wait for a token.
     pub waiting_since: Option<Timestamp>,
+    /// How long others have kept the instance waiting that could have run by its own share.
+    pub delayed: Duration,
     /// The client's use of the device since its process began to use it.
     pub usage: Usage,
     /// Whether the client is only observed.
@@ -166,6 +168,7 @@ impl Node {
             window_used: status.window_used,
             holds_token: tenant.turns.holds(id),
             waiting_since,
+            delayed: status.delayed,
             usage: client.usage,
             observed: instance.spec.is_observed(),
             long_wait: client.long_wait,

@@ -46,6 +46,11 @@ impl Request {
         self.place == Place::Function
     }
 
+    /// How long it may wait.
+    pub(super) fn patience(&self) -> Duration {
+        self.until.saturating_since(self.arrived)
+    }
+
     /// The reason for its rejection at the end of its wait.
     fn too_late(&self) -> Rejection {
         let missed = self.deadline.is_some_and(|deadline| deadline <= self.until);

@@ -138,11 +138,20 @@ pub(super) struct Client {
     /// Serial number and time of the request not yet answered by a grant.
     pub(super) asked: Option<(u64, Timestamp)>,
     pub(super) filed: Filed,
+    /// Since when it is ready without a token, and the time it was so before.
+    pub(super) delayed_since: Option<Timestamp>,
+    pub(super) delayed: Duration,
     /// Whether the client has been notified of its throttling.
     pub(super) notified: bool,
 }
 
 impl Client {
+    /// How long others have kept the client waiting.
+    pub(super) fn delays(&self, now: Timestamp) -> Duration {
+        let present = self.delayed_since.map_or(Duration::ZERO, |since| now.saturating_since(since));
+        self.delayed.saturating_add(present)
+    }
+
     /// GPU time charged under a token.
     pub(super) fn spent(&self, token: &Token) -> Duration {
         self.charged.saturating_sub(token.base)

@@ -82,6 +82,9 @@ impl Gpu {
     /// Moves a client to its present place.
     fn refile(&mut self, client: &mut Client) {
         let filed = client.file(self);
+        client.delayed = client.delays(self.now);
+        let waits = matches!(filed, Filed::Ready(_)) && client.holds.is_none();
+        client.delayed_since = waits.then_some(self.now);
         if filed == client.filed {
             return;
         }
@@ -197,6 +200,7 @@ impl Ledger {
         status.total_used = known.charged;
         status.holds = known.holds.map(|token| token.until);
         status.waiting_since = known.asked.map(|(_, since)| since);
+        status.delayed = known.delays(self.now);
         Some(status)
     }
 
@@ -487,6 +491,8 @@ impl Ledger {
             holds: None,
             asked: None,
             filed: Filed::Nowhere,
+            delayed_since: None,
+            delayed: Duration::ZERO,
             notified: false,
         };
         self.clients.insert(id, client);

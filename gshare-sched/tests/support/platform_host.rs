@@ -77,6 +77,8 @@ pub(crate) struct Host {
     pub(crate) orders: Vec<PlatformAction>,
     /// How long a request takes.
     pub(crate) takes: Duration,
+    /// How many times as long as its specification says a load takes.
+    pub(crate) slower: u64,
 }
 
 impl Host {
@@ -92,6 +94,7 @@ impl Host {
             ends: BTreeMap::new(),
             orders: Vec::new(),
             takes: MS(10),
+            slower: 1,
         }
     }
 
@@ -183,6 +186,7 @@ impl Host {
                 assert_eq!(home.len(), parts.len(), "{instance} has two parts on a device");
                 let of = Instance { function, parts, home, life: Life::Starting, has: BTreeSet::new() };
                 assert!(self.instances.insert(instance, of).is_none(), "{instance} twice");
+                let takes = takes.saturating_mul(self.slower);
                 self.after(takes, Later::Report(instance, InstanceReport::Ready));
             }
             PlatformAction::Park { instance } => {
@@ -196,6 +200,7 @@ impl Host {
                 assert!(of.life == Life::Parked && of.parts.is_empty(), "{instance} is not parked");
                 of.home = parts.iter().map(|part| part.gpu).collect();
                 of.parts = parts;
+                let takes = takes.saturating_mul(self.slower);
                 self.after(takes, Later::Report(instance, InstanceReport::Unparked));
             }
             PlatformAction::Drain { instance } => {

@@ -6,8 +6,8 @@
 
 use axum::http::{HeaderMap, HeaderName};
 use gshare_core::InstanceId;
+use gshare_runner::Scratch;
 use gshare_runner::confine::User;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -18,29 +18,21 @@ pub const FILE: HeaderName = HeaderName::from_static("gshare-file");
 /// The folders of all instances of a host.
 #[derive(Debug)]
 pub struct Between {
-    root: PathBuf,
+    root: Scratch,
 }
 
 impl Between {
-    /// Prepares the folders of the host with this folder of records. Removes files of an earlier host.
+    /// Prepares the folders of this host.
     ///
     /// # Errors
-    /// If the folder cannot be made, for example because another user owns it.
-    pub fn new(records: &Path) -> io::Result<Self> {
-        let mut hash = DefaultHasher::new();
-        records.canonicalize()?.hash(&mut hash);
-        let root = Path::new("/dev/shm").join(format!("gshare-stages-{:016x}", hash.finish()));
-        match std::fs::remove_dir_all(&root) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+    /// If the folder cannot be made.
+    pub fn new() -> io::Result<Self> {
         // Functions may run as another user, which enters its own folder by name but cannot list the others.
-        std::fs::DirBuilder::new().mode(0o711).create(&root)?;
-        Ok(Self { root })
+        Ok(Self { root: Scratch::below(Path::new("/dev/shm"), "stages", 0o711)? })
     }
 
     fn of(&self, instance: InstanceId) -> PathBuf {
-        self.root.join(instance.number().to_string())
+        self.root.path().join(instance.number().to_string())
     }
 
     /// Makes the folder of an instance, which only the instance's user can read.
@@ -80,12 +72,6 @@ impl Between {
     pub fn forget(&self, instance: InstanceId) {
         // Most instances have no folder.
         let _ = std::fs::remove_dir_all(self.of(instance));
-    }
-}
-
-impl Drop for Between {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 

@@ -17,7 +17,7 @@
 //!   mapped if the store has them on the device, else copied.
 //! - With several devices, each holds a part of the weights and runs the kernels of each request.
 //! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
-//!   stage. With `$FILE_KIB` the answer is padded to that size and goes to the next stage through shared memory.
+//!   stage. With `$FILE_KIB` the answer to a next stage is padded to that size, and goes there through shared memory.
 //! - `$STEPS` makes the function a training job of that many steps.
 //! - In a batch each further request adds `$BATCH_PERCENT` (10) of a request's time to a kernel, and each request takes `$BATCH_MIB` (0)
 //!   of memory.
@@ -256,18 +256,21 @@ fn train(work: Work, steps: u32) -> Result<()> {
     Ok(())
 }
 
-/// Writes an answer, padded to `$FILE_KIB`, into a file for the next stage. Returns the file's name.
-fn in_file(seen: &serde_json::Value) -> Option<String> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let number = |name: &str| variable(name)?.parse::<usize>().ok();
-    let (kib, folder) = (number("FILE_KIB")?, variable("GSHARE_BETWEEN")?);
-    if number("GSHARE_STAGE")? + 1 == number("GSHARE_STAGES")? {
-        return None;
-    }
+/// An answer to the next stage, padded to `$FILE_KIB`; the last stage's answer as it is.
+fn padded(seen: &serde_json::Value) -> String {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let last = number("GSHARE_STAGE").zip(number("GSHARE_STAGES")).is_none_or(|(stage, of)| stage + 1 == of);
+    let size = number("FILE_KIB").filter(|_| !last).map_or(0, |kib| kib << 10);
+    let text = seen.to_string();
+    let padding = " ".repeat(size.saturating_sub(text.len()));
+    format!("{text}{padding}\n")
+}
+
+/// Writes a long answer into a file for the next stage. Returns the file's name.
+fn in_file(answer: &str) -> Option<String> {
+    let folder = std::env::var("GSHARE_BETWEEN").ok().filter(|_| answer.len() > 64 << 10)?;
     let file = tempfile::Builder::new().tempfile_in(folder).ok()?;
-    let mut text = seen.to_string();
-    text.push_str(&" ".repeat((kib << 10).saturating_sub(text.len())));
-    std::fs::write(file.path(), text).ok()?;
+    std::fs::write(file.path(), answer).ok()?;
     let (_, path) = file.keep().ok()?;
     Some(path.file_name()?.to_str()?.to_owned())
 }
@@ -308,11 +311,11 @@ async fn infer(State(jobs): State<Sender<Job>>, headers: HeaderMap, body: Bytes)
                 if let Some(before) = before(&headers, &body) {
                     seen["before"] = before;
                 }
-                if let Some(name) = in_file(&seen) {
+                if let Some(name) = in_file(&padded(&seen)) {
                     return ([(FILE, name)], "").into_response();
                 }
             }
-            ([(header::CONTENT_TYPE, "application/json")], format!("{seen}\n")).into_response()
+            ([(header::CONTENT_TYPE, "application/json")], padded(&seen)).into_response()
         }
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

@@ -107,9 +107,9 @@ use anyhow::{Context as _, ensure};
 use deployment::Plan;
 use gshare_core::{Bytes, TenantId};
 use gshare_fake_cuda_spec::Spec;
-use gshare_runner::Hook;
 use gshare_runner::container::Podman;
 use gshare_runner::libraries::HOOK;
+use gshare_runner::{Hook, Scratch};
 use gshare_sched::platform::{PlatformEvent, PlatformSettings};
 use gshared::mps::Mps;
 use host::Version;
@@ -132,10 +132,11 @@ EXAMPLES
   gshare up --demo                           some functions and a trainer under load for 30 s, and what became of them
   gshare up --sim=a100,devices=2             on two simulated A100s
   gshare up --state /var/lib/gshare/host --set host.mps=true --set host.function_user=nobody
-  gshare up --listen 0.0.0.0:8080 --credentials /etc/gshare/credentials    for clients on other machines"
+  gshare up --credentials /etc/gshare/credentials    behind a proxy with TLS, for clients on other machines"
 )]
 pub struct Options {
-    /// Address to listen at; port 0 chooses a free port.
+    /// Address to listen at; port 0 chooses a free port. Other machines reach the host through a proxy with TLS on this machine,
+    /// or with `host.plain_http` at any address.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Directory of functions, secrets and measurements, made if missing. The default is `gshare/host` below `$XDG_STATE_HOME`
@@ -211,7 +212,7 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
         return serve_on(runtime, host);
     }
     // A demonstration keeps no records.
-    let dir = tempfile::tempdir()?;
+    let dir = Scratch::below(&std::env::temp_dir(), "host", 0o777)?;
     options.state = Some(dir.path().to_owned());
     if options.sim.is_empty() && !options.host.no_gpu && !Inventory::are_here() {
         println!("openfaas: no GPU is found, so the demonstration simulates some");
@@ -295,13 +296,13 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         "--credentials: needed to listen on {}, which is no loopback address",
         options.listen
     );
-    if !options.listen.ip().is_loopback() {
-        eprintln!(
-            "openfaas: passwords and requests cross the network in plain HTTP: put a proxy with TLS before {}",
-            options.listen
-        );
-    }
     let settings = &options.host;
+    ensure!(
+        options.listen.ip().is_loopback() || settings.plain_http,
+        "--listen {}: the host speaks plain HTTP, so passwords and requests would cross the network in clear. Listen on \
+         127.0.0.1 behind a proxy with TLS, or set host.plain_http=true if the network is private",
+        options.listen
+    );
     let mut platform = options.platform_settings();
     let folder = state_folder(options)?;
     let named = || format!("--state {}", folder.display());
@@ -396,7 +397,7 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
         eprintln!("openfaas: containers of an earlier host: {error}");
     }
-    let between = between::Between::new(&state)
+    let between = between::Between::new()
         .inspect_err(|error| eprintln!("openfaas: stages hand all values on over HTTP: /dev/shm: {error}"))
         .ok();
     let runner = Runner {

@@ -5,14 +5,14 @@
 //!    uses no GPU; it gets the smallest share.
 //! 2. Measure a setting: throughput in a closed loop at the function's concurrency, then latency in an open loop at two thirds
 //!    of that rate.
-//! 3. Repeat this at the whole share, at a half and a quarter of its SMs, and at half of its time with the SMs that served the
-//!    most requests per area (FaST-GShare, section 3.2, measures a grid of both). If the driver cannot confine processes to a
-//!    part of the SMs, use a half and a quarter of the time instead.
-//! 4. For a function with batches, [`EfficacySearch`] chooses the settings: it looks for the most requests per SM, up to the
-//!    largest batch.
+//! 3. [`EfficacySearch`] chooses the settings for a function with an SLO or batches: it looks for the most requests per SM, over tenths
+//!    of the SMs, or over parts of the SMs and sizes of batches. Without an SLO the settings are the whole share, a half and a quarter of
+//!    its SMs. If the driver cannot confine processes to a part of the SMs, they are a half and a quarter of the time instead.
+//! 4. Repeat the best of these at half of its time (FaST-GShare, section 3.2, measures a grid of both).
 //! 5. On a slice or a whole device there is one setting, with one request at a time.
-//! 6. Ask the node's daemon how much GPU time other processes used. Above a threshold the least latency replaces a point's
-//!    percentiles, which would include the turns of others.
+//! 6. Ask the node's daemon how long others kept the function waiting that could have run by its own share: in all at full load, and
+//!    during each call at the lower load. Rate and latencies leave these waits out, so that a point beside others is as one alone. What
+//!    remains of a latency is at least the time in which the point's share alone gives the call its GPU time.
 //! 7. Points that are too slow for the SLO stay in the table: the scaler does not use them.
 
 use super::deployment::Wants;
@@ -27,6 +27,7 @@ use gshare_profile::http::{Call, Http, Program};
 use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner as _, Step, Trial};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{Part, Regime};
+use gshared::ClientSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
@@ -36,12 +37,14 @@ use std::sync::{Arc, Weak};
 /// Load of the latency measurement, as a part of the throughput: a burst on an instance with the headroom that scalers leave.
 const SLACK: f64 = 0.66;
 
+/// The window over which the node's daemon settles shares, unless it is configured otherwise.
+const WINDOW: Duration = Duration::from_millis(100);
 /// Calls per measurement: three of them lie above the 95th percentile.
 const CALLS: u64 = 60;
 /// Calls before a measurement, which trigger lazy loading.
 const WARM_UP: u64 = 3;
 /// Time limit for a measurement's calls, once [`FEWEST`] are done.
-const LONGEST: Duration = Duration::from_millis(1_500);
+const LONGEST: Duration = Duration::from_millis(1_200);
 /// Fewest measured calls.
 const FEWEST: usize = 5;
 /// Time limit until a program accepts connections: a cold start of a large model.
@@ -192,34 +195,36 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     let mut settings: Vec<Setting> = parts.iter().copied().filter_map(part).collect();
     let (mut last, mut least, mut others) = (None, Duration::MAX, BasisPoints::ZERO);
     let mut failed_batch: Option<FailedBatch> = None;
-    let mut search = match plan.batch.filter(|_| turn.regime == Regime::Fractional) {
-        Some(most) => Some((batches(most, plan.slo, &settings)?, Journal::default())),
-        None => None,
-    };
+    let one = plan.slo.filter(|_| partitioned && plan.batch.is_none()).map(|_| 1);
+    let mut search = None;
+    if let Some(most) = plan.batch.or(one).filter(|_| turn.regime == Regime::Fractional) {
+        let shares =
+            if plan.batch.is_some() { settings.iter().map(|one| one.sm).collect() } else { tenths(all) };
+        search = Some((efficacy_search(most, plan.slo, shares)?, Journal::default()));
+        settings.clear();
+    }
+    let mut halved = false;
     loop {
-        let next = match &search {
-            Some((planner, journal)) => next_batch(planner, journal, time),
-            None => (!settings.is_empty()).then(|| settings.remove(0)),
-        };
-        let Some(next) = next else { break };
+        let next = search.as_ref().and_then(|(planner, journal)| next_trial(planner, journal, time));
+        let Some(next) = next.or_else(|| (!settings.is_empty()).then(|| settings.remove(0))) else { break };
         if stop.load(Ordering::Acquire) {
             return Err("the trials were stopped".to_owned());
         }
         let of = if plan.batch.is_some() { format!("a batch of {} ", next.batch) } else { String::new() };
         tell(format!("{of}is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
-        let beside = || others_of(node, launch);
+        let beside = || beside_of(node, launch).unwrap_or_default();
         match point(&mut function, next, concurrency, &beside) {
             Ok(Seen { mut point, fastest, beside }) => {
                 (least, others) = (least.min(fastest), others.max(beside));
                 let disturbed = if beside > DISTURBED {
                     format!(
-                        "; other processes had {beside} of the device's time, so its least latency of {fastest} counts"
+                        "; other processes had {beside} of the device's time, and waits for them do not count"
                     )
                 } else {
                     String::new()
                 };
                 tell(format!("serves {}, p95 {}{disturbed}", point.throughput, point.p95));
-                if let Some((_, journal)) = &mut search {
+                if let Some((_, journal)) = search.as_mut().filter(|_| next.quota == time) {
                     // The search is over SMs and batches, in all of this time.
                     let mut point = point;
                     point.quota = Quota::WHOLE;
@@ -229,7 +234,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
                 points.push(point);
             }
             Err(why) => {
-                if let Some((_, journal)) = &mut search {
+                if let Some((_, journal)) = search.as_mut().filter(|_| next.quota == time) {
                     let least = failed_batch.as_ref().is_none_or(|failed| next.batch < failed.batch);
                     if next.batch > 1 && least {
                         failed_batch = Some(FailedBatch { batch: next.batch, why: why.clone() });
@@ -240,11 +245,18 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
             }
         }
         memory = memory.max(memory_of(node, launch).unwrap_or(Bytes::ZERO));
-        if search.is_none()
+        let searches = search.as_ref().and_then(|(planner, journal)| next_trial(planner, journal, time));
+        let fast =
+            |point: &&ProfilePoint| plan.slo.is_none_or(|slo| point.p95.as_nanos() <= slo.as_nanos() / 2);
+        if plan.batch.is_none()
+            && searches.is_none()
             && settings.is_empty()
             && turn.regime == Regime::Fractional
-            && let Some(best) =
-                points.iter().filter(|point| point.quota == time).max_by_key(|point| density(point))
+            && !core::mem::replace(&mut halved, true)
+            && let Some(best) = points
+                .iter()
+                .filter(|point| point.quota == time)
+                .max_by_key(|point| (fast(point), density(point)))
             && let Some(half) = Quota::new(time.get() / 2).filter(|half| !half.is_zero())
             && points.iter().all(|point| point.quota != half)
             && last.is_none()
@@ -259,25 +271,35 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     Ok(Measured { table, memory, regime: turn.regime, least, others, failed_batch })
 }
 
-/// Most trials of the search for batches.
-const BATCH_TRIALS: usize = 6;
+/// Most trials of the search for SMs, and for batches and SMs.
+const TRIALS: (usize, usize) = (4, 6);
 
 /// The search for the batch and the SMs of a function that takes up to `most` requests at once: the most requests for its SMs, with a
 /// p95 of half of the SLO (Dilu, section 3.2).
-fn batches(most: u32, slo: Option<Duration>, settings: &[Setting]) -> Result<EfficacySearch, String> {
+fn efficacy_search(
+    most: u32,
+    slo: Option<Duration>,
+    mut shares: Vec<SmShare>,
+) -> Result<EfficacySearch, String> {
     let half = slo.map_or(ANSWER, |slo| Duration::from_nanos(slo.as_nanos() / 2));
     let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
     sizes.push(most);
-    let mut shares: Vec<SmShare> = settings.iter().map(|setting| setting.sm).collect();
     shares.sort_unstable();
     shares.dedup();
     let search = EfficacySearch::new(half).and_then(|search| search.with_batches(sizes));
-    let search = search.and_then(|search| search.with_shares(shares)?.with_max_trials(BATCH_TRIALS));
+    let search = search.and_then(|search| {
+        search.with_shares(shares)?.with_max_trials(if most > 1 { TRIALS.1 } else { TRIALS.0 })
+    });
     search.map_err(|error| error.to_string())
 }
 
+/// Tenths of the SMs of this share, at least 1 % of a device.
+fn tenths(all: SmShare) -> Vec<SmShare> {
+    (1..=10).filter_map(|part| SmShare::new((all.get() / 10 * part).max(100))).collect()
+}
+
 /// The next setting of the search, in this time of a device; none where it has its answer, or there is none.
-fn next_batch(planner: &EfficacySearch, journal: &Journal, time: Quota) -> Option<Setting> {
+fn next_trial(planner: &EfficacySearch, journal: &Journal, time: Quota) -> Option<Setting> {
     match planner.next(journal) {
         Ok(Step::Measure(setting)) => Some(Setting { quota: time, ..setting }),
         Ok(Step::Done(_)) | Err(_) => None,
@@ -351,25 +373,29 @@ fn point(
     function: &mut Http<Tried>,
     setting: Setting,
     concurrency: u32,
-    beside: &dyn Fn() -> Option<Duration>,
+    beside: &dyn Fn() -> Beside,
 ) -> Result<Seen, String> {
     let mut measured = || -> Result<Seen, ExecError> {
         function.start(setting, READY)?;
-        calls(function, concurrency, None, WARM_UP)?;
+        let never = || Duration::ZERO;
+        calls(function, concurrency, (None, &never), WARM_UP)?;
         let (begun, before) = (function.now(), beside());
-        let (rate, busy) = calls(function, concurrency, None, CALLS)?;
+        let (rate, busy) = calls(function, concurrency, (None, &never), CALLS)?;
+        let busy_took = function.now().saturating_since(begun).as_secs_f64();
+        let delayed = beside().delayed.saturating_sub(before.delayed).as_secs_f64();
+        let rate = rate * busy_took / (busy_took - delayed).max(busy_took / 100.0);
         // Under full load a function exhausts its time and waits for the next window. With slack it does not, so latency needs
         // a second run.
-        let (_, calm) = calls(function, concurrency, Some(rate * SLACK), CALLS)?;
-        let used = beside().zip(before).map(|(after, before)| after.saturating_sub(before));
-        let took = function.now().saturating_since(begun);
-        let beside = part_of(used.unwrap_or_default(), took);
+        let (_, calm) = calls(function, concurrency, (Some(rate * SLACK), &|| beside().delayed), CALLS)?;
+        let after = beside();
+        let beside = part_of(after.used.saturating_sub(before.used), function.now().saturating_since(begun));
+        let (work, bound) = after.since(&before).least(busy.len() + calm.len(), setting.quota);
         let at = |latencies: &[Duration], percent: usize| latencies[(latencies.len() - 1) * percent / 100];
-        let fastest = at(&busy, 0).min(at(&calm, 0));
-        let (p50, p95) = match beside > DISTURBED {
-            true => (fastest, fastest),
-            false => (at(&busy, 50).min(at(&calm, 50)), at(&busy, 95).min(at(&calm, 95))),
-        };
+        let (fastest, p50) = (at(&calm, 0).max(work), at(&calm, 50).max(work));
+        let (fastest, p50) = (at(&busy, 0).min(fastest), at(&busy, 50).min(p50));
+        // A kernel of another that still runs at the begin of a turn is in no account, so that the median is nearer to the p95 alone.
+        let high = if beside > DISTURBED { 50 } else { 95 };
+        let p95 = at(&busy, 95).min(at(&calm, high).max(bound));
         // A call of a function that takes batches is one.
         let batch = setting.batch.max(concurrency);
         let rate = rate * f64::from(setting.batch);
@@ -389,13 +415,14 @@ fn part_of(time: Duration, whole: Duration) -> BasisPoints {
 }
 
 /// Sends calls: as many at once as the function takes, or at a given rate. Returns the rate of answers and the latency of each
-/// call, sorted. Stops early after [`LONGEST`].
+/// call, sorted and without the function's `delays` meanwhile. Stops early after [`LONGEST`].
 fn calls(
     function: &mut Http<Tried>,
     concurrency: u32,
-    rate: Option<f64>,
+    (rate, delays): (Option<f64>, &dyn Fn() -> Duration),
     most: u64,
 ) -> Result<(f64, Vec<Duration>), ExecError> {
+    let mut delayed = delays();
     let begun = function.now();
     let gap =
         rate.map_or(Duration::ZERO, |rate| core::time::Duration::from_secs_f64(1.0 / rate.max(1e-3)).into());
@@ -409,15 +436,24 @@ fn calls(
         }
         let room = under_way.len() < concurrency as usize;
         if more && room && due(sent) <= now {
+            if under_way.is_empty() {
+                delayed = delays();
+            }
+            let now = function.now();
             function.submit()?;
-            under_way.push_back(now);
+            under_way.push_back((now, delayed));
             sent += 1;
             continue;
         }
         let until = if more && room { due(sent) } else { now.saturating_add(ANSWER) };
         match function.wait(until)? {
             // Answers carry no identity, so an answer counts for the oldest call.
-            Some(at) => latencies.extend(under_way.pop_front().map(|sent| at.saturating_since(sent))),
+            Some(at) => {
+                delayed = delays();
+                let took =
+                    |(sent, before)| at.saturating_since(sent).saturating_sub(delayed.saturating_sub(before));
+                latencies.extend(under_way.pop_front().map(took));
+            }
             None if until > now.saturating_add(Duration::from_secs(20)) => {
                 return Err(ExecError::Refused(format!("no answer within {ANSWER}")));
             }
@@ -479,14 +515,57 @@ fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
     mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
 }
 
-/// The time that other processes have used of the trial's device so far; none where the daemon cannot tell.
-fn others_of(node: &Weak<Node>, launch: &Launch) -> Option<Duration> {
+/// The trial beside the other processes of its devices, so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Beside {
+    /// The time that others used.
+    used: Duration,
+    /// How long others have kept it waiting.
+    delayed: Duration,
+    /// Its own GPU time, and launches.
+    own: Duration,
+    launches: u64,
+}
+
+impl Beside {
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            used: self.used.saturating_sub(before.used),
+            delayed: self.delayed.saturating_sub(before.delayed),
+            own: self.own.saturating_sub(before.own),
+            launches: self.launches.saturating_sub(before.launches),
+        }
+    }
+
+    /// The GPU time of one of these calls, and the longest time in which a share of this quota alone gives it. A launch goes while
+    /// any of a window's time is left, so the last one is on credit.
+    fn least(&self, calls: usize, quota: Quota) -> (Duration, Duration) {
+        let per_call = |total: u64| total.checked_div(calls as u64).unwrap_or(0);
+        let work = per_call(self.own.as_nanos());
+        let last = work.checked_div(per_call(self.launches)).unwrap_or(work);
+        let a_window = quota.of(WINDOW).as_nanos().max(1);
+        let windows = work.saturating_sub(last) / a_window;
+        let rest = work.saturating_sub(windows * a_window);
+        (
+            Duration::from_nanos(work),
+            WINDOW.saturating_mul(windows).saturating_add(Duration::from_nanos(rest)),
+        )
+    }
+}
+
+/// None where the daemon cannot tell.
+fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
     let node = node.upgrade()?;
     let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
     let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
-    let devices: Vec<_> = snapshot.clients.iter().filter(|of| of.name == name).map(|of| of.gpu).collect();
-    let beside = snapshot.clients.iter().filter(|of| of.name != name && devices.contains(&of.gpu));
-    Some(beside.map(|of| of.total_used_ns).fold(Duration::ZERO, Duration::saturating_add))
+    let mine = || snapshot.clients.iter().filter(|of| of.name == name);
+    let beside =
+        snapshot.clients.iter().filter(|of| of.name != name && mine().any(|mine| mine.gpu == of.gpu));
+    let used = beside.map(|of| of.total_used_ns).fold(Duration::ZERO, Duration::saturating_add);
+    let sum =
+        |of: fn(&ClientSnapshot) -> Duration| mine().map(of).fold(Duration::ZERO, Duration::saturating_add);
+    let (own, launches) = (sum(|of| of.total_used_ns), mine().map(|of| of.launches).sum());
+    Some(Beside { used, delayed: sum(|of| of.delayed_ns), own, launches })
 }
 
 /// The point of a function that uses no GPU: the smallest share, and a rate that no load reaches.

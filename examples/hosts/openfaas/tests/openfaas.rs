@@ -5,7 +5,7 @@ use gshare_runner::libraries::{SimulatorDir, prepend};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -67,13 +67,34 @@ const SHARE: &str =
     r#","annotations":{"fastgshare/gpu_quota_request":"0.4","fastgshare/gpu_sm_partition":"50"}"#;
 const PLAIN: &str = r#","envVars":{"KERNELS":"0"}"#;
 
-#[test]
-fn the_contract_holds() {
-    let dir = tempfile::tempdir().unwrap();
-    let credentials = dir.path().join("credentials");
+fn credentials(dir: &Path) -> PathBuf {
+    let credentials = dir.join("credentials");
     std::fs::create_dir(&credentials).unwrap();
     std::fs::write(credentials.join("basic-auth-user"), "admin\n").unwrap();
     std::fs::write(credentials.join("basic-auth-password"), "secret").unwrap();
+    credentials
+}
+
+#[test]
+fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut host = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    host.args(["--set", "host.no_gpu=true", "--listen=0.0.0.0:0", "--state"]).arg(dir.path());
+    host.arg("--credentials").arg(credentials(dir.path()));
+    let refused = host.output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && said.contains("--listen 0.0.0.0:0: the host speaks plain HTTP"),
+        "{said}"
+    );
+    let provider = Provider::of(host.args(["--set", "host.plain_http=true"]));
+    assert_eq!(provider.call("GET", "/system/functions", "").0, 401);
+}
+
+#[test]
+fn the_contract_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let credentials = credentials(dir.path());
     let provider = Provider::start(
         dir.path(),
         &["--sim", "--credentials", credentials.to_str().unwrap(), "--set", r#"host.callback=["127.0.0.1"]"#],

@@ -207,6 +207,9 @@ pub enum ProfileError {
     /// The file is not a profile.
     #[error("profile {0:?}: {1}")]
     Syntax(String, toml::de::Error),
+    /// The file builds on a profile that is not built in.
+    #[error("profile {0:?}: base {1}: need one of {known}", known = built_in().join(", "))]
+    Base(String, String),
     /// A number is out of range.
     #[error("profile {0:?}: {1} must be {2}")]
     Range(String, &'static str, &'static str),
@@ -232,13 +235,42 @@ pub fn built_in() -> Vec<&'static str> {
     BUILT_IN.iter().map(|(name, _)| *name).collect()
 }
 
-/// The text of a profile by name (`a100`, …; case does not matter) or path.
+fn of_name(name: &str) -> Option<&'static str> {
+    let lower = name.to_ascii_lowercase();
+    BUILT_IN.iter().find(|(name, _)| *name == lower).map(|(_, text)| *text)
+}
+
+/// The text of a profile by name (`a100`, …; case does not matter) or path. A file with `base = "a100"` takes from that built-in profile
+/// each key that it leaves out.
 pub fn load_text(spec: &str) -> Result<String, ProfileError> {
-    let lower = spec.to_ascii_lowercase();
-    if let Some((_, text)) = BUILT_IN.iter().find(|(name, _)| *name == lower) {
-        return Ok((*text).to_owned());
+    match of_name(spec) {
+        Some(text) => Ok(text.to_owned()),
+        None => on_base(
+            std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))?,
+            spec,
+        ),
     }
-    std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))
+}
+
+fn on_base(text: String, origin: &str) -> Result<String, ProfileError> {
+    let syntax = |e| ProfileError::Syntax(origin.to_owned(), e);
+    let mut own: toml::Table = toml::from_str(&text).map_err(syntax)?;
+    let Some(base) = own.remove("base") else { return Ok(text) };
+    let named = base.as_str().and_then(of_name);
+    let named = named.ok_or_else(|| ProfileError::Base(origin.to_owned(), base.to_string()))?;
+    let mut all: toml::Table = toml::from_str(named).map_err(syntax)?;
+    overlay(&mut all, own);
+    Ok(all.to_string())
+}
+
+/// Puts the keys of `own` over the keys of `base`, also within tables. A list replaces a list.
+fn overlay(base: &mut toml::Table, own: toml::Table) {
+    for (key, value) in own {
+        match (base.get_mut(&key), value) {
+            (Some(toml::Value::Table(base)), toml::Value::Table(own)) => overlay(base, own),
+            (_, value) => drop(base.insert(key, value)),
+        }
+    }
 }
 
 /// How a kernel's name determines its cost.
@@ -458,6 +490,36 @@ mod tests {
         let none = Calls { launch_ns: 0, graph_ns: 0, graph_node_ns: 0, event_ns: 0, copy_ns: 0 };
         assert_eq!(calls.scaled_to(0), none);
         assert_eq!(none.scaled_to(3_000), calls);
+    }
+
+    #[test]
+    fn a_profile_on_a_base_changes_its_own_keys_alone() {
+        let on = |text: &str| on_base(text.to_owned(), "own.toml");
+        let text = on(
+            "base = \"A100\"\nsms = 54\n[calls]\nlaunch_ns = 7000\n[[kernel]]\nname = \"*\"\nduration_ns = 500\n",
+        );
+        let own = Profile::parse(&text.unwrap(), "own.toml").unwrap();
+        let wanted = Profile {
+            sms: 54,
+            calls: Calls { launch_ns: 7_000, ..a100().calls },
+            kernel: vec![KernelCost {
+                name: "*".into(),
+                duration_ns: Some(500),
+                ns_per_block: None,
+                sms: None,
+            }],
+            ..a100()
+        };
+        assert_eq!(own, wanted);
+        let whole = load_text("a100").unwrap();
+        assert_eq!(on(&whole).unwrap(), whole, "without a base the text is as written");
+        let refused = |text: &str| on(text).unwrap_err().to_string();
+        assert_eq!(
+            refused("base = \"a1000\""),
+            "profile \"own.toml\": base \"a1000\": need one of v100, a100, h100, h200, t4, tiny"
+        );
+        assert!(refused("base = 5").contains("base 5: need one of"), "{}", refused("base = 5"));
+        assert!(refused("base = ").contains("own.toml"));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::sim::{self, Kind, Simulate};
 use super::{Form, Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshare_runner::Scratch;
 use gshare_runner::libraries::{HOOK, SIMULATOR, SimulatorDir};
 use gshared::{Config, Daemon, Running};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -170,7 +171,7 @@ struct Stage {
     /// The ground truth of the demo's own simulated device.
     truth: Option<cuda::Truth>,
     seconds: u64,
-    dir: tempfile::TempDir,
+    dir: Scratch,
 }
 
 struct Program {
@@ -187,7 +188,7 @@ impl Drop for Program {
 
 impl Stage {
     fn new(hook: PathBuf, simulate: &Simulate, seconds: u64) -> anyhow::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("gshare-demo-").tempdir()?;
+        let dir = Scratch::new("demo")?;
         let daemon = Daemon::new(Config::at(dir.path().join("gshare.sock")))?.spawn()?;
         // The driver of programs without `--sim`, if there is a device.
         let found = cuda::Driver::load().and_then(|driver| driver.init().map(|()| sim::kind(&driver)));

@@ -19,7 +19,7 @@ enum Command {
     Engine(engine::Options),
     Pack(pack::Options),
     Partition(partition::Options),
-    Profile(profile::Options),
+    Profile(Box<profile::Options>),
     Shares(demo::Measurement),
 }
 

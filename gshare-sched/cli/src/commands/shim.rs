@@ -7,11 +7,10 @@ use super::sim::Variables;
 use anyhow::Context as _;
 use gshare_modelstore::client::Client;
 use gshare_modelstore::python::write_shim;
+use gshare_runner::Scratch;
 use gshare_runner::libraries::{STORE, prepend};
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use tempfile::TempDir;
 
 /// Weights from the model store, for Python programs without its client.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -35,7 +34,7 @@ impl Shim {
     ///
     /// # Errors
     /// When no store answers, its client's library is missing, or the directory cannot be written.
-    pub(crate) fn environment(&self) -> anyhow::Result<Option<(Variables, TempDir)>> {
+    pub(crate) fn environment(&self) -> anyhow::Result<Option<(Variables, Scratch)>> {
         let Some(given) = &self.shim else { return Ok(None) };
         let named =
             |name| std::env::var_os(name).filter(|text: &OsString| !text.is_empty()).map(PathBuf::from);
@@ -53,9 +52,8 @@ impl Shim {
             )
         })?;
         let library = STORE.find().context("--shim")?;
-        // The program runs this code, so only this user may write it, under any umask.
-        let own = std::fs::Permissions::from_mode(0o700);
-        let dir = tempfile::Builder::new().prefix("gshare-shim-").permissions(own).tempdir()?;
+        // The program runs this code, so only this user may write it.
+        let dir = Scratch::new("shim")?;
         write_shim(dir.path())?;
         let variables = vec![
             ("PYTHONPATH".into(), prepend("PYTHONPATH", dir.path())),

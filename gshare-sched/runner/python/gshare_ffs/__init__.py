@@ -206,7 +206,7 @@ class FFaaS:
         return _pack([sorted(ran), {name: value for name, value in values.items() if name in wanted}]), False
 
     def profile(self, *example, slice, batch=1, repeat=5, onto=None):
-        """Times each component on an example, in this process, and answers with the DAG that `gshare partition` and `gshare/dag`
+        """Times each component on an example, in this process, and answers with the DAG that `gshare lab partition` and `gshare/dag`
         read: with a profile for `slice`, beside the profiles of `onto`, which is such an answer from other slices. A component that
         fails here gets no profile for the slice."""
         known = {one["name"]: one["profiles"] for one in (onto or {}).get("components", [])}

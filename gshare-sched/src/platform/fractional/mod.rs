@@ -18,8 +18,9 @@
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
 //!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
-//!    fewest victims are parked for it, two seconds after they came; after a wait of two seconds busy ones too, once they have
-//!    answered their requests. A parked instance comes back for a waiting request.
+//!    fewest victims are parked for it; after a wait of two seconds busy ones too, once they have answered their requests. An instance
+//!    first stays four times as long as its parking and its load took, or at least once as long where a waiting request would be late
+//!    otherwise. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
 //! 7. *Weights* (`shared_weights`): instances of one model share its weights on a device, whose memory is booked once there, from the
@@ -109,6 +110,9 @@ struct Instance {
     used: Timestamp,
     /// Time of its becoming ready, the last time.
     came: Timestamp,
+    /// Time of its last order to start, to be parked or to come back, and how long that takes by its specification.
+    ordered: Timestamp,
+    takes: Duration,
 }
 
 /// The number of an instance's requests, its slowness and its name: the least takes the next request.
@@ -137,6 +141,9 @@ struct Function {
     /// The part of a device that its last instance booked, of 10^8.
     area: u64,
     arrivals: Arrivals,
+    /// How long its last parking and its last load took.
+    parking: Duration,
+    loading: Duration,
     /// Whether the minimum was raised to one.
     activated: bool,
     gang: Option<Gang>,
@@ -254,6 +261,8 @@ impl FractionalPool {
             visits: 8,
             area: TYPICAL_AREA,
             arrivals: Arrivals::default(),
+            parking: Duration::ZERO,
+            loading: spec.load_host,
             activated: false,
             gang,
             refused: Vec::new(),
@@ -381,6 +390,7 @@ impl Pool for FractionalPool {
             (InstanceReport::Parked, State::Parking) => {
                 let function = of.function;
                 self.enter(instance, State::Parked);
+                self.learn_move(instance, cluster);
                 if let Some(of) = self.instances.get_mut(&instance) {
                     let placements = core::mem::take(&mut of.placements);
                     self.release(placements);

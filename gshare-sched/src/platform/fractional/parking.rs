@@ -2,8 +2,12 @@
 //!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
+//!
+//! What damps this is the price of a move, its parking and its load, as measured the last time. An instance stays a multiple of its own
+//! price, so that a device spends a bounded part of its time on moves. It stays as long as the price alone where a request of the waiting
+//! function would be late otherwise, but not for a request that is late in any case.
 
-use super::pool_config::{PARK_BUSY_AFTER, PARK_IDLE, PARK_STAY};
+use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, STAY_PER_MOVE};
 use super::{
     Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
     PlatformAction, State, Timer, Timestamp,
@@ -136,7 +140,9 @@ impl FractionalPool {
         let count = cluster.functions[&of.function].spec.devices as usize;
         // A further instance of a minimum pushes no busy one out.
         let further = of.state == State::WaitingForRoom && self.serves_without(wanting.instance);
-        let busy_too = !further && cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
+        let presses = !further && self.presses(of.function, cluster);
+        let waited = cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
+        let busy_too = presses || waited && !further;
         let taken = |gpu: GpuId| {
             let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
             others.any(|one| one.on.contains(&gpu))
@@ -146,7 +152,7 @@ impl FractionalPool {
             for (&gpu, &at) in &self.devices {
                 if of.node.is_none_or(|node| node == at)
                     && !taken(gpu)
-                    && let Some(victims) = self.victims_on(gpu, of, (least, busy_too), cluster)
+                    && let Some(victims) = self.victims_on(gpu, of, (least, busy_too, presses), cluster)
                 {
                     nodes.entry(at).or_default().push(victims);
                 }
@@ -185,7 +191,7 @@ impl FractionalPool {
         &self,
         gpu: GpuId,
         wanting: &Instance,
-        (least, busy_too): (usize, bool),
+        (least, busy_too, presses): (usize, bool, bool),
         cluster: &Cluster,
     ) -> Option<Victims> {
         let area = |demand: &Demand| u64::from(demand.quota.get()) * u64::from(demand.sm.get());
@@ -201,7 +207,7 @@ impl FractionalPool {
         let whole = u64::from(status.spec.quota.get()) * u64::from(status.spec.sm.get());
         let mut free_area = whole.saturating_sub(status.area_used);
         let may = |id| {
-            let (used, idle) = self.may_be_parked(id, wanting.function, cluster)?;
+            let (used, idle) = self.may_be_parked(id, wanting.function, presses, cluster)?;
             (idle || busy_too).then_some((!idle, used, id))
         };
         let mut victims: Vec<(bool, Timestamp, InstanceId)> =
@@ -232,6 +238,7 @@ impl FractionalPool {
         &self,
         id: InstanceId,
         function: FunctionId,
+        presses: bool,
         cluster: &Cluster,
     ) -> Option<(Timestamp, bool)> {
         let of = self.instances.get(&id)?;
@@ -239,12 +246,54 @@ impl FractionalPool {
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let stayed = cluster.now.saturating_since(of.came) >= PARK_STAY;
-        let rested = stayed && cluster.now.saturating_since(of.used) >= PARK_IDLE;
+        let price = own.parking.saturating_add(own.loading);
+        let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(LEAST_STAY) };
+        if cluster.now.saturating_since(of.came) < stay {
+            return None;
+        }
+        let rested = cluster.now.saturating_since(of.used) >= PARK_IDLE;
         Some((of.used, cluster.runs(id) == 0 && cluster.queue(of.function).is_empty() && rested))
     }
 
+    /// Whether the function's first request is in time only if room for it is made now; by the end of its wait, where no move is as
+    /// short as its SLO.
+    fn presses(&self, function: FunctionId, cluster: &Cluster) -> bool {
+        let Some((arrived, request)) = cluster.queue(function).first() else { return false };
+        let (of, spec) = (&self.functions[&function], &cluster.functions[&function].spec);
+        // The victim's parking is taken to be as long as the function's own.
+        let price = of.parking.saturating_add(of.loading).saturating_add(PARK_IDLE.saturating_mul(2));
+        let wait = cluster.requests[request].patience();
+        let end = spec.slo.filter(|slo| *slo > price).unwrap_or(wait);
+        end > price && cluster.now.saturating_since(*arrived) >= end - price
+    }
+
+    /// Notes an order to move the instance, which takes this long by its specification.
+    pub(super) fn ordered(&mut self, instance: InstanceId, takes: Duration, cluster: &Cluster) {
+        if let Some(of) = self.instances.get_mut(&instance) {
+            (of.ordered, of.takes) = (cluster.now, takes);
+        }
+    }
+
+    /// Learns from the end of the instance's last move how long the function's moves take.
+    pub(super) fn learn_move(&mut self, instance: InstanceId, cluster: &Cluster) {
+        let Some(of) = self.instances.get(&instance) else { return };
+        let Some(function) = self.functions.get_mut(&of.function) else { return };
+        let took = cluster.now.saturating_since(of.ordered);
+        if of.state == State::Parked {
+            function.parking = took;
+        } else {
+            // A load from disk says how long one from host memory takes, which is what comes after a parking.
+            let host = cluster.functions[&of.function].spec.load_host;
+            let nanos = u128::from(took.as_nanos()) * u128::from(host.as_nanos());
+            function.loading = match of.takes {
+                Duration::ZERO => took,
+                takes => Duration::from_wide_nanos(nanos / u128::from(takes.as_nanos())),
+            };
+        }
+    }
+
     pub(super) fn park(&mut self, instance: InstanceId, cluster: &mut Cluster) {
+        self.ordered(instance, Duration::ZERO, cluster);
         if self.enter(instance, State::Parking).is_some() {
             cluster.order(PlatformAction::Park { instance });
         }
@@ -256,6 +305,7 @@ impl FractionalPool {
         let parts = self.parts(of, cluster);
         // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
         let takes = cluster.functions[&of.function].spec.load_host;
+        self.ordered(instance, takes, cluster);
         cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
 }

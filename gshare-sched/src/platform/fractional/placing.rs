@@ -1,8 +1,8 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance, InstanceId,
-    Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, Setting, State, StopCause,
+    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance,
+    InstanceId, Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, Setting, State, StopCause,
 };
 use crate::pack::{Demand, PackError};
 use crate::request::Tier;
@@ -129,6 +129,8 @@ impl FractionalPool {
             open: None,
             used: cluster.now,
             came: cluster.now,
+            ordered: cluster.now,
+            takes: Duration::ZERO,
         };
         let instance = cluster.instances.name();
         if let Some(scaled) = scaled {
@@ -196,6 +198,7 @@ impl FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = self.parts(of, cluster);
+        self.ordered(instance, takes, cluster);
         cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 
@@ -224,6 +227,7 @@ impl FractionalPool {
     /// Opens an instance to requests.
     pub(super) fn open(&mut self, instance: InstanceId, cluster: &Cluster) {
         self.enter(instance, State::Ready);
+        self.learn_move(instance, cluster);
         let Some(of) = self.instances.get_mut(&instance) else { return };
         (of.used, of.came) = (cluster.now, cluster.now);
         let function = of.function;

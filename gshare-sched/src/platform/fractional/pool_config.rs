@@ -7,9 +7,11 @@ use gshare_core::{Bytes, ConfigError, Duration};
 
 /// The time without a request after which an instance may be parked for another function: a few answers.
 pub(super) const PARK_IDLE: Duration = Duration::from_millis(200);
-/// How long an instance that has just come stays before it is parked while idle. Otherwise three functions that are called twice a second on
-/// two devices would spend their time on loads.
-pub(super) const PARK_STAY: Duration = Duration::from_secs(2);
+/// How many times as long as its parking and its load an instance stays where it has come: functions that take turns in too little
+/// memory then spend at most a fifth of a device's time on loads.
+pub(super) const STAY_PER_MOVE: u64 = 4;
+/// The shortest such stay: each change also costs the host the end and the start of a process.
+pub(super) const LEAST_STAY: Duration = Duration::from_secs(2);
 /// How long an instance waits for room before a busy instance is parked for it: parking takes a second for a large model, and must
 /// not be most of a device's work.
 pub(super) const PARK_BUSY_AFTER: Duration = Duration::from_secs(2);

@@ -7,8 +7,7 @@
 //! long as the trials. A function is tried on one slice of each size, smallest first.
 //!
 //! # A measurement is a prior
-//! - Other processes on the device add to latencies. If they used more than [`DISTURBED`] of its time, the least latency replaces
-//!   the percentiles of a point (`trials.rs`).
+//! - Waits for other processes on the device do not count (`trials.rs`). The rest of their influence is not known.
 //! - If a disturbed measurement is too slow for the SLO, the function is measured again after a pause, which grows each time.
 //! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another.
 //! - Deletion of a function deletes its measurement.
@@ -37,7 +36,7 @@ const TRIALS: Duration = Duration::from_secs(3_600);
 const TRIAL_SHARES: [(u16, u16); 3] = [(40, 100), (30, 50), (20, 25)];
 /// Planned time of trials on a slice or a whole device: some calls, and two starts of the program.
 const TURN: Duration = Duration::from_secs(10);
-/// Share of GPU time of other processes above which measured latencies say little.
+/// Share of GPU time of other processes above which a measurement is repeated before it refuses a function for good.
 pub(crate) const DISTURBED: BasisPoints = BasisPoints::percent(5);
 /// The first and the longest pause before a new measurement.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
