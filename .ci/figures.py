@@ -105,6 +105,7 @@ NOT_COMPARED = {
     "the same on whole devices": "means over the functions of a table",
     "`gshare up`, debug build": "real processes for minutes, under load; the script prints its rows",
     "the same host": "real processes for minutes, under load; the script prints its rows",
+    "the search by which": "a table of searches by profile",
     "trials until the optimum": "the paper's profiles, which are not in the repository",
 }
 
