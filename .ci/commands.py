@@ -48,7 +48,7 @@ PARSED = {
     "python3 suite.py --sim=h100": "a step of its own",
     "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
-    "gshare run --shim": "asks `gshare store serve`",
+    "gshare run --shim=/run/gshare/store.sock": "asks `gshare store serve`",
     "gshare lab profile": "minutes of measuring",
 }
 # These go on until they are stopped: they are run until they print something, and stopped then.
@@ -60,12 +60,11 @@ NOT_RUN = {
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
     "podman": "builds images",
-    "sudo": "root",
     "GSHARE_BUNDLE=build": "minutes of a release build, which `routes.py --cargo` makes",
     "cargo deny": "the list of advisories, from the network",
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
-    "url=https:": "`routes.py` installs with it",
+    "url=https://": "`routes.py` installs with it",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {

@@ -310,7 +310,7 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
             name = "{name}"
             work = "inference"
             memory = "9GiB"
-            slo = "8s"
+            slo = "16s"
             loads = ["4s", "1s"]
             profile = [{{ sm = "25%", quota = "20%", rps = 20.0, p50 = "13ms", p95 = "28ms" }}]
             load = {{ shape = "poisson", rate = 2 }}
@@ -327,8 +327,8 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
         let late: u64 = outcome.functions.iter().map(|one| one.requests - one.within_slo).sum();
         let asked: u64 = outcome.functions.iter().map(|one| one.requests).sum();
         println!("seed {seed}: {late} of {asked} late, parked {:.1} times a minute", parked as f64 / 5.0);
-        // The first starts from disk come one after the other.
-        assert!(late <= 5 && asked > 1_500, "seed {seed}: {late} of {asked} late");
+        // The third start from disk comes after the first, a stay and a parking: 4 + 2 + 0.8 + 4 s, and more by jitter.
+        assert!(late == 0 && asked > 1_500, "seed {seed}: {late} of {asked} late");
         assert!((20..=75).contains(&parked), "seed {seed}: parked {parked} times in 5 min");
     }
 }

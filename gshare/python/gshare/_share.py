@@ -53,10 +53,8 @@ class Share(TypedDict, total=False):
     """Share of the SMs, such as "50%": kept under MPS, else counted."""
     name: str
     """Name of the instance, unique on the node."""
-    slo_sensitive: bool | str
-    """Whether other programs yield to this program; as text, from which slowdown in per cent."""
-    best_effort: bool
-    """Whether the program takes the time that others leave."""
+    service_class: str
+    """"slo-sensitive" or "slo-sensitive:PERCENT": other programs yield to this program; "best-effort": it takes the time they leave."""
     observe: bool
     """Whether the program is measured without a limit."""
     wait: bool
@@ -169,7 +167,7 @@ def _argv(share: Share, program: Sequence[str | os.PathLike[str]]) -> list[str]:
     for key, value in share.items():
         if key not in Share.__annotations__:
             raise TypeError(f"{key}: unknown; need {', '.join(Share.__annotations__)}")
-        option = "--" + key.replace("_", "-")
+        option = "--" + key.removeprefix("service_")
         if value is True:
             argv.append(option)
         elif value is not None and value is not False:

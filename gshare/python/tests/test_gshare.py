@@ -103,6 +103,8 @@ class Shares(unittest.TestCase):
             self.fail("the device is smaller")
         with self.assertRaisesRegex(gshare.Refused, "quota"), gshare.share(quota="150%", sim=True):
             self.fail("more than the whole")
+        with self.assertRaisesRegex(gshare.Refused, "1 to 100"), gshare.share(service_class="slo-sensitive:0", sim=True):
+            self.fail("no tolerance")
         with self.assertRaisesRegex(TypeError, "memory: unknown; need quota, mem"), gshare.share(memory="1GiB"):
             self.fail("an unknown option")
 

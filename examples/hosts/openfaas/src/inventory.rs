@@ -348,7 +348,7 @@ fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>>
     let output = command.stdin(Stdio::null()).output()?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{}", said.trim().trim_start_matches("openfaas: "));
+        bail!("{}", said.trim().trim_start_matches("error: "));
     }
     serde_json::from_slice(&output.stdout).context("the inventory of devices")
 }

@@ -136,7 +136,7 @@ EXAMPLES
 )]
 pub struct Options {
     /// Address to listen at; port 0 chooses a free port. Other machines reach the host through a proxy with TLS on this machine,
-    /// or with `GSHARE_PLAIN_HTTP=1` in the environment at any address.
+    /// or with `host.plain_http` at any address.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Directory of functions, secrets and measurements, made if missing. The default is `gshare/host` below `$XDG_STATE_HOME`
@@ -186,9 +186,6 @@ pub struct Options {
     #[arg(long, hide = true)]
     pub print_lost: bool,
 }
-
-/// `1` in this variable allows an address that other machines reach.
-const PLAIN_HTTP: &str = "GSHARE_PLAIN_HTTP";
 
 fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     let options = &mut host.options;
@@ -299,13 +296,13 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         "--credentials: needed to listen on {}, which is no loopback address",
         options.listen
     );
+    let settings = &options.host;
     ensure!(
-        options.listen.ip().is_loopback() || std::env::var(PLAIN_HTTP).is_ok_and(|allowed| allowed == "1"),
+        options.listen.ip().is_loopback() || settings.plain_http,
         "--listen {}: the host speaks plain HTTP, so passwords and requests would cross the network in clear. Listen on \
-         127.0.0.1 behind a proxy with TLS, or set {PLAIN_HTTP}=1 if the network is private",
+         127.0.0.1 behind a proxy with TLS, or set host.plain_http=true if the network is private",
         options.listen
     );
-    let settings = &options.host;
     let mut platform = options.platform_settings();
     let folder = state_folder(options)?;
     let named = || format!("--state {}", folder.display());

@@ -20,6 +20,8 @@ use std::path::PathBuf;
 pub struct HostSettings {
     /// Whether functions are ordinary processes without a GPU.
     pub no_gpu: bool,
+    /// Whether an address that other machines reach is allowed, though passwords cross the network in clear.
+    pub plain_http: bool,
     /// Whether MPS is started, unless it runs already, and stopped at the end.
     pub mps: bool,
     /// Numbers of the GPUs that serve one request at a time and keep models in their memory.
@@ -56,6 +58,7 @@ impl Default for HostSettings {
     fn default() -> Self {
         Self {
             no_gpu: false,
+            plain_http: false,
             mps: false,
             whole: Vec::new(),
             guess: Bytes::from_gib(4),

@@ -44,7 +44,7 @@ const CALLS: u64 = 60;
 /// Calls before a measurement, which trigger lazy loading.
 const WARM_UP: u64 = 3;
 /// Time limit for a measurement's calls, once [`FEWEST`] are done.
-const LONGEST: Duration = Duration::from_millis(1_500);
+const LONGEST: Duration = Duration::from_millis(1_200);
 /// Fewest measured calls.
 const FEWEST: usize = 5;
 /// Time limit until a program accepts connections: a cold start of a large model.

@@ -79,7 +79,7 @@ fn credentials(dir: &Path) -> PathBuf {
 fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut host = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
-    host.args(["--no-gpu", "--listen=0.0.0.0:0", "--state"]).arg(dir.path());
+    host.args(["--set", "host.no_gpu=true", "--listen=0.0.0.0:0", "--state"]).arg(dir.path());
     host.arg("--credentials").arg(credentials(dir.path()));
     let refused = host.output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -87,7 +87,7 @@ fn passwords_cross_no_network_in_clear_unless_the_operator_allows_it() {
         !refused.status.success() && said.contains("--listen 0.0.0.0:0: the host speaks plain HTTP"),
         "{said}"
     );
-    let provider = Provider::of(host.env("GSHARE_PLAIN_HTTP", "1"));
+    let provider = Provider::of(host.args(["--set", "host.plain_http=true"]));
     assert_eq!(provider.call("GET", "/system/functions", "").0, 401);
 }
 

@@ -42,7 +42,7 @@ function keep(parent, items, key, build, update, long = false) {
   }
   parent.kept = now;
   const section = parent.closest("section");
-  if (section && parent.id !== "clients") section.hidden = !items.length;
+  if (section && parent.id !== "clients") section.toggleAttribute("hidden", !items.length);
 }
 const lines = (id, items) => keep($(id), items, of => of.key, () => make("li"), (node, of) => {
   if (of.at && !node.firstChild) node.append(make("time"), make("span"));
@@ -165,24 +165,23 @@ function gpu(node, { device, all }) {
     placed.forEach(of => of.fill = of.measured / of.wide);
     whole = Math.max(1, lay(placed));
   }
-  const place = (box, x, y, wide, high) => Object.assign(box.style, { left: width(x, whole), top: width(y, 1), width: width(wide, whole), height: width(high, 1) });
+  const place = (box, x, y, wide, high, own = "#0000") => set(box, "style", `--own:${own};left:${width(x, whole)};top:${width(y, 1)};width:${width(wide, whole)};height:${width(high, 1)}`);
   const boxes = [...slices.map(slice => ({ key: "slice " + slice.start, slice })), ...placed];
-  keep(map, boxes, of => of.key, of => of.name ? make("div", {}, make("i"), make("span")) : make("div", { class: "place dim" }), (box, of) => {
+  keep(map, boxes, of => of.key, of => of.name ? make("div", {}, paint(make("i"), of.name), make("span")) : make("div", { class: "place dim" }), (box, of) => {
     if (!of.name) {
       say(box, of.slice.profile);
       return place(box, of.slice.start, 0, of.slice.width, 1);
     }
-    box.className = `own ${of.holds ? "holds" : of.waits ? "waits" : ""} ${of.life === "ready" ? "" : "pale"}`;
+    set(box, "class", `own ${of.holds ? "holds" : of.waits ? "waits" : ""} ${of.life === "ready" ? "" : "pale"}`);
     set(box, "title", sentence(of));
-    box.style.setProperty("--own", look(of.name)[0]);
-    paint(box.firstChild, of.name).style.width = width(of.fill, 1);
-    place(box, of.x, of.y, of.wide, of.high);
+    set(box.firstChild, "style", `--own:${look(of.name)[0]};width:${width(of.fill, 1)}`);
+    place(box, of.x, of.y, of.wide, of.high, look(of.name)[0]);
     say(box.lastChild, `${of.holds ? "▶ " : of.waits ? "… " : ""}${of.key} ${percent(of.measured)}`);
   });
   say(free, all.length ? "" : "No process");
   chart(used, { text: percent(samples.at(-1)?.gpus[device.gpu] ?? 0), drawn: [sample => sample.gpus[device.gpu] ?? 0], least: 1 });
   const booked = sum(all, of => of.booked), source = device.memory_source === "client" ? ", as its first process reports" : "";
-  keep(bar, all.filter(of => of.memory > 0), of => of.key, of => paint(make("i"), of.name), (part, of) => part.style.width = width(of.memory, device.memory_bytes));
+  keep(bar, all.filter(of => of.memory > 0), of => of.key, of => paint(make("i"), of.name), (part, of) => set(part, "style", `--own:${look(of.name)[0]};width:${width(of.memory, device.memory_bytes)}`));
   say(memory, `Memory: ${size(device.held_bytes)}${device.memory_bytes ? " of " + size(device.memory_bytes) : ""} held${booked ? `, ${size(booked)} booked` : ""}${source}`);
   keep(list, all, of => of.key, of => make("li", {}, paint(make("span", { class: "key" }), of.name), make("span")), (line, of) => {
     const asked = of.asked > 0 ? `of ${percent(of.asked)}` : "without a guarantee";
@@ -211,13 +210,13 @@ function fun(node, of) {
   for (const { life } of of.instances) lives[life] = (lives[life] ?? 0) + 1;
   say(top.lastChild, [["inference", of.state].includes(of.workload) ? "" : of.workload, of.state, ...Object.entries(lives).map(([life, count]) => `${count} ${life}`)].filter(Boolean).join(" · "));
   say(problem, of.problem ?? of.measuring ?? "");
-  problem.className = of.problem ? "late" : "dim";
-  latency.hidden = rate.hidden = of.workload === "training";
+  set(problem, "class", of.problem ? "late" : "dim");
+  for (const chart of [latency, rate]) chart.toggleAttribute("hidden", of.workload === "training");
   chart(latency, {
     text: last.p95_ns == null ? "no request" : `${time(last.p95_ns)}${of.slo_ns ? ` of ${time(of.slo_ns)}` : ""}${isLate(of) ? " ⚠" : ""}`,
     mark: of.slo_ns, drawn: [sample => mine(sample)?.p95_ns, sample => mine(sample)?.p50_ns],
   });
-  latency.children[1].className = isLate(of) ? "late" : "";
+  set(latency.children[1], "class", isLate(of) ? "late" : "");
   chart(rate, { text: number(last.rate ?? 0), drawn: [sample => mine(sample)?.rate], least: 1 });
   chart(instances, { text: String(ready(of)), drawn: [sample => mine(sample)?.ready], least: 1 });
   chart(used, { text: percent(last.used ?? 0), drawn: [sample => mine(sample)?.used], least: .1 });
@@ -237,9 +236,9 @@ function pipeline(node, { of, one, devices }) {
     const places = device.slices.length ? device.slices : [{ start: undefined, width: 1, profile: device.name }];
     keep(strip, places, slice => slice.start, () => make("div", {}, make("i"), make("span")), (box, slice) => {
       const stages = one.parts.filter(part => part.gpu === device.gpu && part.slice?.start === slice.start).map(part => part.stage);
-      box.style.flex = slice.width;
-      box.className = stages.length ? "own" : "";
-      paint(box, of.name).title = slice.profile;
+      set(box, "style", `flex:${slice.width};--own:${look(of.name)[0]}`);
+      set(box, "class", stages.length ? "own" : "");
+      set(box, "title", slice.profile);
       say(box.lastChild, stages.join(", "));
     });
     const whole = sum(places, slice => slice.width), middle = slice => (slice.start ?? 0) + slice.width / 2;
@@ -282,9 +281,9 @@ function process(row, of) {
     cell.classList.toggle("none", !said);
   });
   const [used, request, limit] = row.children[USED].lastChild.children;
-  used.style.width = width(of.measured, 1);
-  request.style.left = width(of.quota_request * .99, 1);
-  limit.style.left = width(of.quota_limit * .99, 1);
+  set(used, "style", `width:${width(of.measured, 1)}`);
+  set(request, "style", `left:${width(of.quota_request * .99, 1)}`);
+  set(limit, "style", `left:${width(of.quota_limit * .99, 1)}`);
   row.children[8].classList.toggle("late", of.waiting_ns > 1e9);
 }
 

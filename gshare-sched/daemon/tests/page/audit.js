@@ -1,16 +1,18 @@
-// Watches the page and posts what it saw: errors, the time of each drawing and between two, texts with too little contrast, parts
+// Watches the page and posts what it saw: errors, the time and the changed nodes of each drawing, texts with too little contrast, parts
 // without a label, and texts that spill.
-const seen = { errors: [], drawing_ms: [], between_ms: [], contrast: [], labels: [], spill: [] };
+const seen = { errors: [], drawing_ms: [], changes: [], contrast: [], labels: [], spill: [] };
 addEventListener("error", event => seen.errors.push(event.message));
 addEventListener("unhandledrejection", event => seen.errors.push(String(event.reason)));
 for (const level of ["error", "warn"]) console[level] = (...said) => seen.errors.push(said.join(" "));
 
 const drawing = render;
-let before;
+let changes = 0;
+new MutationObserver(records => changes += records.reduce((sum, record) => sum + 1 + record.addedNodes.length, 0))
+  .observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
 render = state => {
+  seen.changes.push(changes);
+  changes = 0;
   const begun = performance.now();
-  if (before) seen.between_ms.push(begun - before);
-  before = begun;
   drawing(state);
   document.body.getBoundingClientRect();
   seen.drawing_ms.push(performance.now() - begun);
@@ -58,5 +60,5 @@ function audit() {
   const html = document.documentElement.outerHTML;
   fetch("/audit", { method: "POST", body: JSON.stringify({ ...seen, html, width: innerWidth, dark: matchMedia("(prefers-color-scheme: dark)").matches }) });
 }
-setTimeout(() => document.querySelectorAll("details").forEach(details => details.open = true), 3000);
+setTimeout(() => document.querySelector("details")?.setAttribute("open", ""), 3000);
 setTimeout(audit, 6000);
