@@ -600,12 +600,14 @@ impl From<core::time::Duration> for Duration {
     }
 }
 
-/// `"5ms"`, `"100us"`, `"1.5s"`, `"250ns"`.
+/// `"5ms"`, `"100us"`, `"1.5s"`, `"250ns"`, `"10min"`, `"2h"`.
 impl FromStr for Duration {
     type Err = ParseUnitError;
     fn from_str(text: &str) -> Result<Self, ParseUnitError> {
         let trimmed = text.trim();
-        let units = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+        const S: u64 = 1_000_000_000;
+        let units =
+            [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", S), ("min", 60 * S), ("h", 3_600 * S)];
         let expected = "length of time with its unit such as `5ms`, `100us` or `1.5s`";
         let (number, unit) = units
             .iter()

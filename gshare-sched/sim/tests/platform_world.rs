@@ -132,12 +132,19 @@ fn models_that_are_spread_over_devices_are_served_at_both_depths() {
     }
     assert!(total.actions.get("unpark").is_some_and(|count| *count > 0), "{:?}", total.actions);
     plan.faults = Faults::default();
-    // A seed with room for all at both depths: which request finds no room in time follows from the last millisecond.
-    let by_profile = world::run(&plan, 4, || scenario.platform()).unwrap();
-    plan.depth = Depth::Kernels;
-    let by_kernels = world::run(&plan, 4, || scenario.platform()).unwrap();
+    // Which request finds no room in time follows from the last millisecond, so several seeds are compared.
+    let [by_profile, by_kernels] = [Depth::Requests, Depth::Kernels].map(|depth| {
+        plan.depth = depth;
+        let mut total = Outcome::default();
+        for seed in 0..6 {
+            total.add(&world::run(&plan, seed, || scenario.platform()).unwrap());
+        }
+        total
+    });
     for (one, other) in by_kernels.functions[..3].iter().zip(&by_profile.functions) {
-        assert_eq!((one.answered, one.requests), (other.answered, other.requests), "{}", one.name);
+        assert_eq!(one.requests, other.requests, "{}", one.name);
+        let answered = one.answered as f64 / other.answered as f64;
+        assert!((0.85..1.15).contains(&answered), "{}: {answered} of the answers", one.name);
         let used = one.used.as_secs_f64() / other.used.as_secs_f64();
         assert!((0.85..1.15).contains(&used), "{}: GPU time {used} of the other", one.name);
     }
@@ -321,7 +328,7 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
     let text = format!("length = \"5m\"\n{nodes}\n{}{}{}", function("a"), function("b"), function("c"));
     let scenario = Scenario::parse(&text).unwrap();
     let plan = scenario.plan().unwrap();
-    for seed in 10_000..10_010 {
+    for seed in 0..10 {
         let outcome = world::run(&plan, seed, || scenario.platform()).unwrap();
         let parked = outcome.actions["park"];
         let late: u64 = outcome.functions.iter().map(|one| one.requests - one.within_slo).sum();

@@ -71,7 +71,7 @@ fn breaks(config: &PlatformConfig, hears: fn(PlatformEvent) -> PlatformEvent, sa
             })
         })
     };
-    let failed = (0..40).find_map(|seed| world::run(&plan, seed, make).err());
+    let failed = (0..400).find_map(|seed| world::run(&plan, seed, make).err());
     let claim = failed.map(|failure| failure.wrong);
     assert!(claim.as_ref().is_some_and(|claim| claim.contains(says)), "{says}: {claim:?}");
 }

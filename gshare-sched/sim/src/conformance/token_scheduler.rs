@@ -107,7 +107,7 @@ pub fn token_scheduler(
     ];
     for (claim, scene) in scenes {
         let mut driver = driver(make, profile, false);
-        scene(&mut driver, profile)?;
+        scene(&mut driver, profile).map_err(|story| Story { claim, ..story })?;
         report.add(&driver);
         *report.tested.entry(claim).or_default() += 1;
     }
