@@ -1,7 +1,7 @@
 //! How busy the GPU was while a trial measured.
 //!
 //! Throughput alone does not say why a point is good: a function that holds SMs without filling them leaves room for a
-//! neighbour (FaST-GShare, Figures 8 and 10 show SM activity and occupancy beside throughput). A [`Meter`] is asked at the
+//! neighbour (FaST-GShare, Figures 8 and 10 show SM activity and occupancy beside throughput). The meter is asked at the
 //! beginning and at the end of the measured part.
 //!
 //! # Nvml

@@ -120,7 +120,7 @@ impl Goal {
 pub struct Part {
     /// The number of its stage, from 0.
     pub stage: u32,
-    /// Its components, as indices of [`Dag::components`].
+    /// Its components, as indices of [`Dag::components`](gshare_core::dag::Dag::components).
     pub components: ComponentSet,
     /// The slice profile it was planned for, where the partitioner chose one.
     pub slice: Option<ProfileId>,

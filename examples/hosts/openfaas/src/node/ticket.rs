@@ -28,7 +28,7 @@ impl Node {
     /// Puts a request into the queue for an instance, and its trace context into the headers.
     ///
     /// # Errors
-    /// See [`Host::arrive`].
+    /// See [`Host::arrive`](crate::host::Host::arrive).
     pub fn arrive(self: &Arc<Self>, name: &str, headers: &mut HeaderMap) -> Result<Ticket, ApiError> {
         let (sender, turns) = unbounded_channel();
         let arrived = self.now();
