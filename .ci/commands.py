@@ -49,6 +49,7 @@ PARSED = {
     "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
     "gshare run --shim=/run/gshare/store.sock": "asks `gshare store serve`",
+    "gshare daemon park": "asks a program that holds memory",
     "gshare lab profile": "minutes of measuring",
 }
 # These go on until they are stopped: they are run until they print something, and stopped then.
