@@ -225,12 +225,23 @@ def try_image(folder):
         return
     name = next(word for word in command.split() if word.startswith("ghcr.io/"))
     expect("the image's tag in README", name.split(":")[1], dist.version())
-    pulled = subprocess.run(["podman", "pull", "--quiet", IMAGE], capture_output=True, timeout=120).returncode == 0
-    with tempfile.TemporaryDirectory(prefix="gshare-image-") as unpacked:
-        (file,) = folder.glob("gshare-*-linux.tar.gz")
-        with tarfile.open(file) as archive:
-            archive.extractall(unpacked, filter="data")
-        base = IMAGE if pulled else own_base([*pathlib.Path(unpacked).glob("*/bin/*"), *pathlib.Path(unpacked).glob("*/lib/gshare/*")])
+    try:
+        pulled = subprocess.run(["podman", "pull", "--quiet", IMAGE], capture_output=True, timeout=120).returncode == 0
+    except subprocess.TimeoutExpired:
+        pulled = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="gshare-image-") as unpacked:
+            (file,) = folder.glob("gshare-*-linux.tar.gz")
+            with tarfile.open(file) as archive:
+                archive.extractall(unpacked, filter="data")
+            ours = [*pathlib.Path(unpacked).glob("*/bin/*"), *pathlib.Path(unpacked).glob("*/lib/gshare/*")]
+            base = IMAGE if pulled else own_base(ours)
+        # Some machines may build images, and start no container.
+        subprocess.run(["podman", "run", "--rm", "--network=host", base, "env"], check=True, capture_output=True, text=True, timeout=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        why = (error.stderr or "").strip().splitlines() or [str(error)]
+        print(f"podman: not tried, for podman starts no container here: {why[-1]}")
+        return
     begun = time.monotonic()
     build = ["podman", "build", "--quiet", "--pull=never", f"--build-arg=BASE={base}", "-t", name, "-f"]
     subprocess.run([*build, package.ROOT / "gshare-hook/package/Containerfile", folder], check=True, stdout=subprocess.DEVNULL)
