@@ -1,4 +1,4 @@
-//! Parking: launches are let in only while the memory is on the device, whatever the daemon says and however the moves end.
+//! Parking: launches are let in only while the memory is on the device, for each order of the daemon and each end of a move.
 
 use crate::common::*;
 use gshare_core::reason::Obstacle;
@@ -221,7 +221,7 @@ proptest! {
                 _ => {}
             }
         }
-        // Whatever happened, launches go on in the end.
+        // Launches go on in the end.
         for _ in 0..40 {
             if bench.pending() { bench.moved(Ok(())); }
             if !lost {

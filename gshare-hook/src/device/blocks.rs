@@ -134,7 +134,7 @@ impl Drop for HostMemory {
         // Their context may be gone, and has unlocked them then.
         // SAFETY: the pages locked by `new`.
         relaxed(|| real!(cuMemHostUnregister).map(|unregister| unsafe { unregister(self.at) }));
-        // SAFETY: the pages of `new`, used by nobody else.
+        // SAFETY: the pages of `new`, which no other code uses.
         unsafe { libc::munmap(self.at, self.bytes) };
     }
 }

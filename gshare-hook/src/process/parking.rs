@@ -42,7 +42,7 @@ pub(crate) struct Parking {
     obstacle: AtomicU64,
 }
 
-/// Makes the process one that can be parked, if it can be one. Its only device has this ordinal.
+/// Makes the process parkable, if its driver and kernel allow parking. `ordinal` is its only device.
 pub(crate) fn begin(runtime: &Runtime, ordinal: CUdevice) {
     let made = if visible_devices() != 1 {
         Err(Obstacle::Devices)
@@ -175,7 +175,7 @@ fn lane(runtime: &Runtime, blocks: &Blocks) -> Option<Lane> {
 }
 
 fn to_host(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device) -> Moved {
-    // Whoever gives the attempt up tells the meter.
+    // The code that gives up the attempt tells the meter.
     let fails = |why: Obstacle| CONTROL.guard.cancel().then_some(Err(why));
     if blocks.bytes().0 > host_memory::room() {
         return Some(Err(Obstacle::HostMemory));

@@ -45,7 +45,7 @@ pub(crate) struct Runtime {
     pub(crate) run: RunId,
     pub(crate) metering: Metering,
     pub(crate) book: Book,
-    /// The process's blocks, or why it cannot be parked, where it was asked to be one that can.
+    /// The process's blocks, or the obstacle to parking, if the user asked for a parkable process.
     pub(crate) parking: OnceLock<Result<Parking, Obstacle>>,
     pub(crate) attaching: Lock<()>,
     pub(crate) requests: Lock<Vec<Request>>,

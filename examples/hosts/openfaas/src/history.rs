@@ -64,7 +64,7 @@ struct Since {
     latencies: VecDeque<Latencies>,
 }
 
-/// Samples, and what the next sample is made of.
+/// The samples, and the counts from which the next sample follows.
 #[derive(Debug, Default)]
 pub struct History {
     samples: VecDeque<Sample>,

@@ -1,4 +1,4 @@
-//! The settings of `--settings FILE` and `--set KEY=VALUE`: rare ones of the host, and those of the platform.
+//! The settings of `--settings FILE` and `--set KEY=VALUE`: rarely used options of the host, and settings of the platform.
 
 use super::Options;
 use super::traces::Collector;
@@ -140,7 +140,7 @@ impl Options {
         Ok(())
     }
 
-    /// The settings of the platform, with those of the host that it keeps to.
+    /// The settings of the platform, with the host's limits applied.
     pub(crate) fn platform_settings(&self) -> PlatformSettings {
         let mut settings = self.platform.clone().unwrap_or_else(|| {
             let mut settings = PlatformSettings::default();

@@ -243,7 +243,7 @@ fn a_provider_that_was_killed_leaves_nothing_behind_and_comes_back_with_its_func
     assert_ne!(pid(second.address, "/function/resnet"), replica);
 }
 
-/// One line, as from `gshare` and `gshared`, whatever the environment asks of backtraces.
+/// One line, as from `gshare` and `gshared`, also with `RUST_BACKTRACE=1`.
 #[test]
 fn an_error_is_one_line_that_names_the_option() {
     let error = |arguments: &[&str]| {
