@@ -38,7 +38,7 @@
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
 //! 11. **Parking.** A client's movable memory goes to host memory by order, and comes back when a thread misses it. Meanwhile the client
-//!     gets no token (`parking.rs`).
+//!     gets no token (`park_orders.rs`).
 //! 12. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
 //!     node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
 //!     in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
@@ -107,7 +107,7 @@ mod event;
 mod inquiry;
 mod memory_account;
 mod node_config;
-mod parking;
+mod park_orders;
 mod printable;
 mod refusal;
 mod reservations;
@@ -124,7 +124,7 @@ pub use debts::MAX_WAIT;
 pub use event::{MemoryBound, NodeAction, NodeError, NodeEvent, Note, Peer, TokenFault};
 pub use gshare_core::DeviceUuid;
 pub use node_config::{ClientConfig, DeviceConfig, NodeConfig, max_gpus};
-pub use parking::{ParkRefusal, Parking};
+pub use park_orders::{ParkRefusal, Parking};
 pub use printable::{is_printable, printable};
 pub use refusal::{Percent, Refusal};
 pub use usage::Usage;

@@ -3,9 +3,9 @@
 //! The pools read it and order by [`Cluster::order`]; they keep no instance's life and no request of their own.
 
 use super::functions::{Function, FunctionState};
+use super::hash_table::Table;
 use super::instances::Instances;
 use super::requests::Request;
-use super::table::Table;
 use super::tenant_limits::Tenants;
 use super::timers::Timers;
 use super::{

@@ -6,7 +6,7 @@
 
 use super::cluster::Cluster;
 use super::gpu_time::GpuTime;
-use super::table::Table;
+use super::hash_table::Table;
 use super::timers::Timers;
 use super::{
     BTreeMap, Bytes, Duration, FunctionId, GpuId, InstanceReport, Life, Moving, Platform, PlatformAction,

@@ -56,13 +56,13 @@ mod fractional;
 mod function_spec;
 mod functions;
 mod gpu_time;
+mod hash_table;
 mod host_cache;
 mod instances;
 mod pool;
 mod requests;
 mod settings;
 mod sliced;
-mod table;
 mod tenant_limits;
 #[cfg(test)]
 mod testing;

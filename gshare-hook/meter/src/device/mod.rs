@@ -4,7 +4,7 @@ mod attachment;
 mod learning;
 mod local_share;
 mod long_wait;
-mod parking;
+mod residence;
 mod timeline;
 mod turn;
 
@@ -21,7 +21,7 @@ use crate::{Ordinal, Ticket};
 pub(crate) use attachment::Attachment;
 use attachment::{IN_FLIGHT, LOCAL_WINDOW};
 use long_wait::LongWait;
-use parking::Parking;
+use residence::Parking;
 use timeline::Timeline;
 pub(crate) use turn::Around;
 use turn::{Changing, Held, Stated, Still, Turn};

@@ -56,9 +56,9 @@ pub use pool_config::{FractionalConfig, FractionalPolicies};
 
 use super::batch::Arrivals;
 use super::cluster::Cluster;
+use super::hash_table::Table;
 use super::host_cache::HostCache;
 use super::pool::Pool;
-use super::table::Table;
 use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::pipeline::{Gaps, Stay};
