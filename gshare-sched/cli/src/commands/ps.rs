@@ -118,6 +118,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         println!("{}", row(of));
         if let Some(more) = of.problem.as_ref().or(of.measuring.as_ref()) {
             println!("  {more}");
+        } else if of.waiting > 0 && of.instances.is_empty() {
+            println!("  requests wait for an instance, which needs room on a device");
         }
     }
     Ok(())

@@ -35,7 +35,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Finds the enforcer of each client's limits on this node.
-fn look_who_holds(snapshot: &mut Snapshot) {
+pub(super) fn look_who_holds(snapshot: &mut Snapshot) {
     let nodes = [false, true].map(Partition::of_node);
     for client in &mut snapshot.clients {
         let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
