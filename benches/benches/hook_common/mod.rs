@@ -339,27 +339,6 @@ pub fn synchronise(setup: &Setup) {
     ok(unsafe { setup.hooked.get::<unsafe extern "C" fn() -> c_int>(c"cuCtxSynchronize")() });
 }
 
-/// Free memory as the program sees it, in bytes.
-pub fn memory_info(setup: &Setup) -> u64 {
-    let (mut free, mut total) = (0usize, 0usize);
-    // SAFETY: the driver's function by its C signature, and valid out-pointers.
-    unsafe {
-        let get: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = setup.hooked.get(c"cuMemGetInfo_v2");
-        ok(get(&raw mut free, &raw mut total));
-    }
-    free as u64
-}
-
-/// Writes the profile of an imaginary device with 1 TiB, for one GPU.
-pub fn large_profile(path: &Path) {
-    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/spec/profiles/tiny.toml");
-    let text = std::fs::read_to_string(tiny).expect("the profile is in the repository");
-    let text = text
-        .replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776")
-        .replace("gpus = 2", "gpus = 1");
-    std::fs::write(path, text).expect("a temporary directory is writable");
-}
-
 /// The step of a program that follows each launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
