@@ -156,11 +156,6 @@ plain_id! {
 }
 
 plain_id! {
-    /// A slice on which instances take turns. Numbered by the keeper of instances.
-    SharedSlice(u32), "slice"
-}
-
-plain_id! {
     /// One request of a client of the model store, numbered by the host; the number is free again after the answer or the client's
     /// departure.
     TicketId(u64), "ticket"

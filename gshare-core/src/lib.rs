@@ -35,8 +35,7 @@ pub use config_error::ConfigError;
 pub use engine::{Engine, TimeWentBack};
 pub use ids::{
     ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, ModelId, NodeId,
-    ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, SharedSlice, TenantId,
-    TicketId,
+    ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, TenantId, TicketId,
 };
 pub use resource::{QuotaRange, ResourceSpec, SpecError};
 pub use service_class::ServiceClass;

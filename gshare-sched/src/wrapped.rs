@@ -1,11 +1,10 @@
 //! A function of yours around another author's engine.
 
-use crate::pipeline::{Home, InstanceKeeper, Router};
 use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, RequestId, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -125,22 +124,11 @@ pass_on!(RequestScheduler {
     fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
 });
 
-pass_on!(Router {
-    fn waiting(&self, function: FunctionId) -> usize;
-    fn outstanding(&self, instance: InstanceId) -> usize;
-    fn invariants(&self);
-});
-
-pass_on!(InstanceKeeper {
-    fn fits(&self, function: FunctionId) -> Option<bool>;
-    fn home(&self, instance: InstanceId) -> Option<&Home>;
-    fn invariants(&self);
-});
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
+    use gshare_core::InstanceId;
 
     /// A scaler that asks for reports early, and refuses nothing.
     struct Early(Vec<HorizontalEvent>);

@@ -1,14 +1,15 @@
 //! The public suites of `gshare-sim` over the engines of this crate, and over one engine of each kind that is broken on
 //! purpose: the suite names the claim.
 
-use gshare_core::{Bytes, Engine, GpuId, PlacementId};
+use gshare_core::dag::Dag;
+use gshare_core::{Bytes, Engine, FunctionId, GpuId, InstanceId, PlacementId, RequestId, Timestamp};
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::pipeline::{
-    InstanceAction, InstanceKeeper, Keeper, KeeperConfig, Node, PartitionConfig, Partitioner, RankMode,
-    RouteAction, Router, RouterConfig, SlackRouter,
+    AssignedSlice, Change, Goal, Home, KeeperConfig, Node, NodeGpu, Offers, PartitionConfig, Partitioner,
+    Place, RankMode, Route, RouterConfig, SlackRouter,
 };
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::request::{
@@ -20,8 +21,9 @@ use gshare_sched::scale::{
 };
 use gshare_sim::Story;
 use gshare_sim::conformance::{
-    Shares, horizontal_scaler, packer, request_scheduler, router_and_keeper, vertical_scaler,
+    Shares, horizontal_scaler, packer, request_scheduler, slices, vertical_scaler,
 };
+use std::sync::Arc;
 
 /// The claim that the suite found broken.
 fn broken(result: Result<(), Story>) -> &'static str {
@@ -202,29 +204,22 @@ fn a_scheduler_that_ignores_limits_of_copies_is_found_out() {
     assert!(story.to_string().contains("which may have"), "{story}");
 }
 
-fn partitioner(rank: RankMode) -> Partitioner {
-    Partitioner::new(PartitionConfig::default().with_rank(rank)).expect("the defaults are valid")
+fn place(rank: RankMode) -> Arc<dyn Place> {
+    let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank));
+    Arc::new(partitioner.expect("the defaults are valid"))
 }
 
-fn router(config: RouterConfig) -> SlackRouter {
-    SlackRouter::new(config)
-}
-
-fn keeper(config: KeeperConfig, node: &Node) -> Keeper {
-    let rank = if config.reclaim { RankMode::Bottleneck } else { RankMode::PaperCv };
-    Keeper::new(config, node, partitioner(rank)).expect("the settings are valid")
-}
-
-fn slack(config: RouterConfig) -> Box<dyn Router> {
-    Box::new(router(config))
+fn slack(config: RouterConfig) -> Box<dyn Route> {
+    Box::new(SlackRouter::new(config))
 }
 
 #[test]
-fn routers_and_keepers_conform() {
-    let ours = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::default(), node)) };
-    let mut sum = router_and_keeper(|| slack(RouterConfig::default()), ours, 0..12).unwrap();
-    let paper = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::paper(), node)) };
-    sum.add(&router_and_keeper(|| slack(RouterConfig::paper()), paper, 0..12).unwrap());
+fn policies_of_slices_conform() {
+    let (ours, paper) = (KeeperConfig::default(), KeeperConfig::paper());
+    let best = place(RankMode::Bottleneck);
+    let mut sum = slices(|| slack(RouterConfig::default()), &best, &ours, 0..12).unwrap();
+    let cv = place(RankMode::PaperCv);
+    sum.add(&slices(|| slack(RouterConfig::paper()), &cv, &paper, 0..12).unwrap());
     // The runs tried every kind of order.
     let count = |name: &str| sum.actions.get(name).copied().unwrap_or(0);
     let answered: u64 = sum.functions.iter().map(|one| one.answered).sum();
@@ -233,27 +228,88 @@ fn routers_and_keepers_conform() {
     assert!(tried.iter().all(|&count| count > 30), "{tried:?}");
 }
 
-#[test]
-fn routers_and_keepers_that_break_a_promise_are_found_out() {
-    let promise = "every order can be carried out, no device is oversold, and each request ends once";
-    let accepted = "no event that may come is refused";
-    let ours = |node: &Node| -> Box<dyn InstanceKeeper> { Box::new(keeper(KeeperConfig::default(), node)) };
-    let twice = |actions: &mut Vec<RouteAction>| {
-        let again = actions.iter().copied().find(|action| matches!(action, RouteAction::Dispatch { .. }));
-        actions.extend(again);
-    };
-    let bad = || -> Box<dyn Router> { tampered(slack(RouterConfig::default()), twice) };
-    let claim = broken(router_and_keeper(bad, ours, 0..5).map(drop));
-    assert!([promise, accepted].contains(&claim), "{claim}");
-    fn silent(drop: fn(&InstanceAction) -> bool) -> &'static str {
-        let bad = move |node: &Node| -> Box<dyn InstanceKeeper> {
-            let tamper = move |actions: &mut Vec<InstanceAction>| actions.retain(|action| !drop(action));
-            tampered(Box::new(keeper(KeeperConfig::default(), node)), tamper)
-        };
-        broken(router_and_keeper(|| slack(RouterConfig::default()), bad, 0..40).map(core::mem::drop))
+/// Gives its last answer again.
+#[derive(Default)]
+struct Twice(SlackRouter, Option<RequestId>);
+
+impl Route for Twice {
+    fn note(&mut self, now: Timestamp, offers: &Offers, change: Change) {
+        self.0.note(now, offers, change);
     }
-    assert_eq!(silent(|action| matches!(action, InstanceAction::Evict { .. })), promise, "no eviction");
-    let served = "without faults no request waits for as long as it may";
-    assert_eq!(silent(|action| matches!(action, InstanceAction::Load { .. })), served, "no load");
-    assert_eq!(silent(|action| matches!(action, InstanceAction::Stop { .. })), promise, "no stop");
+
+    fn next(&mut self, now: Timestamp, offers: &Offers, instance: InstanceId) -> Option<RequestId> {
+        let next = self.0.next(now, offers, instance);
+        self.1.take().or_else(|| {
+            self.1 = next;
+            next
+        })
+    }
+
+    fn next_on(
+        &mut self,
+        now: Timestamp,
+        offers: &Offers,
+        slice: AssignedSlice,
+    ) -> Option<(InstanceId, RequestId)> {
+        let (instance, next) = self.0.next_on(now, offers, slice)?;
+        Some((instance, self.1.replace(next).unwrap_or(next)))
+    }
+
+    fn is_short(&self, now: Timestamp, offers: &Offers, function: FunctionId) -> bool {
+        self.0.is_short(now, offers, function)
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.0.waiting(function)
+    }
+}
+
+/// Knows no request.
+struct Silent(SlackRouter);
+
+impl Route for Silent {
+    fn note(&mut self, now: Timestamp, offers: &Offers, change: Change) {
+        self.0.note(now, offers, change);
+    }
+
+    fn next(&mut self, _: Timestamp, _: &Offers, _: InstanceId) -> Option<RequestId> {
+        None
+    }
+
+    fn next_on(&mut self, _: Timestamp, _: &Offers, _: AssignedSlice) -> Option<(InstanceId, RequestId)> {
+        None
+    }
+
+    fn is_short(&self, now: Timestamp, offers: &Offers, function: FunctionId) -> bool {
+        self.0.is_short(now, offers, function)
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.0.waiting(function)
+    }
+}
+
+/// Gives the first slice of a node, whether it is free or not.
+struct Anywhere(Arc<dyn Place>);
+
+impl Place for Anywhere {
+    fn find(&self, function: FunctionId, dag: &Dag, goal: &Goal, node: &Node, cut: bool) -> Option<Home> {
+        let all = |gpu: &NodeGpu| gpu.free.iter().chain(&gpu.busy).copied().collect();
+        let gpus = node.gpus().iter().map(|gpu| NodeGpu { gpu: gpu.gpu, free: all(gpu), busy: Vec::new() });
+        self.0.find(function, dag, goal, &Node::new(node.model().clone(), gpus.collect()).ok()?, cut)
+    }
+}
+
+#[test]
+fn policies_of_slices_that_break_a_promise_are_found_out() {
+    let promise = "every order can be carried out, no device is oversold, and each request ends once";
+    let (ours, best) = (KeeperConfig::default(), place(RankMode::Bottleneck));
+    let claim = broken(slices(|| Box::new(Twice::default()), &best, &ours, 0..5).map(drop));
+    assert_eq!(claim, promise, "a request is given twice");
+    let silent = || -> Box<dyn Route> { Box::new(Silent(SlackRouter::default())) };
+    let claim = broken(slices(silent, &best, &ours, 0..20).map(drop));
+    assert!([promise, "without faults no request waits for as long as it may"].contains(&claim), "{claim}");
+    let anywhere: Arc<dyn Place> = Arc::new(Anywhere(best));
+    let claim = broken(slices(|| slack(RouterConfig::default()), &anywhere, &ours, 0..20).map(drop));
+    assert_eq!(claim, promise, "a slice is given twice");
 }

@@ -6,6 +6,5 @@ mod support;
 mod pipeline_assign;
 mod pipeline_bottleneck;
 mod pipeline_input;
-mod pipeline_instances;
 mod pipeline_order;
 mod pipeline_routing;

@@ -1,12 +1,190 @@
 //! The router: against a literal router which searches everything each time, and the claims of FluidFaaS, section 5.3.
 #![allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "small numbers of a test")]
 
-use gshare_core::{Duration, Engine, FunctionId, InstanceId, RequestId, SharedSlice, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, ProfileId, RequestId, Timestamp};
+use gshare_sched::mig::SliceAt;
 use gshare_sched::pipeline::{
-    Late, RouteAction, RouteError, RouteEvent, RouteReject, Router, RouterConfig, SHORT_EVERY, Service,
-    SlackRouter,
+    AssignedSlice, Change, Late, Offer, Offers, Route, RouterConfig, Service, SlackRouter,
 };
 use proptest::prelude::*;
+
+/// An event of the requests and instances beside the router.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Event {
+    Up { instance: InstanceId, function: FunctionId, service: Service },
+    Changed { instance: InstanceId, service: Service },
+    Load { instance: InstanceId, load: Duration },
+    Draining { instance: InstanceId },
+    Down { instance: InstanceId },
+    Arrived { request: RequestId, function: FunctionId, deadline: Option<Timestamp> },
+    Completed { request: RequestId, instance: InstanceId },
+    Cancelled { request: RequestId },
+    Nothing,
+}
+
+/// The answers to an event: dispatches in their order, and rejected requests.
+#[derive(Debug, Default, PartialEq)]
+struct Answers {
+    dispatched: Vec<(RequestId, InstanceId)>,
+    rejected: Vec<RequestId>,
+}
+
+/// The pool of slices around a router: it has the requests and the instances.
+#[derive(Debug)]
+struct Desk {
+    router: SlackRouter,
+    offers: Offers,
+    now: Timestamp,
+    /// Waiting requests, and running requests with their instance.
+    requests: Vec<(RequestId, FunctionId, Option<Timestamp>, Option<InstanceId>)>,
+    instances: Vec<Up>,
+    answers: Answers,
+}
+
+impl Desk {
+    fn new(config: RouterConfig) -> Self {
+        Self {
+            router: SlackRouter::new(config),
+            offers: Offers::default(),
+            now: Timestamp::ZERO,
+            requests: Vec::new(),
+            instances: Vec::new(),
+            answers: Answers::default(),
+        }
+    }
+
+    fn has(&self, instance: InstanceId) -> usize {
+        self.requests.iter().filter(|one| one.3 == Some(instance)).count()
+    }
+
+    fn note(&mut self, change: Change) {
+        self.router.note(self.now, &self.offers, change);
+    }
+
+    fn offer(&mut self, id: InstanceId) {
+        let up = self.instances.iter().find(|up| up.id == id).unwrap().clone();
+        self.offers.offer(id, Offer { function: up.function, service: up.service });
+        self.offers.runs(id, self.has(id));
+        self.note(Change::Offered { instance: id });
+        self.serve(up.function);
+    }
+
+    fn withdraw(&mut self, id: InstanceId) {
+        if let Some(offer) = self.offers.withdraw(id) {
+            self.note(Change::Withdrawn { instance: id, offer });
+        }
+    }
+
+    fn give(&mut self, request: RequestId, id: InstanceId) {
+        let one = self.requests.iter_mut().find(|one| one.0 == request && one.3.is_none()).unwrap();
+        one.3 = Some(id);
+        let (function, due) = (one.1, one.2);
+        self.offers.runs(id, self.has(id));
+        self.note(Change::Left { request, function, due, to: Some(id) });
+        self.answers.dispatched.push((request, id));
+    }
+
+    fn serve(&mut self, function: FunctionId) {
+        while let Some(id) = self.offers.free(function)
+            && let Some(request) = self.router.next(self.now, &self.offers, id)
+        {
+            self.give(request, id);
+        }
+        for slice in self.offers.slices_of(function) {
+            if self.router.waiting(function) > 0 {
+                self.serve_slice(slice);
+            }
+        }
+    }
+
+    fn serve_slice(&mut self, slice: AssignedSlice) {
+        let mut on = self.instances.iter().filter(|up| up.slice() == Some(slice));
+        if on.all(|up| self.has(up.id) == 0)
+            && let Some((id, request)) = self.router.next_on(self.now, &self.offers, slice)
+        {
+            self.give(request, id);
+        }
+    }
+
+    fn freed(&mut self, id: InstanceId) {
+        let up = self.instances.iter().find(|up| up.id == id).unwrap().clone();
+        self.offers.runs(id, self.has(id));
+        match up.slice() {
+            Some(slice) => self.serve_slice(slice),
+            None => self.serve(up.function),
+        }
+    }
+
+    fn reject_late(&mut self) {
+        while let Some(request) = self.router.late(self.now, &self.offers) {
+            self.requests.retain(|one| one.0 != request);
+            self.answers.rejected.push(request);
+        }
+    }
+
+    fn handle(&mut self, now: Timestamp, event: Event) -> Answers {
+        self.now = now;
+        self.reject_late();
+        match event {
+            Event::Up { instance, function, service } => {
+                self.instances.push(Up { id: instance, function, service, draining: false });
+                self.offer(instance);
+            }
+            Event::Changed { instance, service } => {
+                self.withdraw(instance);
+                let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+                let before = up.slice();
+                up.service = service;
+                self.offer(instance);
+                before.into_iter().for_each(|slice| self.serve_slice(slice));
+            }
+            Event::Load { instance, load: new } => {
+                let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
+                if let Service::Shared { load, .. } = &mut up.service {
+                    *load = new;
+                }
+                self.offers.set_load(instance, new);
+                self.note(Change::LoadChanged { instance });
+            }
+            Event::Draining { instance } => {
+                self.instances.iter_mut().find(|up| up.id == instance).unwrap().draining = true;
+                self.withdraw(instance);
+            }
+            Event::Down { instance } => {
+                let lost = |one: &&(_, _, _, Option<InstanceId>)| one.3 == Some(instance);
+                let lost: Vec<_> = self.requests.iter().filter(lost).copied().collect();
+                for (request, function, due, _) in lost {
+                    self.requests.iter_mut().find(|one| one.0 == request).unwrap().3 = None;
+                    self.note(Change::Waits { request, function, due });
+                }
+                self.withdraw(instance);
+                let up = self.instances.iter().find(|up| up.id == instance).unwrap().clone();
+                self.instances.retain(|up| up.id != instance);
+                self.serve(up.function);
+                up.slice().into_iter().for_each(|slice| self.serve_slice(slice));
+            }
+            Event::Arrived { request, function, deadline: due } => {
+                self.requests.push((request, function, due, None));
+                self.note(Change::Waits { request, function, due });
+                self.reject_late();
+                self.serve(function);
+            }
+            Event::Completed { request, instance } => {
+                self.requests.retain(|one| one.0 != request);
+                self.freed(instance);
+            }
+            Event::Cancelled { request } => {
+                if let Some(at) = self.requests.iter().position(|one| one.0 == request) {
+                    let (request, function, due, _) = self.requests.remove(at);
+                    self.note(Change::Left { request, function, due, to: None });
+                }
+            }
+            Event::Nothing => {}
+        }
+        self.reject_late();
+        core::mem::take(&mut self.answers)
+    }
+}
 
 #[derive(Debug, Clone)]
 struct Waiting {
@@ -31,11 +209,10 @@ impl Up {
     fn latency(&self) -> Duration {
         match self.service {
             Service::Exclusive { latency, .. } | Service::Shared { latency, .. } => latency,
-            _ => unreachable!(),
         }
     }
 
-    fn slice(&self) -> Option<SharedSlice> {
+    fn slice(&self) -> Option<AssignedSlice> {
         match self.service {
             Service::Shared { slice, .. } => Some(slice),
             _ => None,
@@ -51,12 +228,9 @@ struct Literal {
     requests: Vec<Waiting>,
     instances: Vec<Up>,
     /// Work of slices since their last load.
-    worked: Vec<(SharedSlice, Duration)>,
+    worked: Vec<(AssignedSlice, Duration)>,
     arrivals: u64,
-    /// Functions reported short, with the time, and whether each is still to be checked again.
-    told: Vec<(FunctionId, Timestamp, bool)>,
-    forgotten: Vec<(FunctionId, Timestamp)>,
-    actions: Vec<RouteAction>,
+    answers: Answers,
 }
 
 impl Literal {
@@ -101,16 +275,16 @@ impl Literal {
                 return;
             }
             if self.config.late == Late::Reject {
-                self.reject(head.id, RouteReject::DeadlineMissed);
+                self.reject(head.id);
             } else if let Some(found) = self.requests.iter_mut().find(|one| one.id == head.id) {
                 found.late = true;
             }
         }
     }
 
-    fn reject(&mut self, request: RequestId, reason: RouteReject) {
+    fn reject(&mut self, request: RequestId) {
         self.requests.retain(|one| one.id != request);
-        self.actions.push(RouteAction::Reject { request, reason });
+        self.answers.rejected.push(request);
     }
 
     fn dispatch(&mut self, request: RequestId, instance: InstanceId) {
@@ -122,16 +296,16 @@ impl Literal {
             self.worked.retain(|(other, _)| *other != slice);
             self.worked.push((slice, before.saturating_add(latency)));
         }
-        self.actions.push(RouteAction::Dispatch { request, instance });
+        self.answers.dispatched.push((request, instance));
     }
 
-    fn worked(&self, slice: SharedSlice) -> Duration {
+    fn worked(&self, slice: AssignedSlice) -> Duration {
         self.worked.iter().find(|(other, _)| *other == slice).map_or(Duration::ZERO, |(_, worked)| *worked)
     }
 
-    /// The state of a slice is forgotten with its last instance.
-    fn left(&mut self, slice: Option<SharedSlice>) {
-        if !self.instances.iter().any(|up| up.slice() == slice) {
+    /// The state of a slice is forgotten with its last instance that takes requests.
+    fn left(&mut self, slice: Option<AssignedSlice>) {
+        if !self.instances.iter().any(|up| up.slice() == slice && !up.draining) {
             self.worked.retain(|(other, _)| Some(*other) != slice);
         }
     }
@@ -158,7 +332,9 @@ impl Literal {
     }
 
     fn serve(&mut self, now: Timestamp, function: FunctionId) {
-        self.sift(now, function);
+        if self.free(function).is_some() {
+            self.sift(now, function);
+        }
         while let (Some((latency, instance)), Some(head)) = (self.free(function), self.head(function)) {
             let next = self.pick(now, function, latency).unwrap_or(head.id);
             self.dispatch(next, instance);
@@ -171,7 +347,7 @@ impl Literal {
         }
     }
 
-    fn serve_slice(&mut self, now: Timestamp, slice: SharedSlice) {
+    fn serve_slice(&mut self, now: Timestamp, slice: AssignedSlice) {
         loop {
             let on = || self.instances.iter().filter(|up| up.slice() == Some(slice));
             if on().map(|up| self.has(up.id)).sum::<usize>() > 0 {
@@ -224,165 +400,107 @@ impl Literal {
         now.as_nanos() as u128 + wait + fastest.as_nanos() as u128 > deadline.as_nanos() as u128
     }
 
-    fn tell(&mut self, now: Timestamp, function: FunctionId) {
-        let remembered = |told: &&(FunctionId, Timestamp, bool)| {
-            told.0 == function && !self.forgotten.contains(&(told.0, told.1))
-        };
-        let told = self.told.iter().rfind(remembered);
-        if told.is_some_and(|told| now.saturating_since(told.1) < SHORT_EVERY) {
-            return;
-        }
-        self.told.push((function, now, true));
-        self.forgotten.retain(|told| *told != (function, now));
-        let waiting = self.waiting(function).count() as u32;
-        let behind = self.wait(function).min(3_600_000_000_000);
-        let behind = Duration::from_nanos(behind as u64);
-        self.actions.push(RouteAction::Short { function, waiting, behind });
-    }
-
-    /// The time of a function's report as short goes with the function.
-    fn blank(&mut self) {
-        let known = |function: FunctionId| {
-            self.requests.iter().any(|one| one.function == function && one.on.is_none())
-                || self.instances.iter().any(|up| up.function == function && !up.draining)
-        };
-        let gone: Vec<_> = self.told.iter().map(|told| known(told.0)).collect();
-        for (told, known) in self.told.iter_mut().zip(gone) {
-            // Checked again all the same, but the time of the report is unknown.
-            if !known && !self.forgotten.contains(&(told.0, told.1)) {
-                self.forgotten.push((told.0, told.1));
-            }
-        }
-    }
-
-    fn shortage(&mut self, now: Timestamp, function: FunctionId) {
+    fn is_short(&self, now: Timestamp, function: FunctionId) -> bool {
         let last = self.waiting(function).filter(|one| !one.late).map(|one| one.deadline).max();
         let late = self.waiting(function).any(|one| one.late);
-        if self.waiting(function).count() > 0
-            && (late || last.is_some_and(|last| self.too_slow(now, function, last)))
-        {
-            self.tell(now, function);
+        late || last.is_some_and(|last| self.too_slow(now, function, last))
+    }
+
+    fn expire(&mut self, now: Timestamp) {
+        let over =
+            |one: &&Waiting| one.on.is_none() && one.deadline <= now && self.config.late == Late::Reject;
+        for id in self.requests.iter().filter(over).map(|one| one.id).collect::<Vec<_>>() {
+            self.reject(id);
         }
     }
 
-    fn handle(&mut self, now: Timestamp, event: RouteEvent) {
+    /// Refuses a request that the requests before it make late.
+    fn admits(&self, now: Timestamp, function: FunctionId, deadline: Timestamp) -> bool {
+        let checks = self.config.late == Late::Reject && self.fastest(function).is_some();
+        !checks || !self.too_slow(now, function, deadline)
+    }
+
+    fn handle(&mut self, now: Timestamp, event: Event) -> Answers {
         self.now = now;
-        if self.config.late == Late::Reject {
-            let mut over: Vec<_> =
-                self.requests.iter().filter(|one| one.on.is_none() && one.deadline <= now).cloned().collect();
-            over.sort_by_key(|one| (one.deadline, one.arrival));
-            for one in over {
-                self.reject(one.id, RouteReject::DeadlineMissed);
-            }
-            // The last of a function without instances may have been among them.
-            self.blank();
-        }
-        let mut again: Vec<_> = self
-            .told
-            .iter_mut()
-            .filter(|told| told.2 && told.1 + SHORT_EVERY <= now)
-            .map(|told| {
-                told.2 = false;
-                (told.1, told.0)
-            })
-            .collect();
-        again.sort();
-        again.dedup();
-        for (_, function) in again {
-            self.shortage(now, function);
-        }
+        self.expire(now);
         match event {
-            RouteEvent::InstanceUp { instance, function, service } => {
+            Event::Up { instance, function, service } => {
                 self.instances.push(Up { id: instance, function, service, draining: false });
+                self.sift(now, function);
                 self.serve(now, function);
             }
-            RouteEvent::LoadChanged { instance, load: new } => {
+            Event::Load { instance, load: new } => {
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
                 if let Service::Shared { load, .. } = &mut up.service {
                     *load = new;
                 }
             }
-            RouteEvent::ServiceChanged { instance, service } => {
+            Event::Changed { instance, service } => {
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
                 let (before, function) = (up.slice(), up.function);
                 up.service = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 1 };
                 self.left(before);
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
                 up.service = service;
+                self.sift(now, function);
                 self.serve(now, function);
                 if let Some(slice) = before.filter(|_| self.has(instance) > 0) {
                     self.serve_slice(now, slice);
                 }
             }
-            RouteEvent::InstanceDraining { instance } => {
+            Event::Draining { instance } => {
                 let up = self.instances.iter_mut().find(|up| up.id == instance).unwrap();
                 up.draining = true;
-                let function = up.function;
-                self.shortage(now, function);
-                if self.has(instance) == 0 {
-                    self.actions.push(RouteAction::Drained { instance });
-                }
+                let slice = up.slice();
+                self.left(slice);
             }
-            RouteEvent::InstanceDown { instance } => {
+            Event::Down { instance } => {
                 let up = self.instances.iter().find(|up| up.id == instance).cloned().unwrap();
-                self.instances.retain(|up| up.id != instance);
-                self.left(up.slice());
                 let mut had: Vec<_> =
                     self.requests.iter().filter(|one| one.on == Some(instance)).cloned().collect();
                 had.sort_by_key(|one| one.arrival);
                 for one in &had {
-                    let found = self.requests.iter_mut().find(|other| other.id == one.id).unwrap();
-                    (found.on, found.late) = (None, false);
+                    if !self.admits(now, up.function, one.deadline) {
+                        self.reject(one.id);
+                    } else if let Some(found) = self.requests.iter_mut().find(|other| other.id == one.id) {
+                        (found.on, found.late) = (None, false);
+                    }
+                    self.sift(now, up.function);
                 }
+                self.instances.retain(|up| up.id != instance);
+                self.left(up.slice());
                 self.serve(now, up.function);
                 if let Some(slice) = up.slice().filter(|_| !had.is_empty()) {
                     self.serve_slice(now, slice);
                 }
-                self.shortage(now, up.function);
             }
-            RouteEvent::Arrived { request: id, function, deadline } => {
+            Event::Arrived { request: id, function, deadline } => {
                 let deadline = deadline.unwrap_or(Timestamp::MAX);
                 let arrival = self.arrivals;
                 self.arrivals += 1;
                 let new = Waiting { id, function, deadline, arrival, late: false, on: None };
-                let count = self.waiting(function).count();
-                let in_time = self.fastest(function).is_some_and(|fast| now + fast <= deadline);
-                if count == 0
-                    && let Some((_, instance)) = self.free(function)
-                    && (self.config.late != Late::Reject || in_time)
-                {
+                if self.admits(now, function, deadline) {
                     self.requests.push(new);
-                    return self.dispatch(id, instance);
+                    self.sift(now, function);
+                    self.serve(now, function);
+                } else {
+                    self.answers.rejected.push(id);
                 }
-                let reject = self.config.late == Late::Reject && self.fastest(function).is_some();
-                if reject && self.too_slow(now, function, deadline) {
-                    let reason = RouteReject::WouldBeLate;
-                    self.actions.push(RouteAction::Reject { request: id, reason });
-                    return self.tell(now, function);
-                }
-                self.requests.push(new);
-                self.serve(now, function);
-                self.shortage(now, function);
             }
-            RouteEvent::Completed { request, instance } => {
+            Event::Completed { request, instance } => {
                 let function = self.requests.iter().find(|one| one.id == request).unwrap().function;
                 self.requests.retain(|one| one.id != request);
                 let up = self.instances.iter().find(|up| up.id == instance).unwrap();
-                let slice = up.slice();
-                if up.draining && self.has(instance) == 0 {
-                    self.actions.push(RouteAction::Drained { instance });
-                }
-                match slice {
+                match up.slice() {
                     Some(slice) => self.serve_slice(now, slice),
-                    None if self.waiting(function).count() > 0 => self.serve(now, function),
-                    None => {}
+                    None => self.serve(now, function),
                 }
             }
-            RouteEvent::Cancelled { request } => {
-                self.requests.retain(|one| one.id != request);
-            }
-            _ => {}
+            Event::Cancelled { request } => self.requests.retain(|one| one.id != request),
+            Event::Nothing => {}
         }
+        self.expire(now);
+        core::mem::take(&mut self.answers)
     }
 }
 
@@ -442,16 +560,21 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+fn on(gpu: u32) -> AssignedSlice {
+    let slice = SliceAt { start: 0, profile: ProfileId::new(0) };
+    AssignedSlice { gpu: GpuId::new(gpu), slice, carved: false }
+}
+
 fn service(shared: bool, slice: u32, millis: u64, load: u64, capacity: u32) -> Service {
     if shared {
-        Service::Shared { slice: SharedSlice::new(slice), latency: ms(millis), load: ms(load) }
+        Service::Shared { slice: on(slice), latency: ms(millis), load: ms(load) }
     } else {
         Service::Exclusive { latency: ms(millis), interval: ms(millis.div_ceil(2)), capacity }
     }
 }
 
 /// The event of an operation, in the present state; none where it makes no sense.
-fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<RouteEvent> {
+fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<Event> {
     let pick = |index: &prop::sample::Index, active: bool| {
         let all: Vec<_> = literal.instances.iter().filter(|up| !active || !up.draining).collect();
         (!all.is_empty()).then(|| all[index.index(all.len())].clone())
@@ -462,33 +585,33 @@ fn event(op: &Op, literal: &Literal, now: Timestamp, names: &mut u64) -> Option<
     };
     *names += 1;
     Some(match op {
-        Op::Up { function, shared, slice, millis, load, capacity } => RouteEvent::InstanceUp {
+        Op::Up { function, shared, slice, millis, load, capacity } => Event::Up {
             instance: InstanceId::new(*names),
             function: FunctionId::new(*function),
             service: service(*shared, *slice, *millis, *load, *capacity),
         },
-        Op::Drain(index) => RouteEvent::InstanceDraining { instance: pick(index, true)?.id },
-        Op::Down(index) => RouteEvent::InstanceDown { instance: pick(index, false)?.id },
+        Op::Drain(index) => Event::Draining { instance: pick(index, true)?.id },
+        Op::Down(index) => Event::Down { instance: pick(index, false)?.id },
         Op::Change(index, shared, slice) => {
             let up = pick(index, true)?;
             let service = service(*shared, *slice, up.latency().as_nanos() / 1_000_000, 5, 2);
-            RouteEvent::ServiceChanged { instance: up.id, service }
+            Event::Changed { instance: up.id, service }
         }
         Op::Load(index, load) => {
             let up = pick(index, false).filter(|up| up.slice().is_some())?;
-            RouteEvent::LoadChanged { instance: up.id, load: ms(*load) }
+            Event::Load { instance: up.id, load: ms(*load) }
         }
-        Op::Arrive { function, slack } => RouteEvent::Arrived {
+        Op::Arrive { function, slack } => Event::Arrived {
             request: RequestId::new(*names),
             function: FunctionId::new(*function),
             deadline: slack.map(|slack| now + ms(slack)),
         },
         Op::Complete(index) => {
             let one = request(index, true)?;
-            RouteEvent::Completed { request: one.id, instance: one.on? }
+            Event::Completed { request: one.id, instance: one.on? }
         }
-        Op::Cancel(index) => RouteEvent::Cancelled { request: request(index, false)?.id },
-        Op::Wait(_) => RouteEvent::DeadlineReached,
+        Op::Cancel(index) => Event::Cancelled { request: request(index, false)?.id },
+        Op::Wait(_) => Event::Nothing,
     })
 }
 
@@ -504,25 +627,30 @@ fn config() -> impl Strategy<Value = RouterConfig> {
 }
 
 fn compare(config: RouterConfig, ops: &[Op]) -> Result<(), TestCaseError> {
-    let mut router = SlackRouter::new(config.clone());
-    let mut literal = Literal::new(config);
+    let (mut desk, mut literal) = (Desk::new(config.clone()), Literal::new(config));
     let (mut now, mut names) = (Timestamp::ZERO, 0);
     for op in ops {
         if let Op::Wait(millis) = op {
             now = now + ms(*millis);
         }
         let Some(event) = event(op, &literal, now, &mut names) else { continue };
-        let mut actions = Vec::new();
-        let refused = router.handle(now, event, &mut actions);
-        if let (Err(error), RouteEvent::Cancelled { .. }) = (&refused, event) {
-            return Err(TestCaseError::fail(error.to_string()));
+        let (mut answers, mut expected) = (desk.handle(now, event), literal.handle(now, event));
+        answers.rejected.sort_unstable();
+        expected.rejected.sort_unstable();
+        prop_assert_eq!(answers, expected, "{:?} at {}", event, now);
+        for function in (0..4).map(FunctionId::new) {
+            prop_assert_eq!(desk.router.waiting(function), literal.waiting(function).count());
+            let short = desk.router.is_short(now, &desk.offers, function);
+            prop_assert_eq!(
+                short,
+                literal.is_short(now, function),
+                "{} after {:?} at {}",
+                function,
+                event,
+                now
+            );
         }
-        prop_assert!(refused.is_ok(), "{event:?}: {refused:?}");
-        literal.handle(now, event);
-        prop_assert_eq!(&actions, &literal.actions, "{:?} at {}", event, now);
-        literal.actions.clear();
-        literal.blank();
-        router.invariants();
+        desk.router.invariants(&desk.offers);
     }
     Ok(())
 }
@@ -552,43 +680,33 @@ proptest! {
     }
 }
 
-fn up(router: &mut SlackRouter, instance: u64, function: u32, service: Service) -> Vec<RouteAction> {
-    let event = RouteEvent::InstanceUp {
-        instance: InstanceId::new(instance),
-        function: FunctionId::new(function),
-        service,
-    };
-    tell(router, 0, event)
+fn up(desk: &mut Desk, instance: u64, function: u32, service: Service) {
+    let (instance, function) = (InstanceId::new(instance), FunctionId::new(function));
+    tell(desk, 0, Event::Up { instance, function, service });
 }
 
-fn tell(router: &mut SlackRouter, millis: u64, event: RouteEvent) -> Vec<RouteAction> {
-    router.orders(Timestamp::from_millis(millis), event).unwrap()
+/// The dispatches of an event.
+fn tell(desk: &mut Desk, millis: u64, event: Event) -> Vec<(u64, u64)> {
+    let answers = desk.handle(Timestamp::from_millis(millis), event);
+    answers.dispatched.iter().map(|(request, instance)| (request.number(), instance.number())).collect()
 }
 
-fn arrive(router: &mut SlackRouter, at: u64, request: u64, function: u32, deadline: u64) -> Vec<RouteAction> {
+fn arrive(desk: &mut Desk, at: u64, request: u64, function: u32, deadline: u64) -> Vec<(u64, u64)> {
     let deadline = Some(Timestamp::from_millis(deadline));
     let (request, function) = (RequestId::new(request), FunctionId::new(function));
-    tell(router, at, RouteEvent::Arrived { request, function, deadline })
-}
-
-fn dispatched(actions: &[RouteAction]) -> Vec<(u64, u64)> {
-    let one = |action: &RouteAction| match action {
-        RouteAction::Dispatch { request, instance } => Some((request.number(), instance.number())),
-        _ => None,
-    };
-    actions.iter().filter_map(one).collect()
+    tell(desk, at, Event::Arrived { request, function, deadline })
 }
 
 /// FluidFaaS, section 5.3: the lowest latency to its capacity, then the next, then time sharing.
 #[test]
 fn requests_go_to_the_fastest_instance_to_its_capacity_then_the_next_then_time_sharing() {
-    let mut router = SlackRouter::new(RouterConfig::paper());
+    let mut router = Desk::new(RouterConfig::paper());
     up(&mut router, 1, 0, service(true, 0, 10, 0, 0));
     up(&mut router, 2, 0, service(false, 0, 30, 0, 1));
     up(&mut router, 3, 0, service(false, 0, 20, 0, 2));
     let mut order = Vec::new();
     for request in 0..5 {
-        order.extend(dispatched(&arrive(&mut router, 0, request, 0, 500)));
+        order.extend(arrive(&mut router, 0, request, 0, 500));
     }
     assert_eq!(order, [(0, 3), (1, 3), (2, 2), (3, 1)], "the fifth waits");
 }
@@ -597,36 +715,35 @@ fn requests_go_to_the_fastest_instance_to_its_capacity_then_the_next_then_time_s
 #[test]
 fn a_load_counts_against_the_slack_while_the_instance_is_not_resident() {
     for (load, first) in [(50, 2), (0, 1)] {
-        let mut router = SlackRouter::new(RouterConfig::paper());
+        let mut router = Desk::new(RouterConfig::paper());
         up(&mut router, 9, 9, service(true, 0, 10, 0, 0));
         up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
         up(&mut router, 2, 2, service(true, 0, 10, 50, 0));
-        assert_eq!(dispatched(&arrive(&mut router, 0, 0, 9, 500)), [(0, 9)]);
+        assert_eq!(arrive(&mut router, 0, 0, 9, 500), [(0, 9)]);
         for (request, function, deadline) in [(1, 1, 100), (2, 1, 40), (3, 2, 70)] {
-            assert!(dispatched(&arrive(&mut router, 0, request, function, deadline)).is_empty());
+            assert!(arrive(&mut router, 0, request, function, deadline).is_empty());
         }
-        tell(&mut router, 1, RouteEvent::LoadChanged { instance: InstanceId::new(2), load: ms(load) });
-        let done = RouteEvent::Completed { request: RequestId::new(0), instance: InstanceId::new(9) };
-        assert_eq!(dispatched(&tell(&mut router, 2, done))[0].1, first, "load {load}");
+        tell(&mut router, 1, Event::Load { instance: InstanceId::new(2), load: ms(load) });
+        let done = Event::Completed { request: RequestId::new(0), instance: InstanceId::new(9) };
+        assert_eq!(tell(&mut router, 2, done)[0].1, first, "load {load}");
     }
 }
 
 /// An instance with 10 ms per request gets a request each `every` ms, for two seconds: the number in time, and the longest wait in ms of an
 /// answered or waiting request.
 fn overload(config: RouterConfig, every: u64) -> (u64, u64) {
-    let mut router = SlackRouter::new(config);
+    let mut router = Desk::new(config);
     up(&mut router, 1, 0, Service::Exclusive { latency: ms(10), interval: ms(10), capacity: 1 });
     let arrivals = || (0..2_000).step_by(every as usize);
     let (mut running, mut ends) = (None, vec![2_000; arrivals().count()]);
     for at in 0..2_000 {
         let mut next = Vec::new();
         if let Some((request, _)) = running.take_if(|(_, end)| *end <= at) {
-            let done =
-                RouteEvent::Completed { request: RequestId::new(request), instance: InstanceId::new(1) };
-            next.extend(dispatched(&tell(&mut router, at, done)));
+            let done = Event::Completed { request: RequestId::new(request), instance: InstanceId::new(1) };
+            next.extend(tell(&mut router, at, done));
         }
         if at % every == 0 {
-            next.extend(dispatched(&arrive(&mut router, at, at / every, 0, at + 60)));
+            next.extend(arrive(&mut router, at, at / every, 0, at + 60));
         }
         for (request, _) in next {
             running = Some((request, at + 10));
@@ -670,16 +787,16 @@ fn late_requests_do_not_wait_for_the_end_of_the_overload() {
 fn an_overdue_request_gets_the_shared_slice() {
     let mut config = RouterConfig::default();
     config.late_wait = Some(ms(200));
-    let mut router = SlackRouter::new(config);
+    let mut router = Desk::new(config);
     up(&mut router, 1, 1, service(true, 0, 10, 0, 0));
     up(&mut router, 2, 2, service(true, 0, 10, 0, 0));
-    assert_eq!(dispatched(&arrive(&mut router, 0, 0, 1, 100)), [(0, 1)]);
+    assert_eq!(arrive(&mut router, 0, 0, 1, 100), [(0, 1)]);
     // This request cannot be in time, while function 1 always has one which can.
     arrive(&mut router, 1, 1_000, 2, 5);
     for turn in 1..60u64 {
         arrive(&mut router, 10 * turn - 5, turn, 1, 10 * turn + 90);
-        let done = RouteEvent::Completed { request: RequestId::new(turn - 1), instance: InstanceId::new(1) };
-        let next = dispatched(&tell(&mut router, 10 * turn, done));
+        let done = Event::Completed { request: RequestId::new(turn - 1), instance: InstanceId::new(1) };
+        let next = tell(&mut router, 10 * turn, done);
         if next == [(1_000, 2)] {
             assert!((205..=215).contains(&(10 * turn)), "{turn}");
             return;
@@ -693,99 +810,32 @@ fn an_overdue_request_gets_the_shared_slice() {
 #[test]
 fn a_shared_slice_does_not_load_for_every_request() {
     let loads = |config: RouterConfig| {
-        let mut router = SlackRouter::new(config);
+        let mut router = Desk::new(config);
         for (function, load) in [(1, 0), (2, 50)] {
             up(&mut router, function.into(), function, service(true, 0, 10, load, 0));
         }
         let mut running = Vec::new();
         for request in 0..200 {
             let function = 1 + (request % 2) as u32;
-            running.extend(dispatched(&arrive(&mut router, 0, request, function, 20 + request)));
+            running.extend(arrive(&mut router, 0, request, function, 20 + request));
         }
         let (mut at, mut resident, mut loads) = (0, 1, 0);
         while let Some((request, instance)) = running.pop() {
             if instance != resident {
                 (loads, at) = (loads + 1, at + 50);
-                let changed =
-                    |instance, load| RouteEvent::LoadChanged { instance: InstanceId::new(instance), load };
+                let changed = |instance, load| Event::Load { instance: InstanceId::new(instance), load };
                 tell(&mut router, at, changed(resident, ms(50)));
                 tell(&mut router, at, changed(instance, ms(0)));
                 resident = instance;
             }
             at += 10;
-            let done = RouteEvent::Completed {
-                request: RequestId::new(request),
-                instance: InstanceId::new(instance),
-            };
-            running.extend(dispatched(&tell(&mut router, at, done)));
+            let done =
+                Event::Completed { request: RequestId::new(request), instance: InstanceId::new(instance) };
+            running.extend(tell(&mut router, at, done));
         }
         loads
     };
     let (paper, ours) = (loads(RouterConfig::paper()), loads(RouterConfig::default()));
     // 20 requests, the work of four loads, between two of them.
     assert!(paper > 90 && ours <= 10 && ours > 1, "{paper} by slack alone, {ours} with loads that pay");
-}
-
-#[test]
-fn what_is_refused_changes_nothing() {
-    let mut router = SlackRouter::new(RouterConfig::default());
-    up(&mut router, 1, 0, service(false, 0, 10, 0, 1));
-    up(&mut router, 2, 0, service(true, 0, 10, 0, 1));
-    arrive(&mut router, 5, 1, 0, 100);
-    let (request, instance, function) = (RequestId::new(1), InstanceId::new(1), FunctionId::new(0));
-    let zero = Service::Exclusive { latency: ms(1), interval: ms(1), capacity: 0 };
-    let long = Service::Shared { slice: SharedSlice::new(0), latency: ms(1), load: Duration::MAX };
-    let refused: [(RouteEvent, u64, &str); 11] = [
-        (RouteEvent::DeadlineReached, 4, "time went back: now 0.004000000s, last event at 0.005000000s"),
-        (RouteEvent::Arrived { request, function, deadline: None }, 5, "request1 is already here"),
-        (RouteEvent::InstanceUp { instance, function, service: zero }, 5, "instance1 is already up"),
-        (
-            RouteEvent::InstanceUp { instance: InstanceId::new(7), function, service: zero },
-            5,
-            "capacity of instance7 is 0: need more than 0",
-        ),
-        (
-            RouteEvent::InstanceUp { instance: InstanceId::new(7), function, service: long },
-            5,
-            "load of instance7 is 18446744073709551615: need at most an hour",
-        ),
-        (RouteEvent::InstanceDown { instance: InstanceId::new(7) }, 5, "unknown instance7"),
-        (RouteEvent::LoadChanged { instance, load: ms(1) }, 5, "instance1 is exclusive and has no load"),
-        (
-            RouteEvent::Completed { request, instance: InstanceId::new(2) },
-            5,
-            "request1 does not run on instance2",
-        ),
-        (RouteEvent::Completed { request: RequestId::new(9), instance }, 5, "unknown request9"),
-        (RouteEvent::Cancelled { request }, 5, "request1 does not wait any more"),
-        (RouteEvent::Cancelled { request: RequestId::new(9) }, 5, "unknown request9"),
-    ];
-    for (event, at, text) in refused {
-        let (before, mut actions) = (format!("{router:?}"), Vec::new());
-        let error = router.handle(Timestamp::from_millis(at), event, &mut actions).unwrap_err();
-        assert_eq!((error.to_string().as_str(), format!("{router:?}") == before), (text, true));
-        assert!(actions.is_empty());
-    }
-    tell(&mut router, 5, RouteEvent::InstanceDraining { instance: InstanceId::new(2) });
-    let change = RouteEvent::ServiceChanged { instance: InstanceId::new(2), service: zero };
-    let error = router.handle(Timestamp::from_millis(5), change, &mut Vec::new()).unwrap_err();
-    assert_eq!(error, RouteError::Draining { instance: InstanceId::new(2) });
-}
-
-#[test]
-fn what_waits_of_a_removed_function_is_rejected_and_what_runs_goes_on() {
-    let mut router = SlackRouter::new(RouterConfig::default());
-    up(&mut router, 0, 1, service(false, 0, 10, 0, 1));
-    for request in 0..3 {
-        arrive(&mut router, 0, request, 1, 15);
-    }
-    arrive(&mut router, 0, 9, 2, 15);
-    let function = FunctionId::new(1);
-    let removed = tell(&mut router, 1, RouteEvent::FunctionRemoved { function });
-    let rejected =
-        |request| RouteAction::Reject { request: RequestId::new(request), reason: RouteReject::Removed };
-    assert_eq!(removed, [rejected(1), rejected(2)]);
-    assert_eq!((router.waiting(function), router.waiting(FunctionId::new(2))), (0, 1));
-    tell(&mut router, 10, RouteEvent::Completed { request: RequestId::new(0), instance: InstanceId::new(0) });
-    router.invariants();
 }

@@ -63,7 +63,7 @@ enum Scenario {
 }
 
 /// Reads the command line and carries it out. Policies of the program's own have rows beside ours: its scalers in `dilu-table3` and
-/// `fast-fig12`, its routers and keepers of instances in `fluidfaas`, its schedulers of requests
+/// `fast-fig12`, its routers and places on slices in `fluidfaas`, its schedulers of requests
 /// in `lalb`, its packers in `dilu-fig20`.
 /// ```no_run
 /// use gshare_sched::pack::{MaxRects, MaxRectsConfig};

@@ -22,7 +22,7 @@
 //! Like the engines, this crate has no clock, no thread and no randomness of its own. It knows policies by their traits, so that a
 //! host can run the same suites over its own policy. It knows only the engines shipped around such policies: in [`node`] the
 //! daemon's [`Node`](gshare_sched::node::Node) and the hook's [`Meter`](gshare_meter::Meter), in [`scenario`] and
-//! [`conformance::router_and_keeper`] the [`Platform`](gshare_sched::platform::Platform).
+//! [`conformance::slices()`] the [`Platform`](gshare_sched::platform::Platform).
 #![forbid(unsafe_code)]
 
 pub mod arrivals;

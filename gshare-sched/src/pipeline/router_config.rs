@@ -1,7 +1,5 @@
 //! Settings of a [`SlackRouter`](super::SlackRouter).
 
-#[cfg(doc)]
-use crate::pipeline::RouteAction;
 use gshare_core::{Duration, Timestamp};
 
 /// The treatment of requests that cannot be answered in time.
@@ -19,9 +17,6 @@ pub enum Late {
     /// Late requests are refused, even on arrival if the waiting requests before them would make them late.
     Reject,
 }
-
-/// Least time between two [`RouteAction::Short`] of a function. 100 ms: an instance takes longer to start.
-pub const SHORT_EVERY: Duration = Duration::from_millis(100);
 
 crate::settings_table::settings! {
     /// Settings of a [`SlackRouter`](super::SlackRouter).

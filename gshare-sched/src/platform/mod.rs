@@ -77,7 +77,7 @@ pub use function_spec::*;
 pub use functions::{FunctionState, FunctionStats, FunctionView};
 pub use pool::{InstanceView, PoolError, RegimePool};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
-pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
+pub use sliced::{SlicedConfig, SlicedError, SlicedPool};
 pub use tenant_limits::TenantLimits;
 pub use whole::WholePool;
 

@@ -1,6 +1,7 @@
 //! Pools: the devices of one regime, shared out by engines of their own.
 
 use super::cluster::Cluster;
+use super::requests::Request;
 use super::{
     DeviceSpec, FractionalPool, InstanceReport, Life, Moving, Part, Regime, SlicedPool, TenantLimits,
     WholePool,
@@ -64,7 +65,7 @@ pub struct InstanceView {
 /// - an instance is stopped without `Drain` only when it runs no request;
 /// - the instances of a lost device are forgotten without an order;
 /// - the same calls give the same orders; after an `Err` nothing has changed.
-pub(super) trait Pool: Send {
+pub(super) trait Pool: Send + core::any::Any {
     /// The regime of the pool's devices.
     fn regime(&self) -> Regime;
 
@@ -99,7 +100,10 @@ pub(super) trait Pool: Send {
     fn arrived(&mut self, cluster: &mut Cluster, request: RequestId);
 
     /// A request of the queue has ended. Orders nothing: the pool is settled before the end of the event.
-    fn withdrawn(&mut self, _: RequestId) {}
+    fn withdrawn(&mut self, _: &Cluster, _: RequestId, _: &Request) {}
+
+    /// A request of an instance that has ended is in its function's queue again. Orders nothing: `gone` or `device_lost` follows.
+    fn returned(&mut self, _: &Cluster, _: RequestId) {}
 
     /// A dispatched request was answered, after this time on the instance.
     fn done(&mut self, cluster: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration);

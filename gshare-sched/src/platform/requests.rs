@@ -306,7 +306,7 @@ impl Platform {
         if of.place == Place::Queue
             && let Some(pool) = self.cluster.functions.get(&of.function).map(|function| function.pool)
         {
-            self.pools[pool].withdrawn(request);
+            self.pools[pool].withdrawn(&self.cluster, request, &of);
             self.unsettled.insert(pool);
         }
     }
@@ -346,7 +346,10 @@ impl Platform {
             };
             match ended {
                 Some(reason) => self.reject(request, reason),
-                None => self.cluster.enter(request, Place::Queue),
+                None => {
+                    self.cluster.enter(request, Place::Queue);
+                    self.pools[lost.pool].returned(&self.cluster, request);
+                }
             }
         }
     }

@@ -1,16 +1,17 @@
 //! A platform by settings alone: policies by name, for commands, scenarios and hosts with a configuration file.
 
 use super::{
-    FractionalConfig, FractionalPolicies, FractionalPool, MakeKeeper, Platform, PlatformConfig,
-    PlatformError, SlicedConfig, SlicedPool, WholePool,
+    FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
+    SlicedConfig, SlicedPool, WholePool,
 };
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
-use crate::pipeline::Router;
+use crate::pipeline::{Place, Route};
 use crate::place::{DiluConfig, DiluPacker};
 use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
 };
+use std::sync::Arc;
 
 /// The policy that starts and stops instances on fractional devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,10 +68,10 @@ pub struct OwnPolicies {
     pub scaler: Option<Box<dyn HorizontalScaler>>,
     /// Places instances on fractional devices, instead of [`FractionalSettings::packer`].
     pub packer: Option<Box<dyn Packer>>,
-    /// Gives requests to instances on MIG slices, instead of [`SlicedConfig::router`].
-    pub router: Option<Box<dyn Router>>,
-    /// Makes the keepers of instances on MIG slices, instead of [`SlicedConfig::keeper`].
-    pub keeper: Option<MakeKeeper>,
+    /// Chooses the next request for an instance on MIG slices, instead of [`SlicedConfig::router`].
+    pub router: Option<Box<dyn Route>>,
+    /// Cuts functions and chooses their MIG slices, instead of the partitioner by bottleneck.
+    pub place: Option<Arc<dyn Place>>,
     /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
     pub requests: Option<Box<dyn RequestScheduler>>,
 }
@@ -81,7 +82,7 @@ impl core::fmt::Debug for OwnPolicies {
             .field("scaler", &self.scaler.is_some())
             .field("packer", &self.packer.is_some())
             .field("router", &self.router.is_some())
-            .field("keeper", &self.keeper.is_some())
+            .field("place", &self.place.is_some())
             .field("requests", &self.requests.is_some())
             .finish()
     }
@@ -151,8 +152,8 @@ impl PlatformSettings {
         if let Some(router) = own.router.take() {
             sliced = sliced.with_router(router);
         }
-        if let Some(make) = own.keeper.take() {
-            sliced = sliced.with_keepers(make);
+        if let Some(place) = own.place.take() {
+            sliced = sliced.with_place(place);
         }
         let whole = match own.requests.take() {
             Some(requests) => WholePool::new(requests),

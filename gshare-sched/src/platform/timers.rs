@@ -37,6 +37,11 @@ impl<K: Copy + Ord> Timers<K> {
         self.by_key.contains_key(&key)
     }
 
+    /// The deadline of `key`.
+    pub(super) fn at(&self, key: K) -> Option<Timestamp> {
+        self.by_key.get(&key).copied()
+    }
+
     /// The earliest deadline.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.by_time.first().map(|&(at, _)| at)

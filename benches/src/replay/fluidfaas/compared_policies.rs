@@ -1,31 +1,28 @@
-//! The policies of the table, each with its router and its keepers of instances.
+//! The policies of the table, each with its router and its rules of instances.
 
-use super::applications::Variant;
 use super::static_split::StaticSplit;
 use anyhow::Result;
 use gshare_core::Duration;
-use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, Keeper, KeeperConfig, Late, PartitionConfig, Partitioner,
-    RankMode, Router, RouterConfig, SlackRouter,
+    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, KeeperConfig, Late, PartitionConfig, Partitioner, Place,
+    RankMode, Route, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
-use gshare_sim::scenario::MakeKeeper;
-use gshare_sim::world::Plan;
 use std::sync::Arc;
 
 /// The policy that keeps instances.
 pub(super) enum Keeping<'a> {
     Keeper(KeeperConfig),
-    Own(&'a MakeKeeper),
+    /// Ours, at the places of the program's own policy.
+    Own(&'a Make<dyn Place>),
     Static,
 }
 
 /// The policy that orders requests.
 pub(super) enum Routing<'a> {
     Slack(RouterConfig),
-    Own(&'a Make<dyn Router>),
+    Own(&'a Make<dyn Route>),
 }
 
 /// A policy of the table.
@@ -95,28 +92,22 @@ pub(super) fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>
 }
 
 impl Policy<'_> {
-    /// A platform of sliced devices alone, with this router and these keepers.
-    pub(super) fn platform(&self, plan: &Plan, model: &GpuModel, variant: &Variant) -> Result<Platform> {
-        let keeper: gshare_sched::platform::MakeKeeper = match &self.keeping {
+    /// A platform of sliced devices alone, with this router and these rules.
+    pub(super) fn platform(&self, split: &StaticSplit) -> Result<Platform> {
+        let (keeper, place): (_, Arc<dyn Place>) = match &self.keeping {
             Keeping::Keeper(config) => {
                 let partitioner = Partitioner::new(PartitionConfig::default().with_rank(self.rank))?;
-                let config = config.clone();
-                Arc::new(move |node| Ok(Box::new(Keeper::new(config.clone(), node, partitioner.clone())?)))
+                (config.clone(), Arc::new(partitioner))
             }
-            Keeping::Own(make) => {
-                let make = MakeKeeper::clone(make);
-                Arc::new(move |node| Ok(make(node)))
-            }
-            Keeping::Static => {
-                let split = StaticSplit::new(plan, model, variant, KeeperConfig::default().load.start)?;
-                Arc::new(move |node| Ok(Box::new(split.of(node))))
-            }
+            Keeping::Own(make) => (KeeperConfig::default(), make().into()),
+            Keeping::Static => (KeeperConfig::monolithic(), Arc::new(split.clone())),
         };
-        let router: Box<dyn Router> = match &self.router {
+        let router: Box<dyn Route> = match &self.router {
             Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())),
             Routing::Own(make) => make(),
         };
-        let pool = SlicedPool::with_config(SlicedConfig::default())?.with_router(router).with_keepers(keeper);
+        let pool = SlicedPool::with_config(SlicedConfig::default().with_keeper(keeper))?;
+        let pool = pool.with_router(router).with_place(place);
         Ok(Platform::new(crate::replay::without_bounds(), vec![pool.into()])?)
     }
 }

@@ -1,7 +1,7 @@
 //! FluidFaaS, section 7: four applications in three variants on 16 A100-80 cut into MIG slices.
 //!
 //! The module simulates two nodes with eight GPUs each in virtual time ([`gshare_sim::world`]), under the platform's pool of slices
-//! with the router and the keepers of each policy. Weights are read-only and their copy in host memory stays, so an eviction takes
+//! with the router and the rules of each policy. Weights are read-only and their copy in host memory stays, so an eviction takes
 //! no time. `applications.rs` gives the sources of all times. Deadlines are 1.5 x the time of an application alone on "the minimum
 //! MIG instances, as shown in Table 5" (section 6). Table 5 has two columns of minimum instances. `--slo parts` takes FluidFaaS's
 //! column, with each model on the smallest slice that holds it. `--slo whole` takes the column of platforms without pipelines. By
@@ -18,7 +18,7 @@
 //! - `paper` is FluidFaaS as printed, `paper with its hand-offs` with the 10 to 40 ms that it measured;
 //! - `ours`, and with `--ablate` ours with one mechanism switched off each.
 //!
-//! A router of the program's own (see [`super::main`]) goes with the keeper of `ours`, a keeper with its order.
+//! A router of the program's own (see [`super::main`]) goes with the rules and places of `ours`, places with its rules and order.
 //!
 //! Names say when the order is not a policy's own. The first table of comparisons has ours beside the paper's keeper *on our
 //! order*, so the order of the queue does not explain its differences.
@@ -56,7 +56,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
 use compared_policies::{Keeping, Policy, Routing, policies};
-use gshare_core::{Bytes, Duration, NodeId, Timestamp};
+use gshare_core::{Bytes, Duration, FunctionId, NodeId, Timestamp};
 use gshare_sched::mig::{GpuModel, MigProfile};
 use gshare_sched::pipeline::{Goal, HandOff, KeeperConfig, RankMode, RouterConfig};
 use gshare_sched::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
@@ -67,6 +67,7 @@ use gshare_sim::world::{self, Function, Plan};
 use load_shape::{Draw, Shape, draws};
 use run_figures::{Figures, Series, figures, measures, series};
 use serde_json::{Map, Value};
+use static_split::StaticSplit;
 use std::path::PathBuf;
 
 /// Flags of the scenario.
@@ -214,9 +215,15 @@ impl Cell<'_> {
         draw: &Draw,
         over_time: bool,
     ) -> Result<(Figures, Series)> {
-        let (plan, slos) = self.plan(args, policy, draw)?;
-        let platform = || policy.platform(&plan, self.model, self.variant);
-        let make = || platform().map_err(|error| error.to_string());
+        let (mut plan, slos) = self.plan(args, policy, draw)?;
+        let split = StaticSplit::new(&plan, self.model, self.variant)?;
+        if matches!(policy.keeping, Keeping::Static) {
+            for (number, function) in (0..).zip(&mut plan.functions) {
+                let count = split.count(FunctionId::new(number)) * NODES as usize;
+                function.spec.min_instances = u32::try_from(count)?;
+            }
+        }
+        let make = || policy.platform(&split).map_err(|error| error.to_string());
         let outcome =
             world::run(&plan, draw.seed, make).map_err(|failure| anyhow!("{}: {failure}", policy.name))?;
         let series = if over_time { series(&outcome, self.model) } else { Vec::new() };
@@ -287,8 +294,8 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
     };
     let ours = || Keeping::Keeper(KeeperConfig::default());
     policies.extend(own.routers().map(|(name, make)| beside(name, ours(), Routing::Own(make))));
-    let keepers = own.keepers().map(|(name, make)| (name, Keeping::Own(make)));
-    policies.extend(keepers.map(|(name, make)| beside(name, make, Routing::Slack(our_order.clone()))));
+    let places = own.places().map(|(name, make)| (name, Keeping::Own(make)));
+    policies.extend(places.map(|(name, make)| beside(name, make, Routing::Slack(our_order.clone()))));
     let names: Vec<_> = policies.iter().map(|one| one.name).collect();
     if let Some(unknown) = args.policy.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("--policy {unknown}: need one of: {}", names.join("; "));
@@ -356,7 +363,7 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_sched::pipeline::{InstanceKeeper, Keeper, Node, PartitionConfig, Partitioner, SlackRouter};
+    use gshare_sched::pipeline::{PartitionConfig, Partitioner, SlackRouter};
 
     #[derive(Debug, clap::Parser)]
     struct Cli {
@@ -409,19 +416,17 @@ mod tests {
     }
 
     #[test]
-    fn a_router_of_the_programs_own_goes_with_our_keeper_and_a_keeper_with_our_order() {
-        let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,router,keeper";
-        let keeper = |node: &Node| -> Box<dyn InstanceKeeper> {
-            let rank = PartitionConfig::default().with_rank(RankMode::Bottleneck);
-            let partitioner = Partitioner::new(rank).unwrap();
-            Box::new(Keeper::new(KeeperConfig::default(), node, partitioner).unwrap())
-        };
+    fn a_router_of_the_programs_own_goes_with_our_places_and_places_with_our_order() {
+        let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,router,place";
         let own = Own::default()
             .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default())))
-            .with_keeper("keeper", keeper);
+            .with_place("place", || {
+                let rank = PartitionConfig::default().with_rank(RankMode::Bottleneck);
+                Box::new(Partitioner::new(rank).unwrap())
+            });
         let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
-        let [ours, router, keeper] = &rows[..] else { panic!("{rows:?}") };
-        for (row, name) in [(router, "router"), (keeper, "keeper")] {
+        let [ours, router, place] = &rows[..] else { panic!("{rows:?}") };
+        for (row, name) in [(router, "router"), (place, "place")] {
             assert!(row["policy"] == name && row["mean_ms"] == ours["mean_ms"], "{rows:?}");
             assert_eq!(row["in_time_over_ours"], 1.0);
         }

@@ -3,34 +3,25 @@
 use super::applications::{Variant, whole};
 use anyhow::Result;
 use gshare_core::dag::Dag;
-use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
-use gshare_sched::mig::GpuModel;
-use gshare_sched::pipeline::{
-    AssignedSlice, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
-    PlacedPart,
-};
+use gshare_core::{FunctionId, GpuId};
+use gshare_sched::mig::{GpuModel, SliceAt};
+use gshare_sched::pipeline::{AssignedSlice, Goal, Home, Node, Place, PlacedPart};
 use gshare_sched::platform::Work;
-use gshare_sched::request::Tier;
 use gshare_sim::world::{Function, Plan};
-use std::collections::{BTreeMap, BTreeSet};
 
-/// Starts the planned instances and then changes nothing, until a function is removed.
+/// The planned places on a node, with the number of their GPU there. Each function keeps as many instances as it has places.
 #[derive(Debug, Clone)]
-pub(super) struct StaticSplit {
-    planned: BTreeMap<InstanceId, (FunctionId, Home)>,
-    takes: Duration,
-    added: BTreeSet<FunctionId>,
-}
+pub(super) struct StaticSplit(Vec<(FunctionId, usize, SliceAt, Home)>);
 
 impl StaticSplit {
+    /// Number of a function's instances on a node.
+    pub(super) fn count(&self, function: FunctionId) -> usize {
+        self.0.iter().filter(|(of, ..)| *of == function).count()
+    }
+
     /// Gives every slice of a node, as the first node of the plan has them, to one function that fits it as a whole. The largest
     /// slice goes first. Each goes to the function with the smallest part so far of the rate that the whole node could give it.
-    pub(super) fn new<'a>(
-        plan: &'a Plan,
-        model: &GpuModel,
-        variant: &Variant,
-        takes: Duration,
-    ) -> Result<Self> {
+    pub(super) fn new<'a>(plan: &'a Plan, model: &GpuModel, variant: &Variant) -> Result<Self> {
         let dag = |function: &'a Function| match &function.spec.work {
             Work::Pipeline { dag, .. } => Some(&**dag),
             _ => None,
@@ -51,7 +42,7 @@ impl StaticSplit {
         let rate = |dag: &Dag, slice: &AssignedSlice| time(dag, slice).map_or(0.0, |t| 1.0 / t.as_secs_f64());
         let most: Vec<f64> = dags.iter().map(|dag| slices.iter().map(|one| rate(dag, one)).sum()).collect();
         let mut has = vec![0.0; dags.len()];
-        let mut planned = BTreeMap::new();
+        let mut planned = Vec::new();
         for slice in slices {
             let fits = (0..dags.len()).filter(|&one| time(dags[one], &slice).is_some());
             let Some(least) = fits.min_by(|&a, &b| f64::total_cmp(&has[a], &has[b])) else { continue };
@@ -59,79 +50,24 @@ impl StaticSplit {
             has[least] += rate(dags[least], &slice) / most[least];
             let parts = vec![PlacedPart { stage: 0, components: dags[least].all(), slice }];
             let function = FunctionId::new(u32::try_from(least)?);
-            let instance = InstanceId::new(planned.len() as u64);
-            planned.insert(instance, (function, Home::Exclusive { parts, latency, interval: latency }));
+            let home = Home::Exclusive { parts, latency, interval: latency };
+            planned.push((function, slice.gpu.index(), slice.slice, home));
         }
-        Ok(Self { planned, takes, added: BTreeSet::new() })
-    }
-
-    /// The keeper of a node with GPUs numbered in a row from the first GPU of `node`.
-    pub(super) fn of(&self, node: &Node) -> Self {
-        let mut of = self.clone();
-        let first = node.gpus().first().map_or(0, |gpu| gpu.gpu.number());
-        for (_, home) in of.planned.values_mut() {
-            if let Home::Exclusive { parts, .. } = home {
-                parts
-                    .iter_mut()
-                    .for_each(|part| part.slice.gpu = GpuId::new(part.slice.gpu.number() + first));
-            }
-        }
-        of
-    }
-
-    fn all(&self, function: FunctionId) -> impl Iterator<Item = (InstanceId, &Home)> {
-        let mine = self.planned.iter().filter(move |(_, (of, _))| *of == function);
-        mine.map(|(instance, (_, home))| (*instance, home))
+        Ok(Self(planned))
     }
 }
 
-impl Engine for StaticSplit {
-    type Event = InstanceEvent;
-    type Action = InstanceAction;
-    type Error = InstanceError;
-
-    fn handle(
-        &mut self,
-        _: Timestamp,
-        event: InstanceEvent,
-        actions: &mut Vec<InstanceAction>,
-    ) -> Result<(), InstanceError> {
-        let reason = InstanceReason::Removed;
-        match event {
-            InstanceEvent::FunctionAdded { function, .. } => {
-                self.added.insert(function);
-                actions.extend(self.all(function).map(|(instance, home)| InstanceAction::Start {
-                    instance,
-                    function,
-                    home: home.clone(),
-                    from: Tier::Disk,
-                    takes: self.takes,
-                    reason: InstanceReason::FirstRequest,
-                }));
+impl Place for StaticSplit {
+    fn find(&self, function: FunctionId, _: &Dag, _: &Goal, node: &Node, _: bool) -> Option<Home> {
+        let mine = self.0.iter().filter(|(of, ..)| *of == function);
+        mine.filter_map(|(_, gpu, slice, home)| {
+            let gpu = node.gpus().get(*gpu)?;
+            let mut home = home.clone();
+            if let Home::Exclusive { parts, .. } = &mut home {
+                parts.iter_mut().for_each(|part| part.slice.gpu = gpu.gpu);
             }
-            InstanceEvent::FunctionRemoved { function } => {
-                self.added.remove(&function);
-                actions.extend(
-                    self.all(function).map(|(instance, _)| InstanceAction::Drain { instance, reason }),
-                );
-            }
-            InstanceEvent::Drained { instance } => actions.push(InstanceAction::Stop { instance, reason }),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        None
-    }
-}
-
-impl InstanceKeeper for StaticSplit {
-    fn fits(&self, function: FunctionId) -> Option<bool> {
-        self.added.contains(&function).then(|| self.all(function).next().is_some())
-    }
-
-    fn home(&self, instance: InstanceId) -> Option<&Home> {
-        self.planned.get(&instance).map(|(_, home)| home)
+            gpu.free.contains(slice).then_some(home)
+        })
+        .next()
     }
 }

@@ -17,7 +17,7 @@
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
-//! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
+//! | [`slices()`] | [`Route`](gshare_sched::pipeline::Route), [`Place`](gshare_sched::pipeline::Place) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
@@ -28,7 +28,7 @@ mod pool_tests;
 #[cfg(test)]
 mod pool_trial;
 mod request_scheduler;
-mod router_and_keeper;
+mod slices;
 mod story;
 mod token_scheduler;
 mod vertical;
@@ -36,6 +36,6 @@ mod vertical;
 pub use horizontal::horizontal_scaler;
 pub use packer_trial::{Shares, packer};
 pub use request_scheduler::request_scheduler;
-pub use router_and_keeper::{chain, router_and_keeper};
+pub use slices::{chain, slices};
 pub use token_scheduler::{Conformance, Report, token_scheduler};
 pub use vertical::vertical_scaler;

@@ -73,7 +73,7 @@ pub use draw::DrawText;
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
 pub use load_text::LoadText;
-pub use own::{MakeKeeper, Own};
+pub use own::Own;
 pub use units::{Span, Text};
 
 use crate::world::{Depth, Fault, Faults, Plan};
@@ -256,7 +256,7 @@ policy_names! {
         Ours,
     }
 
-    /// A keeper of instances on MIG slices.
+    /// The settings of instances on MIG slices; a program's own policy places them, under our settings.
     PipelineName {
         /// As printed (FluidFaaS, section 5).
         Paper,

@@ -4,15 +4,12 @@ use super::error::ScenarioError;
 use super::{PackerName, PipelineName, Policies, RequestName, RouterName, ScalerName, VerticalName};
 use crate::Make;
 use gshare_sched::pack::Packer;
-use gshare_sched::pipeline::{InstanceKeeper, Node, Router};
+use gshare_sched::pipeline::{Place, Route};
 use gshare_sched::platform::OwnPolicies;
 use gshare_sched::request::RequestScheduler;
 use gshare_sched::scale::{HorizontalScaler, VerticalScaler};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Makes the keeper of a node with free slices.
-pub type MakeKeeper = Arc<dyn Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync>;
 
 /// A program's own policies by their names in `policies.packer`, `policies.scaler`, `policies.vertical`,
 /// `policies.router`, `policies.keeper` and `policies.request`, beside our names. Each seed gets a new policy.
@@ -38,9 +35,9 @@ pub struct Own {
     packers: BTreeMap<String, Make<dyn Packer>>,
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
     verticals: BTreeMap<String, Make<dyn VerticalScaler>>,
-    routers: BTreeMap<String, Make<dyn Router>>,
+    routers: BTreeMap<String, Make<dyn Route>>,
     requests: BTreeMap<String, Make<dyn RequestScheduler>>,
-    keepers: BTreeMap<String, MakeKeeper>,
+    places: BTreeMap<String, Make<dyn Place>>,
 }
 
 impl core::fmt::Debug for Own {
@@ -52,7 +49,7 @@ impl core::fmt::Debug for Own {
             .field("verticals", &names(self.verticals.keys().collect()))
             .field("routers", &names(self.routers.keys().collect()))
             .field("requests", &names(self.requests.keys().collect()))
-            .field("keepers", &names(self.keepers.keys().collect()))
+            .field("places", &names(self.places.keys().collect()))
             .finish()
     }
 }
@@ -90,29 +87,15 @@ own! {
     /// Adds a vertical scaler, or replaces the vertical scaler of this name. The daemons of a scenario use it at depth `kernels`.
     with_vertical, verticals: VerticalScaler;
     /// Adds a router, or replaces the router of this name.
-    with_router, routers: Router;
+    with_router, routers: Route;
+    /// Adds a way to cut functions and to choose their MIG slices, or replaces the one of this name.
+    with_place, places: Place;
     /// Adds a scheduler of requests on whole devices, or replaces the scheduler of this name. The scenario's `policies.host_memory`
     /// applies to our scheduler only.
     with_requests, requests: RequestScheduler;
 }
 
 impl Own {
-    /// Adds a keeper of instances on MIG slices, or replaces the keeper of this name.
-    #[must_use]
-    pub fn with_keeper(
-        mut self,
-        name: &str,
-        make: impl Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync + 'static,
-    ) -> Self {
-        self.keepers.insert(name.to_owned(), Arc::new(make));
-        self
-    }
-
-    /// The added keepers, by name, for programs that run them elsewhere.
-    pub fn keepers(&self) -> impl Iterator<Item = (&str, &MakeKeeper)> {
-        self.keepers.iter().map(|(name, make)| (name.as_str(), make))
-    }
-
     /// Makes new instances of the program's own policies named in `policies`.
     ///
     /// # Errors
@@ -133,8 +116,7 @@ impl Own {
             own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
         }
         if let PipelineName::Own(name) = &policies.keeper {
-            let make = Arc::clone(named("policies.keeper", name, &["paper", "ours"], &self.keepers)?);
-            own.keeper = Some(Arc::new(move |node| Ok(make(node))));
+            own.place = Some(named("policies.keeper", name, &["paper", "ours"], &self.places)?().into());
         }
         Ok(own)
     }
@@ -170,13 +152,14 @@ mod tests {
     use super::*;
     use crate::scenario::Scenario;
     use crate::world;
-    use gshare_core::Engine;
-    use gshare_sched::Wrapped;
+    use gshare_core::dag::Dag;
+    use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
     use gshare_sched::node::vertical_scaler;
     use gshare_sched::pipeline::{
-        Keeper, KeeperConfig, PartitionConfig, Partitioner, RouteEvent, RouterConfig, SlackRouter,
+        AssignedSlice, Change, Goal, Home, Node, Offers, PartitionConfig, Partitioner,
     };
     use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
+    use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const TEXT: &str = r#"
@@ -192,6 +175,52 @@ mod tests {
         load = { shape = "poisson", rate = 5 }
     "#;
 
+    /// Serves the latest request first.
+    #[derive(Default)]
+    struct Latest(BTreeMap<FunctionId, BTreeSet<RequestId>>, Arc<AtomicUsize>);
+
+    impl Latest {
+        fn last(&self, function: FunctionId) -> Option<RequestId> {
+            self.0.get(&function)?.last().copied()
+        }
+    }
+
+    impl Route for Latest {
+        fn note(&mut self, _: Timestamp, _: &Offers, change: Change) {
+            match change {
+                Change::Waits { request, function, .. } => {
+                    self.0.entry(function).or_default().insert(request);
+                    self.1.fetch_add(1, Ordering::Relaxed);
+                }
+                Change::Left { request, function, .. } => {
+                    self.0.entry(function).or_default().remove(&request);
+                }
+                _ => {}
+            }
+        }
+
+        fn next(&mut self, _: Timestamp, offers: &Offers, instance: InstanceId) -> Option<RequestId> {
+            self.last(offers.get(instance)?.function)
+        }
+
+        fn next_on(
+            &mut self,
+            _: Timestamp,
+            offers: &Offers,
+            slice: AssignedSlice,
+        ) -> Option<(InstanceId, RequestId)> {
+            offers.on(slice).find_map(|(id, offer)| Some((id, self.last(offer.function)?)))
+        }
+
+        fn is_short(&self, _: Timestamp, _: &Offers, function: FunctionId) -> bool {
+            self.waiting(function) > 3
+        }
+
+        fn waiting(&self, function: FunctionId) -> usize {
+            self.0.get(&function).map_or(0, BTreeSet::len)
+        }
+    }
+
     #[test]
     fn a_router_of_a_programs_own_routes_the_requests_of_a_scenario() {
         let mut scenario = Scenario::parse(TEXT).unwrap();
@@ -199,37 +228,49 @@ mod tests {
         assert!(refused.contains("policies.router") && refused.contains("paper, ours"), "{refused}");
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
-        scenario.own = Own::default().with_router("mine", move || {
-            let (router, counted) = (SlackRouter::new(RouterConfig::default()), Arc::clone(&counted));
-            Box::new(Wrapped::new(Box::new(router), move |router, now, event, actions| {
-                if matches!(event, RouteEvent::Arrived { .. }) {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                }
-                router.handle(now, event, actions)
-            }))
-        });
+        scenario.own = Own::default()
+            .with_router("mine", move || Box::new(Latest(BTreeMap::new(), Arc::clone(&counted))));
         let plan = scenario.plan().unwrap();
-        world::run(&plan, 0, || scenario.platform()).unwrap();
-        assert!(count.load(Ordering::Relaxed) > 10, "{count:?} requests");
+        let outcome = world::run(&plan, 0, || scenario.platform()).unwrap();
+        let answered: u64 = outcome.functions.iter().map(|one| one.answered).sum();
+        assert!(
+            count.load(Ordering::Relaxed) > 10 && answered > 10,
+            "{count:?} requests, {answered} answered"
+        );
+    }
+
+    /// Finds nothing for a function, and counts its questions.
+    struct Nowhere(Arc<AtomicUsize>);
+
+    impl Place for Nowhere {
+        fn find(&self, _: FunctionId, _: &Dag, _: &Goal, _: &Node, _: bool) -> Option<Home> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            None
+        }
     }
 
     #[test]
-    fn a_keeper_of_a_programs_own_has_the_slices_of_a_scenario() {
+    fn a_place_of_a_programs_own_has_the_slices_of_a_scenario() {
+        let asked = Arc::new(AtomicUsize::new(0));
         let run = |name: &str| {
             let text = TEXT.replace("router = \"mine\"", &format!("keeper = \"{name}\""));
             let mut scenario = Scenario::parse(&text).unwrap();
-            scenario.own = Own::default().with_keeper("mine", |node| {
-                let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
-                let paper = KeeperConfig::paper();
-                Box::new(Keeper::new(paper, node, partitioner).unwrap())
-            });
+            let counted = Arc::clone(&asked);
+            scenario.own = Own::default()
+                .with_place("ours too", || Box::new(Partitioner::new(PartitionConfig::default()).unwrap()))
+                .with_place("nowhere", move || Box::new(Nowhere(Arc::clone(&counted))));
             let plan = scenario.plan().map_err(|error| error.to_string())?;
-            Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap().hash)
+            Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap())
         };
-        assert_eq!(run("mine"), run("paper"));
-        assert_ne!(run("mine"), run("ours"));
+        assert_eq!(run("ours too").unwrap().hash, run("ours").unwrap().hash);
+        let nowhere = run("nowhere").unwrap();
+        assert!(asked.load(Ordering::Relaxed) > 0);
+        assert_eq!(nowhere.functions[0].answered, 0);
         let refused = run("hers").unwrap_err();
-        assert!(refused.contains("policies.keeper is hers: one of paper, ours, mine"), "{refused}");
+        assert!(
+            refused.contains("policies.keeper is hers: one of paper, ours, nowhere, ours too"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! The minimum of a function, kept by its nodes together.
 
-use super::{Cluster, Function, Instance, SlicedPool};
-use crate::pipeline::InstanceEvent;
-use gshare_core::{FunctionId, InstanceId, NodeId};
+use super::{Cluster, Instance, InstanceId, SlicedPool};
+use gshare_core::{FunctionId, NodeId};
 use std::collections::BTreeMap;
 
 impl SlicedPool {
@@ -12,18 +11,17 @@ impl SlicedPool {
         let Some(of) = self.functions.get(&function) else { return };
         let least = cluster.functions.get(&function).map_or(0, |of| of.spec.min_instances);
         let mut keeps: BTreeMap<NodeId, u32> = of.kept.keys().map(|node| (*node, 0)).collect();
+        let mut nodes = of.nodes.clone();
         let mut missing = least;
-        for one in self.staying(of, cluster).take(least as usize) {
-            *keeps.entry(one.node).or_default() += 1;
+        for (id, _) in self.staying(function, cluster).take(least as usize) {
+            *keeps.entry(self.at[&id]).or_default() += 1;
             missing -= 1;
         }
-        let mut nodes = of.nodes.clone();
         for (at, keeps) in keeps {
             self.set_minimum(at, function, keeps, cluster);
         }
         while missing > 0 && may_start {
-            let held = |at: &NodeId| (self.nodes.get(at).map_or(0, |node| node.slices.len()), *at);
-            let Some(at) = nodes.iter().copied().min_by_key(held) else {
+            let Some(at) = nodes.iter().copied().min_by_key(|at| (self.held(*at), *at)) else {
                 return self.unmet(function, None, cluster);
             };
             let before = self.count_on(at, function, cluster);
@@ -39,19 +37,19 @@ impl SlicedPool {
     }
 
     /// A function's remaining instances; an instance and its replacement count as one.
-    pub(super) fn staying(&self, of: &Function, cluster: &Cluster) -> impl Iterator<Item = &Instance> {
-        let stays = |id: InstanceId| {
-            let one = self.instances.get(&id).filter(|_| self.counts(id, cluster))?;
-            let replaces = one.replaces.is_some_and(|id| self.counts(id, cluster));
-            (!replaces).then_some(one)
-        };
-        of.instances.iter().filter_map(move |id| stays(*id))
+    fn staying(
+        &self,
+        function: FunctionId,
+        cluster: &Cluster,
+    ) -> impl Iterator<Item = (InstanceId, &Instance)> {
+        let counts: BTreeMap<InstanceId, &Instance> = self.counting(function, cluster).collect();
+        let all = counts.clone().into_iter();
+        all.filter(move |(_, one)| one.replaces.is_none_or(|old| !counts.contains_key(&old)))
     }
 
     fn count_on(&self, at: NodeId, function: FunctionId, cluster: &Cluster) -> u32 {
-        let of = self.functions.get(&function).into_iter();
-        let on = of.flat_map(|of| self.staying(of, cluster)).filter(|one| one.node == at).count();
-        u32::try_from(on).unwrap_or(u32::MAX)
+        let on = self.staying(function, cluster).filter(|(id, _)| self.at.get(id) == Some(&at));
+        u32::try_from(on.count()).unwrap_or(u32::MAX)
     }
 
     fn set_minimum(&mut self, at: NodeId, function: FunctionId, instances: u32, cluster: &mut Cluster) {
@@ -61,7 +59,7 @@ impl SlicedPool {
             _ => of.kept.insert(at, instances),
         };
         if before.unwrap_or(0) != instances {
-            self.keep(at, InstanceEvent::MinimumSet { function, instances });
+            self.decide(at, cluster, |node, cluster| node.minimum(function, instances, cluster));
             self.run(cluster);
         }
     }

@@ -1,17 +1,18 @@
-//! Tests of the mappings one by one, against a host with scripted answers.
+//! Tests of the pool's answers one by one, against a host with scripted answers.
+
+mod node;
 
 use super::*;
-use crate::Wrapped;
-use crate::pipeline::{InstanceError, Late};
+use crate::mig::GpuModel;
+use crate::pipeline::Late;
 use crate::platform::testing::{self, dispatch, park, reject};
 use crate::platform::{
-    FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work,
+    FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, StopCause, TenantLimits, Work,
 };
 use crate::request::Tier;
-use core::sync::atomic::{AtomicU32, Ordering};
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Quota, TenantId};
+use gshare_core::{Bytes, Engine, Quota, SmShare, TenantId};
 
 type Host = testing::Host<SlicedPool>;
 
@@ -288,54 +289,25 @@ fn a_start_that_failed_is_tried_again_later() {
 }
 
 #[test]
-fn a_keeper_that_knows_no_minimum_serves_as_before_and_the_host_hears_that_it_is_unmet() {
-    let make = |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-        let partitioner = Partitioner::new(PartitionConfig::default())?;
-        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner)?;
-        // A keeper from before minimums: it refuses the unknown event.
-        Ok(Box::new(Wrapped::new(Box::new(keeper), |keeper, now, event, actions| match event {
-            InstanceEvent::MinimumSet { function, .. } => Err(InstanceError::UnknownFunction { function }),
-            _ => keeper.handle(now, event, actions),
-        })))
-    };
-    let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap();
-    let mut host = Host::around(pool.with_keepers(Arc::new(make)));
-    host.join(0, 0, &["2g.20gb"]);
-    let spec = Box::new(chain(1, 6).with_instances(1, 8));
-    assert_eq!(host.unmet(0, PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec }), 1);
-    assert_eq!(host.lives(), []);
-    host.arrive(0, 0, None);
-    assert!(is_unpark(&host.report(0, InstanceReport::Ready), 0));
-    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(0, 0)]);
-}
-
-#[test]
 fn a_request_that_waits_for_its_tenant_counts_as_load_once() {
-    let heard = Arc::new(AtomicU32::new(0));
-    let counts = Arc::clone(&heard);
-    let make = move |node: &Slices| -> Result<Box<dyn InstanceKeeper>, ConfigError> {
-        let partitioner = Partitioner::new(PartitionConfig::default())?;
-        let keeper = Keeper::new(KeeperConfig::default(), node, partitioner)?;
-        let counts = Arc::clone(&counts);
-        Ok(Box::new(Wrapped::new(Box::new(keeper), move |keeper, now, event, actions| {
-            counts.fetch_add(u32::from(matches!(event, InstanceEvent::Requested { .. })), Ordering::Relaxed);
-            keeper.handle(now, event, actions)
-        })))
-    };
-    let pool = SlicedPool::with_config(SlicedConfig::default()).unwrap();
-    let mut host = Host::around(pool.with_keepers(Arc::new(make)));
-    host.join(0, 0, &["2g.20gb"]);
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
     host.add(0, chain(2, 6));
     let limits = TenantLimits { max_requests: 1, ..TenantLimits::default() };
     host.tell(PlatformEvent::TenantLimited { tenant: TenantId::new(0), limits });
+    let heard = |host: &mut Host| {
+        let pool: &mut dyn core::any::Any = &mut *host.platform.pools[0];
+        let pool: &mut SlicedPool = pool.downcast_mut().unwrap();
+        // One gap less than requests.
+        pool.nodes[&NodeId::new(0)].functions[&FunctionId::new(0)].gaps.total() + 1
+    };
     host.arrive(0, 0, None);
-    assert_eq!(heard.load(Ordering::Relaxed), 1);
+    assert_eq!(heard(&mut host), 1);
     host.arrive(1, 0, None);
-    assert_eq!(heard.load(Ordering::Relaxed), 2, "the second request waits for its tenant");
+    assert_eq!(heard(&mut host), 2, "the second request waits for its tenant");
     host.report(0, InstanceReport::Ready);
     host.report(0, InstanceReport::Unparked);
     assert_eq!(host.done(0), [dispatch(1, 0)]);
-    assert_eq!(heard.load(Ordering::Relaxed), 2);
+    assert_eq!(heard(&mut host), 2);
 }
 
 #[test]

@@ -296,7 +296,7 @@ impl Pool for WholePool {
         }
     }
 
-    fn withdrawn(&mut self, request: RequestId) {
+    fn withdrawn(&mut self, _: &Cluster, request: RequestId, _: &super::requests::Request) {
         // A request with a GPU cannot be cancelled; its dispatch is answered at once.
         if !self.kinds.is_empty() {
             self.tasks.push_back(RequestEvent::Cancelled { request });

@@ -1,4 +1,4 @@
-//! The rules by which the keeper starts, moves and gives up instances.
+//! The rules by which a node starts, moves and gives up instances.
 //!
 //! # Example
 //! On slices of 1g, 2g and 4g, a function that needs 2g as a whole shares the 2g slice from its first call. At 35 % use it keeps the 2g
@@ -11,14 +11,11 @@
 //! - Eviction by cost and keep-alive by gaps are options beside LRU and ten minutes. A function may have two shared instances.
 //! - Several instances may be resident on a shared slice within its memory; still only one runs at a time.
 
-use super::HOT_ABOVE;
-use super::keeper::{Function, Instance, Keeper, State, Whole};
-use super::slices::{Owner, Slices};
-use crate::pipeline::plan::plan;
-use crate::pipeline::{
-    Assignment, Balance, Goal, Home, InstanceAction, InstanceReason, LeastFragmentation, Node, Part,
-    Pipeline, PlacedPart,
-};
+use super::Cluster;
+use super::node::{Effect, Function, Node, State, Whole};
+use super::slices::Owner;
+use crate::pipeline::{Goal, HOT_ABOVE, Home, LeastFragmentation, Node as Free, PlacedPart, whole};
+use crate::platform::StopCause;
 use core::cmp::Reverse;
 use gshare_core::dag::Dag;
 use gshare_core::{Bytes, Duration, FunctionId, InstanceId};
@@ -33,13 +30,13 @@ const MAX_STARTING: usize = 4;
 /// The utilisation in percent that a function's remaining instances may reach after a drain.
 const DRAIN_BELOW: u64 = 60;
 
-impl Keeper {
+impl Node {
     /// The whole function on each profile on which it runs, by compute slices.
     pub(super) fn wholes(&self, dag: &Dag, goal: &Goal) -> Vec<Whole> {
         let mut wholes = Vec::new();
         for id in self.slices.model.ids() {
             let Some(profile) = self.slices.model.get(id).filter(|profile| !profile.media) else { continue };
-            let Ok(node) = Node::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
+            let Ok(node) = Free::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
             let goal = goal.clone().with_carve(false);
             let pipeline = whole(dag, id);
             let Ok(assignment) = LeastFragmentation.assign(dag, &goal, &pipeline, &node) else { continue };
@@ -58,45 +55,22 @@ impl Keeper {
         wholes
     }
 
-    /// Whether the function could run on the empty node; else the reason against it.
-    pub(super) fn fits_empty(&self, function: &Function) -> Result<(), String> {
+    /// Whether the function could run on the empty node.
+    pub(super) fn fits_empty(&self, id: FunctionId, function: &Function) -> bool {
         let mut empty = self.slices.clone();
-        for slice in &mut empty.all {
-            if !matches!(slice.owner, Owner::Others | Owner::Lost) {
-                slice.owner = Owner::Nobody;
-            }
+        for slice in empty.all.iter_mut().filter(|slice| slice.owner != Owner::Lost) {
+            slice.owner = Owner::Nobody;
         }
-        let node = empty.node().map_err(|error| error.to_string())?;
-        if empty
-            .free()
-            .any(|place| function.wholes.iter().any(|one| one.profile == empty.all[place].at.profile))
-        {
-            return Ok(());
-        }
-        if !self.config.pipelines {
-            return Err("no slice has room for the whole, and pipelines are off".to_owned());
-        }
-        plan(&self.partitioner, &function.dag, &function.goal, &node)
-            .map(|_| ())
-            .map_err(|error| error.to_string())
+        empty.node().is_ok_and(|node| {
+            let (dag, goal) = (&function.dag, &function.goal);
+            self.place.find(id, dag, goal, &node, self.config.pipelines).is_some()
+        })
     }
 
     /// The best exclusive home on free slices, of the whole or of a pipeline too.
-    fn exclusive(&self, function: &Function, pipelines: bool) -> Option<Home> {
-        let node = self.slices.node().ok()?;
-        let counts = node.free_counts();
-        let (dag, goal) = (&function.dag, &function.goal);
-        for one in function.wholes.iter().filter(|one| counts[one.profile.index()] > 0) {
-            let pipeline = whole(dag, one.profile);
-            if let Ok(assignment) = LeastFragmentation.assign(dag, goal, &pipeline, &node) {
-                return Some(home(&pipeline, &assignment));
-            }
-        }
-        if !pipelines {
-            return None;
-        }
-        let plan = plan(&self.partitioner, dag, goal, &node).ok()?;
-        Some(home(&plan.pipeline, &plan.assignment))
+    fn exclusive(&self, id: FunctionId, pipelines: bool) -> Option<Home> {
+        let (function, node) = (&self.functions[&id], self.slices.node().ok()?);
+        self.place.find(id, &function.dag, &function.goal, &node, pipelines)
     }
 
     /// A home on a shared slice or on a free slice to be shared: without evictions if possible, then with the fewest instances.
@@ -135,7 +109,6 @@ impl Keeper {
     fn shared_home(&self, function: &Function, whole: &Whole, place: usize) -> Home {
         let weights = whole.memory.saturating_sub(function.goal.runtime_memory);
         Home::Shared {
-            number: Slices::number(place),
             slice: self.slices.assigned(place),
             latency: whole.latency,
             load: self.config.load.reload(weights),
@@ -144,110 +117,99 @@ impl Keeper {
     }
 
     /// A function's instances that will remain: running or starting, and without a replacement under way.
-    fn staying(&self, of: &Function) -> impl Iterator<Item = &Instance> {
-        let all = of.instances.iter().map(|one| &self.instances[one]);
-        all.filter(|one| (one.is_serving() || one.state == State::Starting) && !one.replaced)
+    fn staying(&self, id: FunctionId, cluster: &Cluster) -> impl Iterator<Item = InstanceId> {
+        let stays =
+            move |one: &InstanceId| self.state(*one, cluster).stays() && !self.instances[one].replaced;
+        self.functions[&id].instances.iter().copied().filter(stays)
     }
 
     /// Whether the function has fewer instances than its minimum.
-    pub(super) fn lacks(&self, id: FunctionId) -> bool {
-        let of = &self.functions[&id];
-        self.staying(of).count() < of.least as usize
+    pub(super) fn lacks(&self, id: FunctionId, cluster: &Cluster) -> bool {
+        self.functions.get(&id).is_some_and(|of| self.staying(id, cluster).count() < of.least as usize)
     }
 
     /// Whether one of the function's instances may be given up: the function is above its minimum.
-    pub(super) fn can_spare(&self, id: FunctionId) -> bool {
-        let of = &self.functions[&id];
-        of.least == 0 || self.staying(of).count() > of.least as usize
+    pub(super) fn can_spare(&self, id: FunctionId, cluster: &Cluster) -> bool {
+        let least = self.functions[&id].least;
+        least == 0 || self.staying(id, cluster).count() > least as usize
     }
 
     /// Whether the function may have one more shared instance.
-    fn may_share(&self, id: FunctionId) -> bool {
-        let shared = self.staying(&self.functions[&id]).filter(|one| one.is_shared()).count();
+    fn may_share(&self, id: FunctionId, cluster: &Cluster) -> bool {
+        let shared = self.staying(id, cluster).filter(|one| self.instances[one].is_shared()).count();
         self.config.time_sharing && shared < self.config.max_shared as usize
     }
 
     /// Starts the first instances of a function, shared where possible.
-    pub(super) fn first(
-        &mut self,
-        id: FunctionId,
-        reason: InstanceReason,
-        actions: &mut Vec<InstanceAction>,
-    ) {
+    pub(super) fn first(&mut self, id: FunctionId, cluster: &mut Cluster) {
         if self.functions[&id].unmet == Some(self.slices.version) {
             return;
         }
-        let shared = if self.may_share(id) { self.shared(id) } else { None };
-        let home = shared.or_else(|| self.exclusive(&self.functions[&id], self.config.pipelines));
-        match home {
-            Some(home) => {
-                self.start(id, home, reason, actions);
-            }
-            None => self.unmet(id, actions),
+        let shared = if self.may_share(id, cluster) { self.shared(id) } else { None };
+        match shared.or_else(|| self.exclusive(id, self.config.pipelines)) {
+            Some(home) => self.start(id, home, None, cluster),
+            None => self.unmet(id, cluster),
         }
     }
 
-    fn unmet(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+    fn unmet(&mut self, id: FunctionId, cluster: &Cluster) {
         self.wanting = true;
         let version = self.slices.version;
         if let Some(function) = self.functions.get_mut(&id) {
             function.unmet = Some(version);
         }
-        actions.push(InstanceAction::Unmet { function: id });
+        self.effects.push(Effect::Unmet(id));
         if self.config.reclaim {
-            self.reclaim(id, actions);
+            self.reclaim(id, cluster);
         }
     }
 
-    /// The router cannot serve in time: starts one more instance.
-    pub(super) fn short(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
-        let function = &self.functions[&id];
+    /// The function's instances cannot serve its requests in time: starts one more.
+    pub(super) fn short(&mut self, id: FunctionId, cluster: &mut Cluster) {
+        let Some(function) = self.functions.get(&id) else { return };
         if function.unmet == Some(self.slices.version) {
             self.wanting = true;
             if self.config.reclaim {
-                self.reclaim(id, actions);
+                self.reclaim(id, cluster);
             }
             return;
         }
-        let mine = || {
-            let all = function.instances.iter().map(|one| &self.instances[one]);
-            all.filter(|one| one.is_serving() || one.state == State::Starting)
-        };
-        let starting = mine().filter(|one| one.state == State::Starting).count();
+        let all = function.instances.iter().map(|one| (&self.instances[one], self.state(*one, cluster)));
+        let mine: Vec<_> = all.filter(|(_, state)| state.stays()).collect();
+        let starting = mine.iter().filter(|(_, state)| *state == State::Starting).count();
         if starting >= MAX_STARTING {
             return;
         }
-        if mine().next().is_none() {
-            return self.first(id, InstanceReason::FirstRequest, actions);
+        if mine.is_empty() {
+            return self.first(id, cluster);
         }
-        let hot = mine().any(|one| !one.is_shared());
+        let hot = mine.iter().any(|(one, _)| !one.is_shared());
         let limit = u64::from(HOT_ABOVE.get());
-        let busy = mine().any(|one| one.busy * 10_000 >= self.config.window.as_nanos() * limit);
+        let busy = mine.iter().any(|(one, _)| one.busy * 10_000 >= self.config.window.as_nanos() * limit);
         if self.config.time_sharing && !self.config.hot_on_shortage && !hot && !busy {
             // Not busy enough to be hot: more slices for time sharing (section 5.3).
-            return self.spread(id, actions);
+            return self.spread(id, cluster);
         }
-        let serving_shared = mine().filter(|one| one.is_shared()).count();
-        let home = self.exclusive(function, self.config.pipelines);
+        let serving_shared = mine.iter().filter(|(one, _)| one.is_shared()).count();
+        let home = self.exclusive(id, self.config.pipelines);
         let home = home.or_else(|| {
             let more = self.config.time_sharing && serving_shared < self.config.max_shared as usize;
             if more { self.shared(id) } else { None }
         });
         match home {
-            Some(home) => {
-                self.start(id, home, InstanceReason::Short, actions);
-            }
-            None => self.unmet(id, actions),
+            Some(home) => self.start(id, home, None, cluster),
+            None => self.unmet(id, cluster),
         }
     }
 
     /// Moves a shared instance with neighbours to a free slice, to be shared from then on.
-    fn spread(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
+    fn spread(&mut self, id: FunctionId, cluster: &mut Cluster) {
         let function = &self.functions[&id];
         let crowded = function.instances.iter().find(|one| {
             let instance = &self.instances[one];
             let neighbours = || self.slices.all[instance.places[0]].instances.len();
-            instance.is_shared() && instance.is_serving() && !instance.replaced && neighbours() > 1
+            let serves = self.state(**one, cluster).is_serving();
+            instance.is_shared() && serves && !instance.replaced && neighbours() > 1
         });
         let Some(&old) = crowded else { return };
         let whole = |place: usize| {
@@ -256,10 +218,8 @@ impl Keeper {
         let cost = |place: &usize| (whole(*place).map_or(0, |one| one.compute), *place);
         let free = self.slices.free().filter(|&place| whole(place).is_some()).min_by_key(cost);
         match free.and_then(|place| Some(self.shared_home(function, whole(place)?, place))) {
-            Some(home) => {
-                self.start(id, home, InstanceReason::Migrated { from: old }, actions);
-            }
-            None => self.unmet(id, actions),
+            Some(home) => self.start(id, home, Some(old), cluster),
+            None => self.unmet(id, cluster),
         }
     }
 
@@ -270,36 +230,38 @@ impl Keeper {
     }
 
     /// Takes an instance from its function for another.
-    fn take(&mut self, instance: InstanceId, function: FunctionId, actions: &mut Vec<InstanceAction>) {
+    fn take(&mut self, instance: InstanceId, function: FunctionId, cluster: &Cluster) {
         if let Some(found) = self.instances.get_mut(&instance) {
             found.taken_for = Some(function);
         }
-        self.drain(instance, InstanceReason::Reclaimed { function }, actions);
+        self.drain(instance, StopCause::Evicted, cluster);
     }
 
     /// Gives up an unused instance, or a quiet shared slice, for a function that found no slices.
-    fn reclaim(&mut self, id: FunctionId, actions: &mut Vec<InstanceAction>) {
-        let reason = InstanceReason::Reclaimed { function: id };
-        let idle = |instance: &Instance| {
-            let unused = instance.state == State::Up && instance.busy == 0 && instance.idle > 0;
-            unused && !instance.replaced && self.can_spare(instance.function)
+    fn reclaim(&mut self, id: FunctionId, cluster: &Cluster) {
+        let idle = |name: InstanceId| {
+            let instance = &self.instances[&name];
+            let unused = instance.busy == 0 && instance.idle > 0 && self.state(name, cluster) == State::Up;
+            unused && !instance.replaced && self.can_spare(instance.function, cluster)
         };
         // The instance with the longest idle time, then the largest.
         let exclusive = self
             .instances
             .iter()
-            .filter(|(_, one)| one.function != id && !one.is_shared() && idle(one))
+            .filter(|(name, one)| one.function != id && !one.is_shared() && idle(**name))
             .max_by_key(|(name, one)| (one.idle, one.places.len(), Reverse(**name)))
             .map(|(name, _)| *name);
         if let Some(instance) = exclusive {
-            return self.take(instance, id, actions);
+            return self.take(instance, id, cluster);
         }
         let window = self.config.window.as_nanos();
         let pools = self.slices.shared().count();
         let quiet = |place: &usize| {
             let slice = &self.slices.all[*place];
-            let spare = slice.instances.iter().map(|one| &self.instances[one]);
-            let mut spare = spare.map(|one| one.state == State::Up && self.can_spare(one.function));
+            let mut spare = slice.instances.iter().map(|one| {
+                let function = self.instances[one].function;
+                self.state(*one, cluster) == State::Up && self.can_spare(function, cluster)
+            });
             (slice.was_busy + slice.busy) * 100 < window * SHARED_IDLE && spare.all(|spare| spare)
         };
         let quietest = self.slices.shared().filter(quiet).min_by_key(|&place| {
@@ -308,13 +270,13 @@ impl Keeper {
         });
         if let Some(place) = quietest.filter(|_| pools > 1) {
             for instance in self.slices.all[place].instances.clone() {
-                self.drain(instance, reason, actions);
+                self.drain(instance, StopCause::Evicted, cluster);
             }
         }
     }
 
     /// Ends the window: busy instances are promoted, others demoted, and pipelines move.
-    pub(super) fn end_window(&mut self, actions: &mut Vec<InstanceAction>) {
+    pub(super) fn end_window(&mut self, cluster: &mut Cluster) {
         let window = self.config.window.as_nanos();
         for slice in &mut self.slices.all {
             slice.was_busy = core::mem::take(&mut slice.busy);
@@ -325,10 +287,10 @@ impl Keeper {
         for id in all {
             let below = u64::from(self.config.hot_below.get());
             let above = u64::from(HOT_ABOVE.get());
-            let Some(instance) = self.instances.get_mut(&id).filter(|one| one.state != State::Starting)
-            else {
+            if self.state(id, cluster) == State::Starting {
                 continue;
-            };
+            }
+            let Some(instance) = self.instances.get_mut(&id) else { continue };
             let used = instance.busy.saturating_mul(10_000);
             instance.cool = if used < window * below { instance.cool + 1 } else { 0 };
             instance.idle = if used == 0 { instance.idle + 1 } else { 0 };
@@ -339,13 +301,13 @@ impl Keeper {
             }
         }
         for id in hot {
-            self.promote(id, actions);
+            self.promote(id, cluster);
         }
         for id in cool {
-            self.demote(id, window, actions);
+            self.demote(id, window, cluster);
         }
         if self.config.migration && !self.was_wanting {
-            self.migrate(actions);
+            self.migrate(cluster);
         }
         for instance in self.instances.values_mut() {
             instance.was_busy = core::mem::take(&mut instance.busy);
@@ -353,12 +315,13 @@ impl Keeper {
     }
 
     /// A shared instance is busy: it keeps its slice if it is alone there, else the function gets slices of its own.
-    fn promote(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
-        let reason = InstanceReason::Busy;
-        let resident = self.is_resident(id);
-        let Some(instance) = self.instances.get(&id).filter(|one| one.state == State::Up) else { return };
+    fn promote(&mut self, id: InstanceId, cluster: &mut Cluster) {
+        if self.state(id, cluster) != State::Up {
+            return;
+        }
+        let instance = &self.instances[&id];
         let (function, place) = (instance.function, instance.places[0]);
-        if resident && self.slices.all[place].instances.len() == 1 {
+        if self.is_resident(id) && self.slices.all[place].instances.len() == 1 {
             let Home::Shared { latency, slice, memory, .. } = instance.home else { return };
             let components = self.functions[&function].dag.all();
             let parts = vec![PlacedPart { stage: 0, components, slice }];
@@ -368,95 +331,86 @@ impl Keeper {
             on.instances.clear();
             on.used = on.used.saturating_sub(memory);
             on.owner = Owner::Exclusive(id);
-            self.rehome(id, home, reason, actions);
+            self.rehome(id, home);
             return;
         }
-        let function_of = &self.functions[&function];
-        let starting = function_of.instances.iter().any(|one| self.instances[one].state == State::Starting);
-        if starting || function_of.unmet == Some(self.slices.version) {
+        let of = &self.functions[&function];
+        let starting = of.instances.iter().any(|one| self.state(*one, cluster) == State::Starting);
+        if starting || of.unmet == Some(self.slices.version) {
             return;
         }
-        match self.exclusive(function_of, self.config.pipelines) {
-            Some(home) => {
-                self.start(function, home, reason, actions);
-            }
+        match self.exclusive(function, self.config.pipelines) {
+            Some(home) => self.start(function, home, None, cluster),
             None => {
-                self.unmet(function, actions);
-                self.crowd_out(id, actions);
+                self.unmet(function, cluster);
+                self.crowd_out(id, cluster);
             }
         }
     }
 
     /// No slices are free for a busy shared instance: its less busy neighbours leave the slice to it if their functions are
     /// served elsewhere too. Otherwise they would evict each other for every few requests.
-    fn crowd_out(&mut self, id: InstanceId, actions: &mut Vec<InstanceAction>) {
+    fn crowd_out(&mut self, id: InstanceId, cluster: &Cluster) {
         if !self.config.reclaim {
             return;
         }
         let (function, place) = (self.instances[&id].function, self.instances[&id].places[0]);
         let key = |one: InstanceId| (self.instances[&one].busy, one);
+        let is_up = |one: &InstanceId| self.state(*one, cluster) == State::Up;
         let leaves = |one: &InstanceId| {
-            let (found, all) =
-                (&self.instances[one], &self.functions[&self.instances[one].function].instances);
-            let elsewhere = all.iter().any(|other| other != one && self.instances[other].state == State::Up);
-            let spare = elsewhere && self.can_spare(found.function);
-            found.state == State::Up && spare && key(*one) < key(id)
+            let function = self.instances[one].function;
+            let elsewhere =
+                self.functions[&function].instances.iter().any(|other| other != one && is_up(other));
+            is_up(one) && elsewhere && self.can_spare(function, cluster) && key(*one) < key(id)
         };
         let neighbours: Vec<InstanceId> =
             self.slices.all[place].instances.iter().copied().filter(|one| *one != id).collect();
         if neighbours.iter().all(leaves) {
             for neighbour in neighbours {
-                self.take(neighbour, function, actions);
+                self.take(neighbour, function, cluster);
             }
         }
     }
 
-    fn rehome(
-        &mut self,
-        id: InstanceId,
-        home: Home,
-        reason: InstanceReason,
-        actions: &mut Vec<InstanceAction>,
-    ) {
+    fn rehome(&mut self, id: InstanceId, home: Home) {
         if let Some(instance) = self.instances.get_mut(&id) {
-            instance.home = home.clone();
-            instance.cool = 0;
-            instance.idle = 0;
-            actions.push(InstanceAction::Moved { instance: id, home, reason });
+            (instance.home, instance.cool, instance.idle) = (home, 0, 0);
+            self.effects.push(Effect::Moved(id));
         }
     }
 
     /// Shrinks a function with an exclusive instance that is no longer busy.
-    fn demote(&mut self, id: InstanceId, window: u64, actions: &mut Vec<InstanceAction>) {
-        let reason = InstanceReason::NotBusy;
-        let Some(instance) = self.instances.get(&id) else { return };
-        if instance.state != State::Up || instance.replaced || !self.config.time_sharing {
+    fn demote(&mut self, id: InstanceId, window: u64, cluster: &mut Cluster) {
+        let instance = &self.instances[&id];
+        if self.state(id, cluster) != State::Up || instance.replaced || !self.config.time_sharing {
             return;
         }
-        let function = &self.functions[&instance.function];
-        let mine = || function.instances.iter().map(|one| (one, &self.instances[one]));
-        if mine().any(|(_, one)| one.state == State::Draining) {
+        let of = instance.function;
+        let function = &self.functions[&of];
+        let mine =
+            || function.instances.iter().map(|one| (one, &self.instances[one], self.state(*one, cluster)));
+        if mine().any(|(.., state)| state == State::Draining) {
             return;
         }
-        let exclusive = || mine().filter(|(_, one)| !one.is_shared() && one.state == State::Up);
-        let (count, busy) = exclusive().fold((0u64, 0u64), |sum, (_, one)| (sum.0 + 1, sum.1 + one.busy));
-        let spare = self.can_spare(instance.function);
+        let exclusive = || mine().filter(|(_, one, state)| !one.is_shared() && *state == State::Up);
+        let (count, busy) = exclusive().fold((0u64, 0u64), |sum, (_, one, _)| (sum.0 + 1, sum.1 + one.busy));
+        let spare = self.can_spare(of, cluster);
         if count > 1 && spare {
             // Others stay: the slowest goes, if they can do its work.
-            let slow = exclusive().max_by_key(|(name, one)| (one.places.len(), **name));
+            let slow = exclusive().max_by_key(|(name, one, _)| (one.places.len(), **name));
             let enough = busy * 100 < window * (count - 1) * DRAIN_BELOW;
-            if slow.is_some_and(|(name, _)| *name == id) && enough {
-                self.drain(id, reason, actions);
+            if slow.is_some_and(|(name, ..)| *name == id) && enough {
+                self.drain(id, StopCause::Drained, cluster);
             }
             return;
         }
-        if spare && mine().any(|(_, one)| one.is_shared()) {
+        if spare && mine().any(|(_, one, _)| one.is_shared()) {
             if !instance.home.is_pipeline() || self.config.demote_pipelines {
-                self.drain(id, reason, actions);
+                self.drain(id, StopCause::Drained, cluster);
             }
             return;
         }
-        if !self.may_share(instance.function) {
+        if !self.may_share(of, cluster) {
             return;
         }
         if !instance.home.is_pipeline() {
@@ -472,54 +426,36 @@ impl Keeper {
             on.order.enter(id);
             on.used = memory;
             self.slices.version += 1;
-            return self.rehome(id, home, reason, actions);
+            return self.rehome(id, home);
         }
         if !self.config.demote_pipelines {
             return;
         }
         if spare && instance.idle >= self.config.cool_windows {
-            self.drain(id, reason, actions);
-        } else if let Some(home) = self.shared(instance.function) {
-            let function = instance.function;
-            self.start(function, home, InstanceReason::Migrated { from: id }, actions);
+            self.drain(id, StopCause::Drained, cluster);
+        } else if let Some(home) = self.shared(of) {
+            self.start(of, home, Some(id), cluster);
         }
     }
 
     /// Moves pipelines to one slice where one is free (section 5.3), the slowest first.
-    fn migrate(&mut self, actions: &mut Vec<InstanceAction>) {
+    fn migrate(&mut self, cluster: &mut Cluster) {
         let mut pipelines: Vec<(Duration, InstanceId)> = Vec::new();
         for (&id, instance) in &self.instances {
             if let Home::Exclusive { latency, .. } = instance.home
                 && instance.home.is_pipeline()
-                && instance.state == State::Up
                 && !instance.replaced
+                && self.state(id, cluster) == State::Up
             {
                 pipelines.push((latency, id));
             }
         }
         pipelines.sort_by_key(|&(latency, id)| (Reverse(latency), id));
         for (_, id) in pipelines {
-            let instance = &self.instances[&id];
-            if let Some(home) = self.exclusive(&self.functions[&instance.function], false) {
-                let function = instance.function;
-                self.start(function, home, InstanceReason::Migrated { from: id }, actions);
+            let function = self.instances[&id].function;
+            if let Some(home) = self.exclusive(function, false) {
+                self.start(function, home, Some(id), cluster);
             }
         }
-    }
-}
-
-/// The whole DAG as one stage on a profile.
-fn whole(dag: &Dag, profile: gshare_core::ProfileId) -> Pipeline {
-    let part = Part { stage: 0, components: dag.all(), slice: Some(profile) };
-    Pipeline::new(vec![part], Balance::of([]), false)
-}
-
-fn home(pipeline: &Pipeline, assignment: &Assignment) -> Home {
-    let part =
-        |(part, slice): (&Part, _)| PlacedPart { stage: part.stage, components: part.components, slice };
-    Home::Exclusive {
-        parts: pipeline.parts.iter().zip(assignment.slices.iter().copied()).map(part).collect(),
-        latency: assignment.latency,
-        interval: assignment.bottleneck,
     }
 }

@@ -1,6 +1,6 @@
-//! Settings of the keeper.
+//! Settings of the instances on sliced devices.
 
-use super::{EvictionPolicy, KeepAlive};
+use crate::pipeline::{EvictionPolicy, KeepAlive};
 use gshare_core::{BasisPoints, Bytes, ConfigError, Duration};
 
 /// Use of a window from which an instance counts as busy. 30 % (section 5.3).
@@ -48,7 +48,7 @@ impl LoadCosts {
 }
 
 crate::settings_table::settings! {
-    /// Settings of a [`Keeper`](super::Keeper). The defaults are this crate's; [`KeeperConfig::paper`] has the paper's values,
+    /// Settings of the instances on a node's slices. The defaults are this crate's; [`KeeperConfig::paper`] has the paper's values,
     /// and [`KeeperConfig::monolithic`] the values for platforms without pipelines and time sharing.
     pub struct KeeperConfig {
         /// Whether functions may be cut.

@@ -1,16 +1,13 @@
 //! The owner of each slice of a node.
 
-use super::{EvictionOrder, EvictionPolicy};
 use crate::mig::{GpuModel, SliceAt};
-use crate::pipeline::{AssignedSlice, Node, NodeError, NodeGpu};
-use gshare_core::{Bytes, GpuId, InstanceId, ProfileId, SharedSlice};
+use crate::pipeline::{AssignedSlice, EvictionOrder, EvictionPolicy, Node, NodeError, NodeGpu};
+use gshare_core::{Bytes, GpuId, InstanceId, ProfileId};
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     Nobody,
-    /// In use for good outside the keeper.
-    Others,
     Exclusive(InstanceId),
     Shared,
     /// The GPU is lost: the slice is not there.
@@ -46,7 +43,7 @@ impl Slice {
     }
 }
 
-/// The slices of a node, in the order of GPU and place; a [`SharedSlice`] is a number in this list.
+/// The slices of a node, in the order of GPU and place.
 #[derive(Debug, Clone)]
 pub(super) struct Slices {
     pub(super) model: GpuModel,
@@ -63,7 +60,6 @@ impl Slices {
         let mut all = Vec::new();
         for gpu in node.gpus() {
             all.extend(gpu.free.iter().map(|&at| Slice::new(gpu.gpu, at, Owner::Nobody, policy)));
-            all.extend(gpu.busy.iter().map(|&at| Slice::new(gpu.gpu, at, Owner::Others, policy)));
         }
         let gpus = node.gpus().iter().map(|gpu| gpu.gpu).collect();
         Self { model: node.model().clone(), policy, gpus, all, version: 1 }
@@ -89,11 +85,11 @@ impl Slices {
         self.version += 1;
     }
 
-    /// From now on the GPU's slices are lost as soon as no instance of the keeper has them.
+    /// From now on the GPU's slices are lost as soon as no instance has them.
     pub(super) fn lose(&mut self, gpu: GpuId) {
         self.gpus.retain(|one| *one != gpu);
         for slice in self.all.iter_mut().filter(|slice| slice.gpu == gpu) {
-            if matches!(slice.owner, Owner::Nobody | Owner::Others) {
+            if slice.owner == Owner::Nobody {
                 slice.owner = Owner::Lost;
             }
         }
@@ -128,16 +124,28 @@ impl Slices {
         AssignedSlice { gpu: self.all[place].gpu, slice: self.all[place].at, carved: false }
     }
 
-    pub(super) fn number(place: usize) -> SharedSlice {
-        SharedSlice::new(u32::try_from(place).unwrap_or(u32::MAX))
+    /// The instances on a slice.
+    pub(super) fn on(&self, slice: AssignedSlice) -> Vec<InstanceId> {
+        let Some(slice) = self.find(slice).map(|place| &self.all[place]) else { return Vec::new() };
+        match slice.owner {
+            Owner::Exclusive(instance) => vec![instance],
+            _ => slice.instances.iter().copied().collect(),
+        }
+    }
+
+    /// Number of slices with an instance.
+    pub(super) fn held(&self) -> usize {
+        self.all.iter().filter(|slice| matches!(slice.owner, Owner::Exclusive(_) | Owner::Shared)).count()
     }
 
     pub(super) fn free(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.all.len()).filter(|&place| self.all[place].owner == Owner::Nobody)
     }
 
+    /// The shared slices of present GPUs.
     pub(super) fn shared(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.all.len()).filter(|&place| self.all[place].owner == Owner::Shared)
+        let here = |slice: &Slice| slice.owner == Owner::Shared && self.gpus.contains(&slice.gpu);
+        (0..self.all.len()).filter(move |&place| here(&self.all[place]))
     }
 
     pub(super) fn release(&mut self, place: usize) {

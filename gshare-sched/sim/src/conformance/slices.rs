@@ -1,6 +1,5 @@
-//! Whether a router of requests and a keeper of instances on MIG slices keep the promises of [`Router`] and [`InstanceKeeper`].
-//! Both run under the platform's pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its
-//! faults and its book.
+//! Whether policies of requests and places on MIG slices keep the promises of [`Route`] and [`Place`]. Both run under the platform's
+//! pool of slices, in a [`world`](crate::world) of two nodes and up to five functions, with its faults and its book.
 
 use super::in_world::{repeated, text};
 use super::story::Log;
@@ -10,38 +9,82 @@ use crate::story::Story;
 use crate::world::{Fault, Function, Outcome, Plan};
 use core::ops::Range;
 use gshare_core::dag::{Component, Dag, DagError};
-use gshare_core::{Bytes, Duration, NodeId};
-use gshare_sched::pipeline::{Goal, InstanceKeeper, Node, Router};
+use gshare_core::{Bytes, Duration, FunctionId, InstanceId, NodeId, RequestId, Timestamp};
+use gshare_sched::pipeline::{AssignedSlice, Change, Goal, KeeperConfig, Offers, Place, Route};
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, MigLayout, Platform, PlatformConfig, SlicedConfig, SlicedPool, Work,
 };
 use std::sync::Arc;
 
-/// Runs the suite over the pairs of `router` and `keeper`. A keeper gets its node with the first, free GPU, and hears of the other
-/// GPUs later. Returns counts of all runs.
+/// Runs the suite over pairs of `router` and `place`, under these settings of instances. Returns counts of all runs.
 ///
 /// # Errors
 /// The first broken claim.
-pub fn router_and_keeper(
-    router: impl Fn() -> Box<dyn Router>,
-    keeper: impl Fn(&Node) -> Box<dyn InstanceKeeper> + Send + Sync + 'static,
+pub fn slices(
+    router: impl Fn() -> Box<dyn Route>,
+    place: &Arc<dyn Place>,
+    keeper: &KeeperConfig,
     seeds: Range<u64>,
 ) -> Result<Outcome, Story> {
-    let (keeper, mut sum) = (Arc::new(keeper), Outcome::default());
+    let mut sum = Outcome::default();
     for seed in seeds {
         let platform = |log: &Log| {
-            let pool = SlicedPool::with_config(SlicedConfig::default()).map_err(text)?;
-            let router = Box::new(log.watch(router(), true));
-            let (keeper, log) = (Arc::clone(&keeper), log.clone());
-            let watched = move |node: &Node| -> Result<Box<dyn InstanceKeeper>, _> {
-                Ok(Box::new(log.watch(keeper(node), true)))
-            };
-            let pool = pool.with_router(router).with_keepers(Arc::new(watched));
+            let pool =
+                SlicedPool::with_config(SlicedConfig::default().with_keeper(keeper.clone())).map_err(text)?;
+            let pool =
+                pool.with_router(Box::new(Watched(router(), log.clone()))).with_place(Arc::clone(place));
             Platform::new(PlatformConfig::default(), vec![pool.into()]).map_err(text)
         };
         sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }
     Ok(sum)
+}
+
+/// Notes each answer of a router.
+struct Watched(Box<dyn Route>, Log);
+
+impl Route for Watched {
+    fn note(&mut self, now: Timestamp, offers: &Offers, change: Change) {
+        self.1.note(&now, &format!("{change:?}"));
+        self.0.note(now, offers, change);
+    }
+
+    fn next(&mut self, now: Timestamp, offers: &Offers, instance: InstanceId) -> Option<RequestId> {
+        let next = self.0.next(now, offers, instance);
+        self.1.note(&now, &format!("next for {instance}: {next:?}"));
+        next
+    }
+
+    fn next_on(
+        &mut self,
+        now: Timestamp,
+        offers: &Offers,
+        slice: AssignedSlice,
+    ) -> Option<(InstanceId, RequestId)> {
+        let next = self.0.next_on(now, offers, slice);
+        self.1.note(&now, &format!("next on {slice:?}: {next:?}"));
+        next
+    }
+
+    fn late(&mut self, now: Timestamp, offers: &Offers) -> Option<RequestId> {
+        self.0.late(now, offers)
+    }
+
+    fn is_short(&self, now: Timestamp, offers: &Offers, function: FunctionId) -> bool {
+        self.0.is_short(now, offers, function)
+    }
+
+    fn waiting(&self, function: FunctionId) -> usize {
+        self.0.waiting(function)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+
+    fn invariants(&self, offers: &Offers) {
+        self.0.invariants(offers);
+    }
 }
 
 /// Two nodes of two GPUs, up to five functions with calls for a minute, and in some seeds faults.
