@@ -1,11 +1,10 @@
 //! A function of yours around another author's engine.
 
 use crate::pipeline::{Home, InstanceKeeper, Router};
-use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, RequestId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -116,13 +115,6 @@ pass_on!(HorizontalScaler {
     fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
     fn tick(&self) -> Duration;
     fn early_reports(&self) -> bool;
-});
-
-pass_on!(RequestScheduler {
-    fn place(&self, request: RequestId) -> Option<RequestPlace>;
-    fn waiting(&self) -> usize;
-    fn stats(&self) -> RequestStats;
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
 });
 
 pass_on!(Router {

@@ -11,9 +11,8 @@ use gshare_sched::pipeline::{Goal, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
     MigLayout, Platform, PlatformAction, PlatformConfig, PlatformEvent, Regime, RegimePool, SlicedConfig,
-    SlicedPool, Weights, WholePool, Work,
+    SlicedPool, Weights, WholeConfig, WholePool, Work,
 };
-use gshare_sched::request::SchedulerConfig;
 use gshare_sched::scale::{LazyHorizontal, LazyHorizontalConfig};
 use gshare_sim::Story;
 use gshare_sim::conformance::{PoolTrial, chain, pool as pool_suite};
@@ -102,14 +101,11 @@ fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
 }
 
 fn whole(seed: u64) -> WholePool {
-    let config =
-        if seed.is_multiple_of(3) { SchedulerConfig::default() } else { SchedulerConfig::evict_cost_aware() };
-    let mut config = config;
+    let mut config = if seed.is_multiple_of(3) { WholeConfig::paper(25) } else { WholeConfig::default() };
     if seed.is_multiple_of(2) {
         config.host_memory = Bytes::from_gib(9);
-        config.max_batch = 3;
     }
-    WholePool::with_config(config).unwrap()
+    WholePool::new(config).unwrap()
 }
 
 fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {

@@ -79,7 +79,7 @@ pub use pool::{InstanceView, PoolError, RegimePool};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{MakeKeeper, SlicedConfig, SlicedError, SlicedPool};
 pub use tenant_limits::TenantLimits;
-pub use whole::WholePool;
+pub use whole::{Choice, Locality, ModelCopy, Room, WholeConfig, WholeDevices, WholePolicy, WholePool};
 
 use cluster::{Cluster, Device};
 use gshare_core::{

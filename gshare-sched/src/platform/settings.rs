@@ -2,12 +2,11 @@
 
 use super::{
     FractionalConfig, FractionalPolicies, FractionalPool, MakeKeeper, Platform, PlatformConfig,
-    PlatformError, SlicedConfig, SlicedPool, WholePool,
+    PlatformError, SlicedConfig, SlicedPool, WholeConfig, WholePolicy, WholePool,
 };
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::pipeline::Router;
 use crate::place::{DiluConfig, DiluPacker};
-use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
 };
@@ -71,8 +70,8 @@ pub struct OwnPolicies {
     pub router: Option<Box<dyn Router>>,
     /// Makes the keepers of instances on MIG slices, instead of [`SlicedConfig::keeper`].
     pub keeper: Option<MakeKeeper>,
-    /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
-    pub requests: Option<Box<dyn RequestScheduler>>,
+    /// Gives requests to whole devices, instead of the policy by [`PlatformSettings::whole`].
+    pub requests: Option<Box<dyn WholePolicy>>,
 }
 
 impl core::fmt::Debug for OwnPolicies {
@@ -118,7 +117,7 @@ pub struct PlatformSettings {
     /// Settings for devices with MIG slices.
     pub sliced: SlicedConfig,
     /// Settings for devices that serve one request at a time.
-    pub whole: SchedulerConfig,
+    pub whole: WholeConfig,
 }
 
 impl Default for PlatformSettings {
@@ -127,7 +126,7 @@ impl Default for PlatformSettings {
             platform: PlatformConfig::default(),
             fractional: FractionalSettings::default(),
             sliced: SlicedConfig::default(),
-            whole: SchedulerConfig::evict_cost_aware(),
+            whole: WholeConfig::default(),
         }
     }
 }
@@ -154,10 +153,10 @@ impl PlatformSettings {
         if let Some(make) = own.keeper.take() {
             sliced = sliced.with_keepers(make);
         }
-        let whole = match own.requests.take() {
-            Some(requests) => WholePool::new(requests),
-            None => WholePool::with_config(self.whole)?,
-        };
+        let mut whole = WholePool::new(self.whole)?;
+        if let Some(policy) = own.requests.take() {
+            whole = whole.with_policy(policy);
+        }
         let pools = vec![self.fractional.build(own)?.into(), sliced.into(), whole.into()];
         Platform::new(self.platform.clone(), pools)
     }

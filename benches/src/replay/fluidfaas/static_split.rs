@@ -4,13 +4,13 @@ use super::applications::{Variant, whole};
 use anyhow::Result;
 use gshare_core::dag::Dag;
 use gshare_core::{Duration, Engine, FunctionId, GpuId, InstanceId, Timestamp};
+use gshare_sched::Tier;
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
     AssignedSlice, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
     PlacedPart,
 };
 use gshare_sched::platform::Work;
-use gshare_sched::request::Tier;
 use gshare_sim::world::{Function, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 

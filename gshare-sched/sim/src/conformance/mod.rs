@@ -16,7 +16,7 @@
 //! | [`packer()`] | [`Packer`](gshare_sched::pack::Packer) |
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
-//! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
+//! | [`whole_policy()`] | [`WholePolicy`](gshare_sched::platform::WholePolicy) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
 //! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
@@ -25,16 +25,16 @@ mod horizontal;
 mod in_world;
 mod packer_trial;
 mod pool_trial;
-mod request_scheduler;
 mod router_and_keeper;
 mod story;
 mod token_scheduler;
 mod vertical;
+mod whole_policy;
 
 pub use horizontal::horizontal_scaler;
 pub use packer_trial::{Shares, packer};
 pub use pool_trial::{PoolTrial, pool};
-pub use request_scheduler::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};
 pub use token_scheduler::{Conformance, Report, token_scheduler};
 pub use vertical::vertical_scaler;
+pub use whole_policy::whole_policy;

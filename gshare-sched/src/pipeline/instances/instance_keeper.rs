@@ -1,8 +1,8 @@
 //! The events, orders and errors of a keeper of instances, and its trait.
 
+use crate::Tier;
 use crate::mig::SliceAt;
 use crate::pipeline::{AssignedSlice, Goal, NodeError};
-use crate::request::Tier;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, SharedSlice, TimeWentBack};
 

@@ -4,11 +4,11 @@ mod check;
 
 use super::slices::{Owner, Slices};
 use super::{Gaps, KeeperConfig, Stay};
+use crate::Tier;
 use crate::pipeline::{
     Goal, Home, InstanceAction, InstanceError, InstanceEvent, InstanceKeeper, InstanceReason, Node,
     Partitioner,
 };
-use crate::request::Tier;
 use gshare_core::dag::Dag;
 use gshare_core::{
     Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, ProfileId, Timestamp,

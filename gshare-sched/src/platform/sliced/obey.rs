@@ -1,12 +1,12 @@
 //! Orders of the keepers and the router, turned into orders for the host and events for each other.
 
 use super::{Cluster, Instance, Memory, Node, SlicedPool, Task};
+use crate::Tier;
 use crate::pipeline::{
     AssignedSlice, Home, InstanceAction, InstanceEvent, InstanceReason, RouteAction, RouteEvent, RouteReject,
     Service,
 };
 use crate::platform::{Life, PlatformAction, Rejection, StopCause};
-use crate::request::Tier;
 use gshare_core::{Duration, Engine, FunctionId, InstanceId, NodeId, RequestId, SharedSlice};
 
 impl SlicedPool {

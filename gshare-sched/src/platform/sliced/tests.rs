@@ -1,13 +1,13 @@
 //! Tests of the mappings one by one, against a host with scripted answers.
 
 use super::*;
+use crate::Tier;
 use crate::Wrapped;
 use crate::pipeline::{InstanceError, Late};
 use crate::platform::testing::{self, dispatch, park, reject};
 use crate::platform::{
     FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, TenantLimits, Work,
 };
-use crate::request::Tier;
 use core::sync::atomic::{AtomicU32, Ordering};
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
