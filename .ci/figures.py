@@ -83,7 +83,7 @@ FIGURES = {
         ("time", "0.1 and 0.2 us", 0.1, largest(r"^  squares of [\d.]+ %: ([\d.]+)")),
         ("time", "0.1 and 0.2 us", 0.2, largest(r"^  squares of [\d.]+ %: [\d.]+ ([\d.]+)")),
     ],
-    "added to a call of the driver": [("time", "launch 4", 4, added("launch"))],
+    "added to a call of the driver": [("time", "launch 10", 10, added("launch")), ("time", "memory info 0.19 us", 190, added("memory info"))],
     "a model got from the store": [
         ("ratio", "1.1 times it on two CPUs", 1.1, got("two", 500)),
         ("ratio", "1.2 on one", 1.2, got("one", 500)),

@@ -149,7 +149,7 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
         ),
         call(
             "memory info",
-            None,
+            Some(1_100.0),
             // SAFETY: as above.
             Box::new(|way, n| unsafe {
                 let (get, mut free, mut total): (Info, usize, usize) = (way.get(c"cuMemGetInfo_v2"), 0, 0);

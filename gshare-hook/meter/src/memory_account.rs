@@ -2,7 +2,8 @@
 //!
 //! # Algorithm
 //! Bytes are reserved before the driver is called. Small requests are served from earlier grants, and the daemon is asked for more when
-//! these run out. Other processes of the instance draw on the same limit, so the daemon is asked for their use when the program looks.
+//! these run out. Other processes of the instance draw on the same limit, so the daemon is asked for their use when the program looks,
+//! unless the daemon has stated that the whole limit is this process's part: then the process is alone.
 //! Without a daemon, the process keeps to its part of the limit, as last stated by the daemon. A process of a run with several members has
 //! no part before a daemon has stated one. The only process of a run has the whole limit.
 //!
@@ -17,11 +18,11 @@ use std::sync::PoisonError;
 #[cfg(loom)]
 use loom::sync::Mutex;
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::Mutex;
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gshare_core::Bytes;
 use gshare_core::gate::MemoryGate;
@@ -38,6 +39,8 @@ pub struct MemoryAccount {
     part: AtomicU64,
     /// The part until a daemon states another.
     first_part: u64,
+    /// Whether the connected daemon has stated that the process's part is the whole limit.
+    alone: AtomicBool,
     /// The instance's other processes on this device, by their own numbers, and the bytes used by each.
     siblings: Mutex<Vec<(u32, u64)>>,
     total: u64,
@@ -60,6 +63,7 @@ impl MemoryAccount {
             limit: AtomicU64::new(u64::MAX),
             part: AtomicU64::new(first_part),
             first_part,
+            alone: AtomicBool::new(false),
             siblings: Mutex::new(Vec::new()),
             total,
         }
@@ -74,6 +78,7 @@ impl MemoryAccount {
                 self.gate.grant(Bytes(UNLIMITED));
                 self.limit.store(u64::MAX, Ordering::Release);
                 self.part.store(self.first_part, Ordering::Release);
+                self.alone.store(false, Ordering::Release);
                 self.set_siblings(Vec::new());
             }
         }
@@ -88,6 +93,16 @@ impl MemoryAccount {
     /// Sets the most memory the process may hold without a daemon, as the daemon stated it.
     pub fn set_part(&self, part: Bytes) {
         self.part.store(part.0, Ordering::Release);
+        let alone = self.limit().is_some_and(|limit| part.0 >= limit);
+        if alone {
+            self.set_siblings(Vec::new());
+        }
+        self.alone.store(alone, Ordering::Release);
+    }
+
+    /// Whether no other process draws on the limit, so the daemon need not be asked for the use of others.
+    pub fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Acquire)
     }
 
     /// The most memory the process may hold without a daemon; `None` until a daemon has stated it.
@@ -118,6 +133,7 @@ impl MemoryAccount {
 
     /// Gives up the unused rest of grants under a limit, and returns the bytes in use.
     pub fn restate(&self) -> u64 {
+        self.alone.store(false, Ordering::Release);
         if self.limit().is_some() {
             self.gate.surplus(Bytes::ZERO);
         }

@@ -336,6 +336,25 @@ fn the_view_leaves_out_what_the_other_processes_of_the_instance_use() {
 }
 
 #[test]
+fn a_process_is_alone_while_the_connected_daemon_gives_it_the_whole_limit() {
+    let account = MemoryAccount::new(16 << 30);
+    account.limit_to(Some(Bytes(1_000)));
+    assert!(!account.is_alone(), "no daemon has said so");
+    account.set_siblings(vec![(7, 250)]);
+    account.set_part(Bytes(1_000));
+    assert!(account.is_alone());
+    assert_eq!(account.view(1 << 30, 16 << 30), (1_000, 1_000), "a former sibling counts no more");
+    account.set_part(Bytes(500));
+    assert!(!account.is_alone(), "a sibling came");
+    account.set_part(Bytes(1_000));
+    account.restate();
+    assert!(!account.is_alone(), "the next daemon has not said so");
+    account.set_part(Bytes(1_000));
+    account.limit_to(None);
+    assert!(!account.is_alone(), "no limit is divided");
+}
+
+#[test]
 fn the_view_never_goes_below_zero() {
     let account = MemoryAccount::new(1 << 30);
     account.reserve(500).unwrap();

@@ -47,8 +47,8 @@ impl Runtime {
         !is_shut(device) && !is_turned_away(device) && device.memory.reserve(bytes).is_ok()
     }
 
-    /// Free and total memory of a device as the program shall see them, from the driver's figures. Each look asks the daemon for
-    /// the use of the instance's other processes, so the figures are exact, and programs look rarely.
+    /// Free and total memory of a device as the program shall see them, from the driver's figures. Where the instance has other
+    /// processes, each look asks the daemon for their use, so the figures are exact.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
         // Memory in host memory comes back before the program needs it.
         let away = self.blocks().map_or(0, |blocks| blocks.bytes().1);
@@ -60,7 +60,10 @@ impl Runtime {
 
     /// Updates the use of the instance's other processes, or returns `false` if there is no daemon.
     pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
-        if device.memory.limit().is_none() || CONTROL.state() != State::Active as u32 {
+        if device.memory.limit().is_none()
+            || device.memory.is_alone()
+            || CONTROL.state() != State::Active as u32
+        {
             return true;
         }
         let answer = Answer::default();

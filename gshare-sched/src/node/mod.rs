@@ -220,6 +220,8 @@ struct Client {
     account: ClientAccount,
     /// The most memory for the client without a daemon, as its process was told.
     memory_part: Bytes,
+    /// Whether this node told the process its part; a part from an earlier daemon may be out of date.
+    part_told: bool,
     /// Memory in use, by the last report of the process.
     memory: Option<Bytes>,
     usage: Usage,

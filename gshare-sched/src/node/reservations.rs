@@ -240,8 +240,9 @@ impl Node {
             }
             for (&client, &bytes) in members.iter().zip(&parts) {
                 let Some(entry) = self.clients.get_mut(client) else { continue };
-                if bytes != entry.memory_part && (bytes > entry.memory_part) == growing {
-                    entry.memory_part = bytes;
+                let changes = bytes != entry.memory_part || !entry.part_told;
+                if changes && (bytes > entry.memory_part) == growing {
+                    (entry.memory_part, entry.part_told) = (bytes, true);
                     self.send(client, ToClient::MemoryPart { client, bytes }, out);
                 }
             }

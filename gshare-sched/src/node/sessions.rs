@@ -323,6 +323,7 @@ impl Node {
             alone,
             account,
             memory_part,
+            part_told: false,
             memory: spec.memory().is_none().then_some(allocated),
             usage: Usage { busy: used, ..Usage::default() },
             counted: used,
