@@ -105,7 +105,7 @@ impl FractionalSettings {
 }
 
 /// Settings of a platform with one pool of each regime.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
@@ -118,17 +118,6 @@ pub struct PlatformSettings {
     pub sliced: SlicedConfig,
     /// Settings for devices that serve one request at a time.
     pub whole: WholeConfig,
-}
-
-impl Default for PlatformSettings {
-    fn default() -> Self {
-        Self {
-            platform: PlatformConfig::default(),
-            fractional: FractionalSettings::default(),
-            sliced: SlicedConfig::default(),
-            whole: WholeConfig::default(),
-        }
-    }
 }
 
 impl PlatformSettings {

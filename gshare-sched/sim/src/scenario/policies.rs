@@ -61,7 +61,7 @@ impl Scenario {
             RequestName::Ours | RequestName::LoadBalance | RequestName::Own(_) => WholeConfig::default(),
         };
         if self.policies.queue == QueueName::Arrival {
-            settings.fractional.pool.late_wait = None;
+            settings.platform.late_wait = None;
         }
         settings.fractional.pool.sm_partitions = self.policies.sm_partitions;
         if let Some(memory) = self.policies.host_memory {

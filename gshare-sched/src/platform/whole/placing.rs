@@ -74,6 +74,7 @@ impl WholePool {
                     Outcome::Elsewhere => {}
                     Outcome::Stays => {
                         let Some((_, slot)) = hit else { break };
+                        let slot = self.in_time(gpu, slot, cluster).unwrap_or(slot);
                         return self.hit(gpu, slot, cluster);
                     }
                 }
@@ -99,6 +100,21 @@ impl WholePool {
         let cached = self.devices.g(gpu).copies.iter().filter(|copy| copy.is_cached());
         let waiting = cached.map(|copy| queue.of_function(copy.function).head).filter(|slot| *slot != NONE);
         waiting.map(|slot| (queue.get(slot).number, slot)).min()
+    }
+
+    /// The request of the same function that the device runs in place of a late one; a due request keeps its turn.
+    fn in_time(&self, gpu: GpuId, slot: u32, cluster: &Cluster) -> Option<u32> {
+        let (queue, function) = (&self.devices.queue, self.devices.queue.get(slot).function);
+        if queue.is_due(slot) {
+            return None;
+        }
+        let infer = self.devices.run_time(function, gpu);
+        let (waiting, copies) =
+            (queue.of_function(function).len, self.devices.f(function).copies.len().max(1));
+        let behind = infer.scaled(waiting.into(), copies as u64);
+        let slot = |request| queue.find(request).filter(|slot| queue.get(*slot).place == Place::Queued);
+        let done = self.devices.now.saturating_add(infer);
+        cluster.next_request(function, done, behind, |request| slot(request).is_some()).and_then(slot)
     }
 
     /// Places the first request that is due, comes before the hit, and can be placed.
