@@ -192,7 +192,8 @@ fn the_sliced_pool_keeps_its_contract_whatever_happens() {
 fn the_whole_pool_keeps_its_contract_whatever_happens() {
     let reports: Vec<Outcome> =
         SEEDS.map(|seed| run(whole(seed), &whole_trial(seed, true), seed).unwrap()).collect();
-    all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
+    // A load leaves the weights in host memory, as on shared devices.
+    all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "forget"]);
 }
 
 #[test]
