@@ -30,10 +30,12 @@ pub enum ExecError {
     #[error("the function does not read its input; one that computes by itself has the protocol of steps")]
     Deaf,
     /// The function was not ready in time.
-    #[error("not ready within {within}")]
+    #[error("not ready within {within}{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotReady {
         /// The time allowed.
         within: Duration,
+        /// The cause, if it was seen.
+        why: Option<String>,
     },
 }
 

@@ -32,8 +32,10 @@ pub trait Program: Send {
     /// How the program ended, if it has.
     fn ended(&mut self) -> Option<String>;
 
-    /// Called again and again until the program takes connections: the place to report other states of the program.
-    fn does_not_listen(&mut self) {}
+    /// Called again and again until the program takes connections. Gives the cause of the delay, if one is seen.
+    fn does_not_listen(&mut self) -> Option<String> {
+        None
+    }
 }
 
 /// Starts the program of a setting, to listen on this port of the loopback address.
@@ -142,9 +144,9 @@ impl<P: Program> Executor for Http<P> {
             if let Some(how) = program.ended() {
                 return Err(ExecError::Ended(how));
             }
-            program.does_not_listen();
+            let why = program.does_not_listen();
             if Duration::from(began.elapsed()) > within {
-                return Err(ExecError::NotReady { within });
+                return Err(ExecError::NotReady { within, why });
             }
             std::thread::sleep(PROBE.into());
         }
@@ -256,6 +258,20 @@ mod tests {
         let mut ended = Http::new(call(), |_, _| Ok(Served(Some("exit status: 3".into()))));
         let error = ended.start(setting(), Duration::from_secs(60)).unwrap_err();
         assert_eq!(error, ExecError::Ended("exit status: 3".into()));
+
+        struct Elsewhere;
+        impl Program for Elsewhere {
+            fn ended(&mut self) -> Option<String> {
+                None
+            }
+
+            fn does_not_listen(&mut self) -> Option<String> {
+                Some("listens elsewhere".into())
+            }
+        }
+        let mut elsewhere = Http::new(call(), |_, _| Ok(Elsewhere));
+        let error = elsewhere.start(setting(), Duration::from_millis(1)).unwrap_err();
+        assert_eq!(error.to_string(), "not ready within 1ms: listens elsewhere");
         let mut none = Http::<Served>::new(call(), |_, _| Err("no such file".into()));
         assert!(matches!(none.start(setting(), Duration::from_secs(60)), Err(ExecError::Unavailable(_))));
     }

@@ -167,7 +167,7 @@ impl Executor for Process {
             }
             Some(Err(RecvTimeoutError::Timeout)) => {
                 self.stop();
-                Err(ExecError::NotReady { within })
+                Err(ExecError::NotReady { within, why: None })
             }
             _ => {
                 let ended = self.ended();

@@ -84,7 +84,7 @@ where
             Begin::Refused(reason) => Err(ExecError::Refused(reason)),
             _ => {
                 self.now = self.now.saturating_add(within);
-                Err(ExecError::NotReady { within })
+                Err(ExecError::NotReady { within, why: None })
             }
         }
     }

@@ -105,7 +105,10 @@ fn each_state_of_the_co_scaler_is_shown_by_top_and_by_status() {
     daemon.signal(Signal::HUP);
     within(|| daemon.snapshot().clients[0].class.is_none().then_some(()));
     let table = gshare(&socket, &["top", "--count", "1"]);
-    assert!(table.lines().any(|line| line.starts_with("trainer") && line.ends_with('-')), "{table}");
+    assert!(
+        table.lines().any(|line| line.starts_with("trainer") && line.ends_with("-  time hook")),
+        "{table}"
+    );
     drop(trainer);
     assert_eq!(spinners.said(), "");
 }

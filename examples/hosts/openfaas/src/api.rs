@@ -296,7 +296,8 @@ pub fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ApiError>
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let field = if path == "." { String::new() } else { format!("{path}: ") };
+        // A path of `?` is a body that is no JSON.
+        let field = if path == "." || path == "?" { String::new() } else { format!("{path}: ") };
         ApiError::bad(format!("body: {field}{}", error.into_inner()))
     })?;
     json.end().map_err(|error| ApiError::bad(format!("body: {error}")))?;
@@ -352,6 +353,7 @@ mod tests {
         for (body, field) in [
             ("{", "body"),
             ("[]", "body"),
+            ("{'service':'f'}", "body: key must be a string"),
             (r#"{"image":"x"}"#, "service"),
             (r#"{"service":5}"#, "service"),
             (r#"{"service":"Not_DNS","image":"x"}"#, "service"),

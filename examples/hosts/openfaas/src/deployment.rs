@@ -8,7 +8,8 @@ use super::trials::Measured;
 use gshare_core::dag::Dag;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
-    Bytes, Duration, GpuShare, ModelId, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, TenantId,
+    Bytes, Duration, GpuShare, ModelId, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError,
+    TenantId,
 };
 use gshare_modelstore::arena_fill::Source;
 use gshare_runner::confine::Limits;
@@ -519,7 +520,15 @@ impl Annotations<'_> {
         }
         let spec =
             ResourceSpec::from_annotations(shares().map(|(key, value)| (key.as_str(), value.as_str())))
-                .map_err(|error| ApiError::bad(format!("annotations: {error}")))?;
+                .map_err(|error| {
+                    let mut text = error.to_string();
+                    if let SpecError::Field { field, .. } = error
+                        && let Some((key, _)) = shares().find(|(key, _)| key.ends_with(field))
+                    {
+                        text = text.replacen(field, key, 1);
+                    }
+                    ApiError::bad(format!("annotations: {text}"))
+                })?;
         // Memory alone limits a function but gives it no share.
         let only_memory = shares().all(|(key, _)| key.ends_with("/gpu_mem"));
         if spec.quota().request().is_zero() && !only_memory {
@@ -552,7 +561,7 @@ impl Annotations<'_> {
         match text.parse::<Duration>() {
             Ok(time) if !time.is_zero() && time <= hour => Ok(Some(time)),
             Ok(_) => Err(bad(key, text, "need more than 0, at most 3600s")),
-            Err(error) => Err(bad(key, text, &error.to_string())),
+            Err(error) => Err(ApiError::bad(format!("annotations: {key}: {error}"))),
         }
     }
 
@@ -675,7 +684,11 @@ mod tests {
                 r#""labels":{"com.openfaas.scale.min":"5","com.openfaas.scale.max":"4"}"#,
                 "com.openfaas.scale.min",
             ),
-            (r#""annotations":{"fastgshare/gpu_quota_request":"1.5"}"#, "quota_request"),
+            (
+                r#""annotations":{"fastgshare/gpu_quota_request":"1.5"}"#,
+                "annotations: fastgshare/gpu_quota_request: `1.5` is out of range",
+            ),
+            (r#""annotations":{"fastgshare/gpu_mem":"half"}"#, "annotations: fastgshare/gpu_mem: `half` is"),
             (r#""annotations":{"fastgshare/gpu_sm_partition":"24"}"#, "gpu_quota_request"),
             (r#""annotations":{"fastgshare/colour":"red"}"#, "fastgshare/colour"),
             (r#""annotations":{"gshare/requests_per_second":"many"}"#, "gshare/requests_per_second"),
@@ -693,7 +706,7 @@ mod tests {
                 r#""annotations":{"gshare/devices":"2","gshare/workload":"training"}"#,
                 "gshare/devices: `2`: need an inference function with a GPU",
             ),
-            (r#""annotations":{"gshare/slo":"69"}"#, "gshare/slo: `69`"),
+            (r#""annotations":{"gshare/slo":"69"}"#, "annotations: gshare/slo: `69` is not a length of time"),
             (r#""annotations":{"gshare/slo":"0ms"}"#, "more than 0"),
             (r#""annotations":{"gshare/model":"/no/such"}"#, "gshare/model: `/no/such`"),
             (r#""annotations":{"gshare/class":"gold"}"#, "slo-sensitive or best-effort"),

@@ -17,8 +17,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 /// Prints the devices that this process sees, as JSON. Hidden command for the host's copy of itself.
 ///
@@ -347,8 +348,36 @@ fn inventory(environment: &[(OsString, OsString)]) -> anyhow::Result<Vec<Found>>
     command.arg("--inventory").envs(environment.iter().map(|(key, value)| (key, value)));
     let output = command.stdin(Stdio::null()).output()?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{}", said.trim().trim_start_matches("error: "));
+        bail!("{}", why_it_ended(&output));
     }
     serde_json::from_slice(&output.stdout).context("the inventory of devices")
+}
+
+/// The child's error, or its end if a signal left it no time to say one.
+fn why_it_ended(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    match (said.trim().trim_start_matches("error: "), output.status.signal()) {
+        // The file of a simulated device has holes, and a write to a hole of a full disk is a bus error.
+        ("", Some(bus)) if bus == rustix::process::Signal::BUS.as_raw() => {
+            "--state: the disk has no room for the file of a simulated device: free some, or choose another folder".to_owned()
+        }
+        ("", _) => format!("the program that lists the devices ended: {}", output.status),
+        (said, _) => said.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_dies_of_a_signal_leaves_a_reason() {
+        let why = |status, stderr: &str| {
+            let status = std::process::ExitStatus::from_raw(status);
+            why_it_ended(&Output { status, stdout: Vec::new(), stderr: stderr.into() })
+        };
+        assert_eq!(why(1 << 8, "error: no NVML\n"), "no NVML");
+        assert!(why(7, "").starts_with("--state: the disk has no room"));
+        assert!(why(9, "").contains("signal: 9"));
+    }
 }

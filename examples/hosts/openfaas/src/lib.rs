@@ -137,7 +137,7 @@ EXAMPLES
 pub struct Options {
     /// Address to listen at; port 0 chooses a free port. Other machines reach the host through a proxy with TLS on this machine,
     /// or with `host.plain_http` at any address.
-    #[arg(long, default_value = "127.0.0.1:8080")]
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS:PORT", value_parser = address)]
     pub listen: SocketAddr,
     /// Directory of functions, secrets and measurements, made if missing. The default is `gshare/host` below `$XDG_STATE_HOME`
     /// or `~/.local/state`, or `./gshare-openfaas` if an earlier release made that directory.
@@ -185,6 +185,13 @@ pub struct Options {
     /// Print the lost devices, once for each line of input.
     #[arg(long, hide = true)]
     pub print_lost: bool,
+    /// A word of no option: most often the value of `--sim` without its `=`.
+    #[arg(hide = true)]
+    stray: Option<String>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "need an IP address and a port, such as 127.0.0.1:8080".to_owned())
 }
 
 fn serve_with(mut host: Builder) -> anyhow::Result<()> {

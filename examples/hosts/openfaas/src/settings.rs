@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::traces::Collector;
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use gshare_core::text::{some_text, text};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_runner::confine::User;
@@ -105,6 +105,10 @@ impl Options {
     /// # Errors
     /// The file cannot be read; a key is unknown; a value is out of its bounds, or has no meaning beside another option.
     pub(crate) fn read_settings(&mut self) -> anyhow::Result<()> {
+        if let Some(word) = &self.stray {
+            ensure!(self.sim.is_empty(), "--sim {word}: the value needs `=`: write --sim={word}");
+            bail!("`{word}` is no option of `gshare up` (--help has them)");
+        }
         let mut all = match &self.settings {
             Some(file) => {
                 let context = || format!("--settings {}", file.display());
@@ -124,10 +128,15 @@ impl Options {
         if let Some(host) = all.remove("host") {
             self.host = typed("host.", host)?;
         }
+        const TABLES: [&str; 4] = ["platform", "fractional", "sliced", "whole"];
+        if let Some(key) = all.keys().find(|key| !TABLES.contains(&key.as_str())) {
+            bail!("setting {key}: no such table: need host, {}", TABLES.join(", "));
+        }
         if !all.is_empty() {
             self.platform = Some(typed("", Value::Object(all))?);
         }
-        let HostSettings { timeout, no_gpu, mps, .. } = self.host;
+        let HostSettings { timeout, queue, no_gpu, mps, .. } = self.host;
+        ensure!(queue > 0, "host.queue: 0 is out of range: need at least 1 waiting request");
         ensure!(
             (1..=3600).contains(&timeout),
             "host.timeout: {timeout} is out of range: need 1 to 3600 (seconds)"
@@ -151,7 +160,7 @@ impl Options {
             settings
         });
         let patience = Duration::from_secs(self.host.timeout.into());
-        let platform = settings.platform.with_max_wait(patience).with_max_waiting(self.host.queue.max(1));
+        let platform = settings.platform.with_max_wait(patience).with_max_waiting(self.host.queue);
         // An attempt counts an instance that was lost before it accepted the request.
         settings.platform = platform.with_max_attempts(u8::MAX);
         settings.fractional.pool = settings.fractional.pool.with_host_memory(self.host.model_memory);
@@ -219,11 +228,15 @@ mod tests {
         for (arguments, key, bound) in [
             (&["--set", "host.timeout=0"][..], "host.timeout", "1 to 3600"),
             (&["--set", "host.queue=many"], "host.queue", "u32"),
+            (&["--set", "host.queue=0"], "host.queue", "at least 1"),
+            (&["--set", "queue=8"], "setting queue", "need host, platform"),
             (&["--set", "host.guess=lots"], "host.guess", "256MiB"),
             (&["--set", "host.quene=8"], "quene", "`queue`"),
             (&["--set", "host.queue=8", "--set", "host.queue.most=8"], "host.queue.most", "no table"),
             (&["--set", "host.no_gpu=true", "--sim"], "host.no_gpu", "--sim"),
             (&["--set", "host.mps=true", "--sim"], "host.mps", "real GPUs"),
+            (&["--sim", "a100"], "--sim a100", "write --sim=a100"),
+            (&["functions.toml"], "`functions.toml`", "no option"),
             (&["--set", "fractional.packer.best=8"], "fractional.packer", "max_rects"),
             (&["--settings", "/nowhere.toml"], "/nowhere.toml", "No such file"),
         ] {

@@ -17,7 +17,7 @@
 
 use super::deployment::Wants;
 use super::host::{DISTURBED, Launch, client};
-use super::listening::Looks;
+use super::listening::{Looks, elsewhere};
 use super::logs::each_line;
 use super::node::Node;
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
@@ -99,8 +99,8 @@ impl Measured {
     }
 }
 
-/// Takes the ports at which a program listens in place of `$PORT`.
-type Tell = Box<dyn FnMut(&[u16]) + Send>;
+/// Takes the message about a program that does not listen at `$PORT`.
+type Tell = Box<dyn FnMut(&str) + Send>;
 
 /// The program of a trial.
 struct Tried {
@@ -109,6 +109,8 @@ struct Tried {
     port: u16,
     wrong: Tell,
     looks: Looks,
+    /// The last such message.
+    told: Option<String>,
 }
 
 impl Drop for Tried {
@@ -126,10 +128,13 @@ impl Program for Tried {
         ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
     }
 
-    fn does_not_listen(&mut self) {
+    fn does_not_listen(&mut self) -> Option<String> {
         if let Some(ports) = self.looks.at(self.process.pid(), self.port) {
-            (self.wrong)(&ports);
+            let text = elsewhere(&ports, self.port);
+            (self.wrong)(&text);
+            self.told = Some(text);
         }
+        self.told.clone()
     }
 }
 
@@ -351,14 +356,13 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
         std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
     let (told, instance) = (Arc::downgrade(node), launch.instance);
-    let wrong = move |ports: &[u16]| {
+    let wrong = move |text: &str| {
         if let Some(node) = told.upgrade() {
-            let text = super::listening::elsewhere(ports, port);
-            node.logs.add(&service, "trials", text.clone());
-            node.host().progress(instance, &text);
+            node.logs.add(&service, "trials", text.to_owned());
+            node.host().progress(instance, text);
         }
     };
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks: Looks::default() })
+    Ok(Tried { process, port, wrong: Box::new(wrong), looks: Looks::default(), told: None })
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.

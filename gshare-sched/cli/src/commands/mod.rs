@@ -55,6 +55,9 @@ enum Command {
     Why(why::Options),
     Doctor(doctor::Options),
     Store(store::Options),
+    /// Run the node daemon in the foreground, or park a program.
+    ///
+    /// SIGHUP re-reads the configuration, SIGTERM and SIGINT stop the daemon.
     #[command(after_help = "\
 EXAMPLES
   gshare daemon                                      with /etc/gshare/gshared.toml, if it is there
@@ -152,7 +155,8 @@ fn snapshot(socket: &Path) -> anyhow::Result<gshared::Snapshot> {
     let admin = gshared::config::admin_socket_of(socket);
     gshared::admin::snapshot(&admin).map_err(|error| {
         anyhow::anyhow!(
-            "no daemon answers at {}: {error}\nstart one with `gshare daemon`, or name its socket with --socket",
+            "no daemon answers at {}: {error}\n`gshare run` starts a private daemon with its first program, \
+             `gshare daemon` starts the node's; --socket names another",
             admin.display()
         )
     })

@@ -44,12 +44,20 @@ pub(crate) fn run(order: &Order) -> anyhow::Result<()> {
         Err(error) => bail!("no daemon answers at {}: {error}", admin.display()),
     };
     let began = Instant::now();
+    let place = if on { "in host memory" } else { "on the device" };
+    if clients.is_empty() {
+        println!("{name}: its memory is {place} already");
+        return Ok(());
+    }
     loop {
         let snapshot = super::snapshot(&socket)?;
         match progress(&snapshot, &clients, on) {
             Progress::Done(bytes) => {
-                let place = if on { "in host memory" } else { "on the device" };
                 println!("{name}: {bytes} {place} after {:.1?}", began.elapsed());
+                return Ok(());
+            }
+            Progress::Back(bytes) => {
+                println!("{name}: {bytes} on the device again after {:.1?}, since it works", began.elapsed());
                 return Ok(());
             }
             Progress::Failed(why) => bail!("`{name}` is not parked: {why}"),
@@ -64,12 +72,14 @@ pub(crate) fn run(order: &Order) -> anyhow::Result<()> {
 enum Progress {
     Moves,
     Done(Bytes),
+    /// The program has taken its memory back meanwhile.
+    Back(Bytes),
     Failed(Reason),
 }
 
 /// The progress of a move of the clients' memory.
 fn progress(snapshot: &Snapshot, clients: &[ClientId], on: bool) -> Progress {
-    let mut moved = Bytes::ZERO;
+    let (mut moved, mut back) = (Bytes::ZERO, Bytes::ZERO);
     let of = |id: &ClientId| snapshot.clients.iter().find(|client| client.client == *id);
     for parking in clients.iter().filter_map(of).filter_map(|client| client.parking) {
         match (parking.residence, on) {
@@ -77,11 +87,11 @@ fn progress(snapshot: &Snapshot, clients: &[ClientId], on: bool) -> Progress {
             // It may have been parked and have come back, or have stayed.
             (Residence::Resident, true) if !parking.ordered => match parking.obstacle {
                 Some(why) => return Progress::Failed(why.into()),
-                None => moved = moved + parking.bytes,
+                None => back = back + parking.bytes,
             },
             (Residence::Resident, false) => moved = moved + parking.bytes,
             _ => return Progress::Moves,
         }
     }
-    Progress::Done(moved)
+    if back > Bytes::ZERO && moved == Bytes::ZERO { Progress::Back(back) } else { Progress::Done(moved) }
 }

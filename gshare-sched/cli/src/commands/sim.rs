@@ -74,8 +74,11 @@ impl Simulate {
     /// # Errors
     /// Without `--sim`, when there is no driver; the error proposes `command` with `--sim`.
     pub(crate) fn announce(&self, command: &str) -> anyhow::Result<Kind> {
-        let kind = self.kind().with_context(|| {
-            format!("no CUDA driver on this machine. To run on a simulated device, add --sim: gshare {command} --sim …")
+        let kind = self.kind().map_err(|error| {
+            let why = gshared::report::told(error.as_ref());
+            anyhow::anyhow!(
+                "no CUDA driver on this machine: {why}\nto run on a simulated device, add --sim: gshare {command} --sim …"
+            )
         })?;
         if kind == Kind::Simulated {
             eprintln!("gshare: simulated device");

@@ -1,5 +1,6 @@
 //! `gshare status`: the clients of this node's GPUs.
 
+use super::out::table;
 use super::{Form, Where, print_json};
 use gshare_core::Bytes;
 use gshare_core::reason::Reason;
@@ -35,7 +36,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Finds the enforcer of each client's limits on this node.
-fn look_who_holds(snapshot: &mut Snapshot) {
+pub(super) fn look_who_holds(snapshot: &mut Snapshot) {
     let nodes = [false, true].map(Partition::of_node);
     for client in &mut snapshot.clients {
         let device = snapshot.devices.iter().find(|device| device.gpu == client.gpu);
@@ -152,13 +153,5 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
             held_by(client),
         ]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
-    out
+    out + &table(&rows)
 }

@@ -111,6 +111,7 @@ fn tables(options: &Options) -> anyhow::Result<()> {
                 client.measured = share(client.total_used_ns.saturating_sub(*used), elapsed);
             }
         }
+        status::look_who_holds(&mut snapshot);
         let text = match options.form.json {
             true => serde_json::to_string(&snapshot)?,
             false => status::text(&snapshot),

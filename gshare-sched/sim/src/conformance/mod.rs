@@ -18,12 +18,14 @@
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
 //! | [`whole_policy()`] | [`WholePolicy`](gshare_sched::platform::WholePolicy) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
-//! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
 mod in_world;
 mod packer_trial;
+#[cfg(test)]
+mod pool_tests;
+#[cfg(test)]
 mod pool_trial;
 mod router_and_keeper;
 mod story;
@@ -33,7 +35,6 @@ mod whole_policy;
 
 pub use horizontal::horizontal_scaler;
 pub use packer_trial::{Shares, packer};
-pub use pool_trial::{PoolTrial, pool};
 pub use router_and_keeper::{chain, router_and_keeper};
 pub use token_scheduler::{Conformance, Report, token_scheduler};
 pub use vertical::vertical_scaler;

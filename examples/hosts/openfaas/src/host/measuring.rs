@@ -12,7 +12,7 @@
 //! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another.
 //! - Deletion of a function deletes its measurement.
 
-use super::{Host, Known, Launch, Order, Process, Request, Turn, Version};
+use super::{Host, Instance, Known, Launch, Order, Process, Request, Turn, Version};
 use crate::deployment::Wants;
 use crate::trials::Measured;
 use gshare_core::dag::{Component, Dag};
@@ -159,6 +159,19 @@ impl Host {
     fn add_trial(&mut self, function: FunctionId, version: &Version) -> FunctionId {
         let version = Version { deployment: version.deployment.clone(), plan: version.plan.clone() };
         self.add(version, Some(function))
+    }
+
+    /// The progress of a measurement; one that waits names those before it.
+    pub(super) fn progress_of(&self, function: FunctionId) -> Option<String> {
+        let text = self.versions.get(&function)?.measuring.progress.clone()?;
+        let companion = |instance: &Instance| self.versions.get(&instance.function)?.measures;
+        let measured: BTreeSet<_> = self.instances.values().filter_map(companion).collect();
+        let name = |id| Some(self.versions.get(id)?.version.deployment.service.as_str());
+        let names: Vec<_> = measured.iter().filter_map(name).collect();
+        match measured.contains(&function) || names.is_empty() {
+            true => Some(text),
+            false => Some(format!("{text}, after {}", names.join(", "))),
+        }
     }
 
     fn says(&mut self, function: FunctionId, text: &str) {
@@ -504,7 +517,12 @@ mod tests {
         }
 
         fn deploy(&mut self, annotations: &str) {
-            let text = format!(r#"{{"service":"f","image":"/bin/true","annotations":{{{annotations}}}}}"#);
+            self.deploy_as("f", annotations);
+        }
+
+        fn deploy_as(&mut self, name: &str, annotations: &str) {
+            let text =
+                format!(r#"{{"service":"{name}","image":"/bin/true","annotations":{{{annotations}}}}}"#);
             let deployment: FunctionDeployment = serde_json::from_str(&text).unwrap();
             let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
             let deployed = self.host.deploy(self.now, Version { deployment, plan }, 0, None);
@@ -590,6 +608,17 @@ mod tests {
         assert!(test.order().is_none(), "its request waits for the measurement");
         test.measured(&launch, Regime::Whole, &[point(SmShare::WHOLE, 100, 100.0, 9)], 0);
         test.instance();
+    }
+
+    #[test]
+    fn a_measurement_that_waits_names_the_one_before_it() {
+        let mut test = Test::on(vec![gpu().with_regime(Regime::Whole)]);
+        test.deploy_as("first", r#""gshare/slo":"1s""#);
+        test.trial();
+        test.deploy_as("second", r#""gshare/slo":"1s""#);
+        let progress = |name: &str| test.host.view(name).unwrap().measuring.unwrap();
+        assert_eq!(progress("first"), "waits for a device to be measured on");
+        assert_eq!(progress("second"), "waits for a device to be measured on, after first");
     }
 
     /// Without the pause the host would restart a crashing program in a loop.

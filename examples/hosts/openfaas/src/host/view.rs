@@ -238,7 +238,7 @@ impl Host {
             instances: lives.iter().filter_map(instance).collect(),
             waiting: ids.into_iter().flatten().map(|id| self.platform.waiting(id) as u64).sum(),
             totals,
-            measuring: known.measuring.progress.clone().filter(|_| profile.is_none()),
+            measuring: self.progress_of(newest).filter(|_| profile.is_none()),
             profile: profile
                 .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
             memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
