@@ -123,7 +123,7 @@ fn policies() -> [(&'static str, WholePool); 3] {
 
 /// Prints the memory of a waiting request: a million of them, by the growth of the process.
 fn memory() {
-    let waiting = 1_000_000;
+    let waiting = 1_000_000_u32;
     let pool = WholePool::new(WholeConfig::default()).expect("the configuration is sound");
     let before = gshare_bench::resident();
     let mut driver = Driver::new(pool, 1, 1_000, 0);
