@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use gshare_core::GpuId;
     use gshare_core::share::GpuShare;
-    use gshare_sched::platform::{Part, StopCause};
+    use gshare_sched::platform::{Part, StopCause, WholeConfig};
 
     #[test]
     fn copies_of_the_first_model_count_from_their_start_to_their_end() {
