@@ -43,15 +43,15 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use clap::Parser as _;
 use gshare_core::token::ClientStatus;
 use gshare_core::{
-    ClientId, Engine, QuotaRange, ResourceSpec, SmShare, Timestamp, TokenAction, TokenError, TokenEvent,
-    TokenScheduler, UseState,
+    ClientId, Engine, Timestamp, TokenAction, TokenError, TokenEvent, TokenScheduler, UseState,
 };
 
 mod hook_common;
 mod hook_paces;
-use hook_common::{Kind, Setup, Then, Truth, build, launch_forever, role};
+use hook_common::{Kind, Programs, Setup, Then, Truth, build, daemon, launch_forever, missed, role};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
@@ -108,26 +108,9 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Programs under way; they end with this.
-struct Programs(Vec<Child>);
-
-impl Programs {
-    fn start(case: &Case, stage: &Stage) -> Self {
-        Self((0..case.caps.len()).map(|index| spin(case, stage, Some(name(index)))).collect())
-    }
-
-    fn pids(&self) -> Vec<u32> {
-        self.0.iter().map(Child::id).collect()
-    }
-}
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+/// The programs of a case, under the hook.
+fn start(case: &Case, stage: &Stage) -> Programs {
+    Programs((0..case.caps.len()).map(|index| spin(case, stage, Some(name(index)))).collect())
 }
 
 /// A program of this case, under the hook if it has a name.
@@ -241,15 +224,10 @@ impl Case {
 
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn measure(case: &Case, stage: &Stage, seconds: f64) -> Outcome {
-    let mut config = gshared::Config::at(stage.socket());
-    for (index, cap) in case.caps.iter().enumerate() {
-        let quota: QuotaRange = format!("0.{cap:02}").parse().expect("a share");
-        config.clients.entry(name(index)).or_default().spec =
-            Some(ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
-    }
-    let daemon = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
+    let shares = case.caps.iter().enumerate().map(|(index, cap)| (name(index), format!("0.{cap:02}")));
+    let daemon = daemon(stage.place.path(), shares);
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
-    let programs = Programs::start(case, stage);
+    let programs = start(case, stage);
     let pids = programs.pids();
     let first = stage.wait_for_all(&mut truth, &pids);
     let mut second = None;
@@ -404,7 +382,7 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     let daemon = gshared::Daemon::builder(config).engine(Box::new(policy)).build();
     let daemon = daemon.and_then(gshared::Daemon::spawn).expect("the daemon runs");
     let mut truth = Truth::of(stage.place.path(), &stage.driver);
-    let programs = Programs::start(&Case { caps: vec![99], kernel_us, program: "never" }, stage);
+    let programs = start(&Case { caps: vec![99], kernel_us, program: "never" }, stage);
     let pids = programs.pids();
     stage.wait_for_all(&mut truth, &pids);
     let mut samples = Vec::new();
@@ -435,29 +413,33 @@ fn overshoot(kernel_us: u32, times: usize, stage: &Stage) -> (Vec<f64>, f64) {
     (after, bound)
 }
 
+#[derive(Debug, clap::Parser)]
 struct Options {
+    /// Seconds of each case
+    #[arg(long, default_value_t = 10.0)]
     seconds: f64,
+    /// Leave sleeping CPUs asleep
+    #[arg(long)]
     asleep: bool,
+    /// Only the cases with this text in their names
+    #[arg(long)]
     only: Option<String>,
+    /// How long a call that launches takes, in ns; by default as the profile says
+    #[arg(long)]
     calls: Option<String>,
+    /// Print one JSON object on stdout
+    #[arg(long)]
     json: bool,
-    quick: bool,
+    /// One short case of each table
+    #[arg(long)]
+    test: bool,
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
-fn options() -> Options {
-    let all: Vec<String> = std::env::args().skip(1).collect();
-    let value = |name: &str| all.iter().position(|a| a == name).and_then(|at| all.get(at + 1)).cloned();
-    let quick = all.iter().any(|argument| argument == "--test");
-    let seconds = value("--seconds")
-        .map_or(if quick { 0.3 } else { 10.0 }, |n| n.parse().expect("a number of seconds"));
-    let given = |name: &str| all.iter().any(|argument| argument == name);
-    Options {
-        seconds,
-        asleep: given("--asleep"),
-        only: value("--only"),
-        calls: value("--calls"),
-        json: given("--json"),
-        quick,
+impl Options {
+    fn seconds(&self) -> f64 {
+        if self.test { self.seconds.min(0.3) } else { self.seconds }
     }
 }
 
@@ -480,7 +462,7 @@ fn table(options: &Options, stage: &Stage) {
     }
     let wanted = |name: &str| options.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
     let mut cases: Vec<Case> = cases().into_iter().filter(|case| wanted(&case.name())).collect();
-    if options.quick {
+    if options.test {
         cases.truncate(1);
     }
     let (mut rows, mut worst, mut worst_of_own) = (Vec::new(), 0f64, 0f64);
@@ -488,7 +470,7 @@ fn table(options: &Options, stage: &Stage) {
     eprintln!(
         "simulated device; CPUs {}; {} s a case, {} cases; load {:.1}",
         if awake.is_some() { "kept awake" } else { "as they are" },
-        options.seconds,
+        options.seconds(),
         cases.len(),
         load()
     );
@@ -506,7 +488,7 @@ fn table(options: &Options, stage: &Stage) {
     );
     for case in &cases {
         let (Outcome { shares, first_second, gap_ms }, paces) =
-            at_a_steady_pace(case, stage, options.seconds);
+            at_a_steady_pace(case, stage, options.seconds());
         let text: Vec<String> = shares.iter().map(|share| format!("{:.2}", share * 100.0)).collect();
         let least = case.unavoidable_ms();
         let alone = f64::midpoint(paces[0], paces[1]);
@@ -515,15 +497,12 @@ fn table(options: &Options, stage: &Stage) {
         let (of_own, first_of_own) = (case.off(&shares, alone), case.off(&first_second, alone));
         let percents = paces.map(|pace| format!("{:.0}", pace * 100.0)).join(", ");
         let barred = if case.program == "sync" { [of_own, first_of_own] } else { [off, first] };
-        let missed: Vec<&str> = [
+        let missed = missed(&[
             (!steady, "pace"),
             (steady && barred[0] > BAR, "share"),
             (steady && barred[1] > BAR, "first s"),
             (gap_ms > least.max(WINDOW_MS) + LOOK_MS, "gap"),
-        ]
-        .iter()
-        .filter_map(|&(beyond, what)| beyond.then_some(what))
-        .collect();
+        ]);
         say!(
             "{:<26} {:<22} {off:>6.2} {first:>8.2} {percents:>8} {of_own:>7.2} {first_of_own:>8.2} {gap_ms:>8.0} {:>7}  {}",
             case.name(),
@@ -548,7 +527,7 @@ fn table(options: &Options, stage: &Stage) {
     let mut revokes = Vec::new();
     say!("\n{:<26} {:>10} {:>10} {:>10}", "GPU time after a revoke", "median ms", "worst ms", "bound ms");
     for kernel_us in KERNELS.into_iter().filter(|&us| wanted(&format!("revoke {}", length(us)))) {
-        let (after, bound) = overshoot(kernel_us, if options.quick { 1 } else { 20 }, stage);
+        let (after, bound) = overshoot(kernel_us, if options.test { 1 } else { 20 }, stage);
         let (Some(&median), Some(&most)) = (after.get(after.len() / 2), after.last()) else { continue };
         // A running kernel cannot be stopped, so no bound can mean less than one kernel.
         let bound = bound.max(f64::from(kernel_us) / 1e3);
@@ -557,7 +536,7 @@ fn table(options: &Options, stage: &Stage) {
             "kernel_us": kernel_us, "median_ms": median, "worst_ms": most, "bound_ms": bound,
         }));
     }
-    let paces = hook_paces::table(stage, options.seconds.min(5.0), wanted, options.quick);
+    let paces = hook_paces::table(stage, options.seconds().min(5.0), wanted, options.test);
     if options.json {
         println!(
             "{}",
@@ -580,6 +559,6 @@ fn main() {
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("pace") {
         hook_paces::pace();
     }
-    let options = options();
+    let options = Options::parse();
     table(&options, &Stage::new(options.calls.clone()));
 }

@@ -3,8 +3,8 @@
 //!
 //! The simulated driver's kernel `zero` costs nothing on the device, so a bare launch is little more than the call. The benchmark
 //! starts a daemon with tokens for the whole run, to measure the path and not the waiting, and runs itself again under the hook.
-//! There `dlsym` gives the wrappers; the bare functions come from the C library's own `dlsym`. After criterion's figures a table
-//! has the additions beside their aims: medians of batches that alternate, bare and hooked. `added` is by the clock. With more
+//! There `dlsym` gives the wrappers; the bare functions come from the C library's own `dlsym`. A table has the additions beside
+//! their aims: medians of batches that alternate, bare and hooked. `added` is by the clock. With more
 //! threads than CPUs the clock counts the other threads' turns, so the addition `of a CPU` stands beside it.
 //!
 //! | row | what |
@@ -18,8 +18,6 @@ use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
-
-use criterion::Criterion;
 
 mod hook_common;
 use hook_common::{Alloc, Free, KINDS, Kind, Setup, Time, Way, build, launches, occupy, ok, release};
@@ -68,40 +66,6 @@ fn start_up(hook: Option<&str>) -> Duration {
     let start = Instant::now();
     assert!(command.status().expect("this program starts").success());
     start.elapsed()
-}
-
-fn criterion_figures(criterion: &mut Criterion, setup: &Setup, hook: &str) {
-    let ways = [setup.bare, setup.hooked];
-    for (name, kind) in KINDS {
-        let mut group = criterion.benchmark_group(format!("hook_launch/{name}"));
-        for threads in [1, 2, 4] {
-            for way in ways {
-                group.bench_function(format!("{threads}_threads/{}", way.name), |bencher| {
-                    bencher.iter_custom(|count| by_threads(setup, way, kind, threads, count).wall);
-                });
-            }
-        }
-        group.finish();
-    }
-    let mut group = criterion.benchmark_group("hook_launch/alloc_free");
-    for live in [0, 10_000] {
-        let kept = occupy(setup, live, 4096);
-        for way in ways {
-            group.bench_function(format!("{live}_live/{}", way.name), |bencher| {
-                bencher.iter_custom(|count| pairs(way, count));
-            });
-        }
-        release(setup, kept);
-    }
-    group.finish();
-    let mut group = criterion.benchmark_group("hook_launch/start_up");
-    group.sample_size(20);
-    for (name, hook) in [("bare", None), ("hooked", Some(hook))] {
-        group.bench_function(name, |bencher| {
-            bencher.iter_custom(|count| (0..count).map(|_| start_up(hook)).sum());
-        });
-    }
-    group.finish();
 }
 
 /// Medians of `batches` batches of both ways in turn, in ns per unit.
@@ -172,9 +136,6 @@ fn main() {
             let hook = std::env::var("LD_PRELOAD").expect("the hook is preloaded");
             // A child of this process is bare unless it says otherwise.
             let setup = Setup::new("zero", 1);
-            let mut criterion = Criterion::default().configure_from_args();
-            criterion_figures(&mut criterion, &setup, &hook);
-            criterion.final_summary();
             table_of_what_is_added(&setup, &hook, quick);
         }
         _ => {

@@ -26,10 +26,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gshare_core::{QuotaRange, ResourceSpec, SmShare};
-
 mod hook_common;
-use hook_common::{Setup, Truth, launch_and_count, ok, role, synchronise};
+use hook_common::{Setup, Truth, daemon, launch_and_count, missed, ok, role, synchronise};
 
 /// A program below its limit must keep this part of its speed, in per cent, and so must its neighbour; then the points by which a
 /// share may be off.
@@ -340,19 +338,6 @@ const TURN: f64 = 0.25;
 const NAME: &str = "paced";
 const NEIGHBOUR: &str = "busy";
 
-/// A daemon with a program's limit, in per cent.
-fn daemon(place: &Path, limit: u32) -> gshared::Running {
-    let mut config = gshared::Config::at(place.join("gshare.sock"));
-    let spec = |quota: &str| {
-        let quota: QuotaRange = quota.parse().expect("a share");
-        ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec")
-    };
-    config.clients.entry(NAME.to_owned()).or_default().spec = Some(spec(&format!("0.{limit:02}")));
-    config.clients.entry(NEIGHBOUR.to_owned()).or_default().spec =
-        Some(spec(&format!("0.{:02}:1.0", 100 - limit)));
-    gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs")
-}
-
 /// A client's use by the daemon's account after the last report, in ns.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
 fn charged(daemon: &gshared::Running) -> f64 {
@@ -423,15 +408,12 @@ fn beside(stage: &Stage, hooked: &mut Process, seconds: f64) -> f64 {
 fn report(driver: Driver, program: Program, limit: u32, outcome: Outcome) -> bool {
     let Outcome { bare, per_second, used, speed, charged, beside } = outcome;
     let below = bare <= f64::from(limit);
-    let missed: Vec<&str> = [
+    let missed = missed(&[
         (below && speed < SPEED, "speed"),
         (!below && (used - f64::from(limit)).abs() > POINTS, "cap"),
         ((charged - used).abs() > POINTS, "charged"),
         (beside.is_some_and(|beside| beside < BESIDE), "beside"),
-    ]
-    .iter()
-    .filter_map(|&(beyond, what)| beyond.then_some(what))
-    .collect();
+    ]);
     println!(
         "{:<14} {:<34} {limit:>5} {bare:>7.1} {per_second:>9.0} {used:>7.1} {speed:>7.1} {charged:>8.1} {:>7}  {}",
         driver.name(),
@@ -497,7 +479,9 @@ fn main() {
             bare.run(TURN);
             let used = bare.done.since(before);
             for limit in limits(used.used / used.ns * 100.0) {
-                let daemon = daemon(&under.place, limit);
+                let shares =
+                    [(NAME, format!("0.{limit:02}")), (NEIGHBOUR, format!("0.{:02}:1.0", 100 - limit))];
+                let daemon = daemon(&under.place, shares.map(|(name, share)| (name.to_owned(), share)));
                 let mut hooked = under.start(program, Some(NAME));
                 let mut outcome = in_turns(&mut bare, &mut hooked, &daemon, seconds);
                 if program.waits != For::Nothing {

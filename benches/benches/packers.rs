@@ -1,20 +1,17 @@
 //! Packers under churn, beside a peer in the same run.
 //!
-//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar, then runs criterion over the same
-//! pools. Criterion reports means of many calls only, and the table has percentiles of single calls. `GSHARE_BENCH_GPUS=1000,10000`
-//! chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the distributions of the demands.
+//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar. `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the distributions of the demands.
 //! `GSHARE_BENCH_TURNOVERS=3` sets how often every pool, ours or a peer's and of any size, replaces all its placements before
 //! anything is timed. Churn leaves holes, and a pool that was only filled has none to search yet.
 //!
 //! A peer's cost is the cost of asking bin after bin. First fit ends early for a small demand and late for a large demand, so its
-//! median says little about the cost of a run of calls. The table has the median and the mean, criterion the mean.
+//! median says little about the cost of a run of calls. The table has the median and the mean.
 //!
 //! A pool of 100 000 GPUs lies in memory, so the line below its rows gives the time of a read from memory at that moment.
 
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, criterion_group};
-use gshare_bench::churn::{Churn, Nothing, Sums, Times, percentile};
+use gshare_bench::churn::{Churn, Nothing, Record as _, Sums, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
 use gshare_bench::peers::{Guillotiere, Ours, Pool};
 use gshare_bench::runs_as_test;
@@ -356,42 +353,6 @@ fn megabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e6
 }
 
-fn churned<P: Pool>(criterion: &mut Criterion, name: &str, gpus: usize, pool: impl Fn() -> Churn<P>) {
-    let mut churn = pool();
-    churn.turn_over(turnovers());
-    let mut group = criterion.benchmark_group("place_half_load_profile");
-    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
-    group.bench_function(BenchmarkId::new(name, gpus), |bencher| {
-        bencher.iter_custom(|count| {
-            let mut sums = Sums::default();
-            while sums.places < count {
-                churn.round(&mut sums);
-            }
-            sums.place.mul_f64(ratio(count, sums.places))
-        });
-    });
-    group.finish();
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of calls")]
-fn ratio(count: u64, done: u64) -> f64 {
-    count as f64 / done as f64
-}
-
-fn packers(criterion: &mut Criterion) {
-    let sizes: &[u32] = if runs_as_test() { &[100] } else { &[1_000, 10_000] };
-    for &gpus in sizes {
-        let count = gpus as usize;
-        let mix = Mix::Profile;
-        churned(criterion, "max_rects", count, || {
-            Churn::new(Ours::new(gpus, MaxRectsConfig::default()), mix, count, 0.5, 1, 1)
-        });
-        churned(criterion, "peer_guillotiere", count, || {
-            Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1)
-        });
-    }
-}
-
 fn dilu_pool(gpus: u32) -> (DiluPacker, Vec<gshare_core::PlacementId>, SplitMix64) {
     let mut pool = DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");
     for gpu in 0..gpus {
@@ -415,10 +376,8 @@ fn dilu_demand(rng: &mut SplitMix64) -> Demand {
         .with_memory(Bytes::from_gib(3 + rng.below(8) as u64))
 }
 
-fn dilu(criterion: &mut Criterion) {
+fn dilu() {
     println!("dilu under churn, ns/bar (! = missed): least of 5 samples");
-    let mut group = criterion.benchmark_group("dilu_place");
-    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1));
     let (sizes, churn): (&[u32], _) =
         if runs_as_test() { (&[300], 100) } else { (&[300, 3_000, 30_000, 300_000], 10_000) };
     for &gpus in sizes {
@@ -440,47 +399,30 @@ fn dilu(criterion: &mut Criterion) {
             "dilu, {gpus:>7} GPUs: place p50 {bar} ns p99 {p99} release p50 {release} (median {})",
             middle[0]
         );
-        group.bench_function(BenchmarkId::from_parameter(gpus), |bencher| {
-            bencher.iter_custom(|count| {
-                let mut sums = Sums::default();
-                for _ in 0..count {
-                    exchange(&mut pool, &mut live, &mut rng, &mut sums);
-                }
-                sums.place
-            });
-        });
     }
-    group.finish();
 }
 
+/// One placement leaves, and another demand comes.
 fn exchange(
     pool: &mut DiluPacker,
     live: &mut Vec<gshare_core::PlacementId>,
     rng: &mut SplitMix64,
-    record: &mut impl gshare_bench::churn::Record,
+    times: &mut Times,
 ) {
-    let index = rng.below(live.len());
-    let id = live.swap_remove(index);
-    record.releases(1, |record| {
-        record.release(|| pool.release(id)).expect("a live id");
-    });
+    let id = live.swap_remove(rng.below(live.len()));
+    times.release(|| pool.release(id)).expect("a live id");
     let demand = dilu_demand(rng);
-    record.places(1, |record| {
-        if let Ok(placed) = record.place(|| pool.place(&demand)) {
-            live.push(placed.placement.id);
-        }
-    });
+    live.extend(times.place(|| pool.place(&demand)).ok().map(|placed| placed.placement.id));
 }
-
-criterion_group!(benches, packers, dilu);
 
 fn main() {
     let start = Instant::now();
     // `cargo test --benches` and `cargo bench -- --test` only want to know that it runs.
-    if !runs_as_test() {
+    if runs_as_test() {
+        measure(100, Mix::Profile);
+    } else {
         table();
-        println!("table took {:.0} s\n", start.elapsed().as_secs_f64());
     }
-    benches();
-    Criterion::default().configure_from_args().final_summary();
+    dilu();
+    println!("took {:.0} s", start.elapsed().as_secs_f64());
 }

@@ -252,18 +252,11 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
     group.finish();
 }
 
-/// Resident memory of this process, in bytes.
-fn resident() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages * 4_096
-}
-
 /// Prints the memory of each waiting request.
 fn memory(sizes: &Sizes) {
     let small = Sizes { devices: 10, functions: 100, instances: 100, waiting: sizes.waiting };
     let (mut platform, mut orders) = full(&small);
-    let before = resident();
+    let before = gshare_bench::resident().unwrap_or(0);
     for number in 0..small.waiting {
         let function = FunctionId::new(u32::try_from(number % 100).expect("small"));
         let event =
@@ -272,7 +265,8 @@ fn memory(sizes: &Sizes) {
     }
     orders = Vec::new();
     let waiting: usize = (0..100).map(|function| platform.waiting(FunctionId::new(function))).sum();
-    let each = resident().saturating_sub(before) / u64::try_from(waiting.max(1)).expect("fits");
+    let each = gshare_bench::resident().unwrap_or(0).saturating_sub(before)
+        / u64::try_from(waiting.max(1)).expect("fits");
     println!("platform: {waiting} requests wait, {each} bytes of resident memory each");
     black_box(&orders);
 }

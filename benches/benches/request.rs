@@ -3,7 +3,6 @@
 //! Orders are answered in turn as they were given. A completed request is replaced by a new request, so that as many wait as at the
 //! start. The measured time includes this driver, which costs a few tens of nanoseconds.
 
-use criterion::{BenchmarkId, Criterion};
 use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
 use gshare_sched::request::{
     LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, SchedulerConfig,
@@ -127,49 +126,15 @@ fn engine(config: SchedulerConfig) -> LocalityScheduler {
     LocalityScheduler::new(config).expect("the configuration is sound")
 }
 
-fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("request");
-    group.sample_size(10).warm_up_time(std::time::Duration::from_millis(500));
-    group.measurement_time(std::time::Duration::from_secs(2));
-    for (gpus, models, waiting) in [(12, 35, 1_000), (200, 400, 2_000), (10_000, 20_000, 100_000)] {
-        if is_too_large(gpus) {
-            continue;
-        }
-        let id =
-            |name: &str| BenchmarkId::new(name, format!("{gpus}_gpus_{models}_models_{waiting}_waiting"));
-        let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
-        for (name, config) in [("lalbo3", o3), ("evict_cost_aware", SchedulerConfig::evict_cost_aware())] {
-            let mut driver = Driver::new(engine(config), gpus, models, waiting);
-            driver.run(4 * u64::from(gpus));
-            group.bench_function(id(name), |b| b.iter_custom(|events| driver.run(events)));
-        }
-        if waiting > 10_000 {
-            // The literal algorithms take minutes to fill the largest cluster once.
-            continue;
-        }
-        let literal = literal::Literal::new(Some(25), Duration::from_secs(60), 3);
-        let mut driver = Driver::new(literal, gpus, models, waiting);
-        driver.run(4 * 12);
-        group.bench_function(id("literal_lalbo3"), |b| b.iter_custom(|events| driver.run(events)));
-    }
-    group.finish();
-}
-
-/// Resident memory of this process in bytes, from the kernel.
-fn resident() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? * 4096)
-}
-
 /// Prints the memory of a waiting request: a million of them, by the growth of the process.
 fn memory() {
     let waiting = 1_000_000;
     let mut config = SchedulerConfig::default();
     config.max_requests = waiting;
-    let before = resident();
+    let before = gshare_bench::resident();
     let mut driver = Driver::new(engine(config), 1, 1_000, 0);
     (0..waiting - 2).for_each(|_| driver.arrive());
-    if let (Some(before), Some(after)) = (before, resident()) {
+    if let (Some(before), Some(after)) = (before, gshare_bench::resident()) {
         println!(
             "request/memory: {} bytes per waiting request ({waiting} of them)",
             (after - before) / u64::from(waiting)
@@ -179,27 +144,18 @@ fn memory() {
 }
 
 /// Prints the least and the middle time per event of many short runs: on a busy machine a long run measures the others, too.
-fn short_runs() {
-    const RUNS: usize = 301;
-    for (gpus, models, waiting, events) in [(12, 35, 1_000, 1_000), (10_000, 20_000, 100_000, 2_000u32)] {
-        if is_too_large(gpus) {
-            continue;
-        }
-        let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
-        for (name, config) in [("lalbo3", o3), ("evict_cost_aware", SchedulerConfig::evict_cost_aware())] {
-            let mut driver = Driver::new(engine(config), gpus, models, waiting);
-            driver.run(4 * u64::from(gpus));
-            let mut times: Vec<f64> = (0..RUNS)
-                .map(|_| driver.run(events.into()).as_secs_f64() * 1e9 / f64::from(events))
-                .collect();
-            times.sort_by(f64::total_cmp);
-            println!(
-                "request/{name}/{gpus}_gpus: {:.0} ns per event at least, {:.0} in the middle of {RUNS} runs of {events}",
-                times[0],
-                times[RUNS / 2]
-            );
-        }
-    }
+fn short_runs<S: Scheduler>(name: &str, scheduler: S, (gpus, models, waiting): (u32, u32, u32)) {
+    let (runs, events) = if gshare_bench::runs_as_test() { (3, 10) } else { (301, 1_000) };
+    let mut driver = Driver::new(scheduler, gpus, models, waiting);
+    driver.run(4 * u64::from(gpus));
+    let mut times: Vec<f64> =
+        (0..runs).map(|_| driver.run(events).as_secs_f64() * 1e9 / events as f64).collect();
+    times.sort_by(f64::total_cmp);
+    println!(
+        "request/{name}/{gpus}_gpus_{models}_models_{waiting}_waiting: {:.0} ns per event at least, {:.0} in the middle of {runs} runs of {events}",
+        times[0],
+        times[runs / 2]
+    );
 }
 
 /// With debug assertions every event walks over all waiting requests: only the small sizes are run then.
@@ -211,10 +167,14 @@ fn main() {
     if !cfg!(debug_assertions) {
         memory();
     }
-    if !gshare_bench::runs_as_test() {
-        short_runs();
+    let sizes = [(12, 35, 1_000), (200, 400, 2_000), (10_000, 20_000, 100_000)];
+    for size in sizes.into_iter().filter(|&(gpus, ..)| !is_too_large(gpus)) {
+        let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
+        short_runs("lalbo3", engine(o3), size);
+        short_runs("evict_cost_aware", engine(SchedulerConfig::evict_cost_aware()), size);
+        // The literal algorithms take minutes to fill the largest cluster once.
+        if size.2 <= 10_000 {
+            short_runs("literal_lalbo3", literal::Literal::new(Some(25), Duration::from_secs(60), 3), size);
+        }
     }
-    let mut criterion = Criterion::default().configure_from_args();
-    bench(&mut criterion);
-    criterion.final_summary();
 }

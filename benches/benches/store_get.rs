@@ -11,7 +11,7 @@
 
 mod child;
 
-use child::{Child, cpus, pin};
+use child::{Child, cpus, micros, pin};
 use gshare_modelstore::client::{Client, GetOptions};
 use gshare_modelstore::safetensors::{Dtype, Header};
 use gshare_modelstore::server::{Server, ServerConfig};
@@ -93,12 +93,6 @@ fn timed(out: &mut Vec<u64>, count: usize, mut work: impl FnMut() -> u64) {
 
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn micros(sorted: &[u64], per_mille: usize) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a report")]
-    let micros = sorted[(sorted.len() - 1) * per_mille / 1000] as f64 / 1000.0;
-    micros
 }
 
 fn report(what: &str, mut got: Vec<u64>, floor: &[u64]) {

@@ -7,7 +7,6 @@
 //!
 //! Aims: at most 1 us per event with 64 clients, 5 us with 1,024.
 
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use gshare_core::{
     ClientId, Duration, Engine, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenAction, TokenEvent,
     UseState,
@@ -157,29 +156,8 @@ fn ratio(clients: u32, log: &Log) {
     );
 }
 
-fn bench(criterion: &mut Criterion) {
+fn main() {
     for clients in [64, 1_024] {
-        let log = record(clients);
-        ratio(clients, &log);
-        let mut group = criterion.benchmark_group(format!("token/{clients}_clients"));
-        group.throughput(Throughput::Elements(log.len() as u64)).sample_size(20);
-        group.bench_function("decision", |bencher| {
-            bencher.iter_batched_ref(
-                || engine(clients),
-                |(engine, actions)| replay(engine, &log, actions),
-                BatchSize::LargeInput,
-            );
-        });
-        group.bench_function("btreemap_insert_remove", |bencher| {
-            bencher.iter_batched_ref(
-                || (map(clients), Rng::new(3)),
-                |(map, rng)| floor(map, rng),
-                BatchSize::LargeInput,
-            );
-        });
-        group.finish();
+        ratio(clients, &record(clients));
     }
 }
-
-criterion_group!(benches, bench);
-criterion_main!(benches);

@@ -8,7 +8,7 @@
 
 mod child;
 
-use child::{Child, cpus, pin};
+use child::{Child, cpus, micros, pin};
 use gshare_core::wire::{MAX_FRAME, OnDaemonLoss, Sequence, ToClient, ToDaemon};
 use gshare_core::{Bytes, ClientId, DeviceUuid, Duration, ResourceSpec, RunId, UseState};
 use gshared::config::JournalConfig;
@@ -118,12 +118,6 @@ fn timed(out: &mut Vec<u64>, count: usize, mut work: impl FnMut()) {
     }
 }
 
-fn percentile(sorted: &[u64], per_mille: usize) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a report")]
-    let micros = sorted[(sorted.len() - 1) * per_mille / 1000] as f64 / 1000.0;
-    micros
-}
-
 fn main() {
     let test = gshare_bench::runs_as_test();
     let (rounds, per_round) = if test { (2, 10) } else { (ROUNDS, PER_ROUND) };
@@ -177,7 +171,7 @@ fn main() {
         );
         println!("{:<6} {:>12} {:>12} {:>7}", "", "echo [us]", "token [us]", "ratio");
         for (name, per_mille) in [("p50", 500), ("p90", 900), ("p99", 990), ("p99.9", 999)] {
-            let (echo, token) = (percentile(&floor, per_mille), percentile(&token, per_mille));
+            let (echo, token) = (micros(&floor, per_mille), micros(&token, per_mille));
             println!("{name:<6} {echo:>12.2} {token:>12.2} {:>7.2}", token / echo);
         }
     }

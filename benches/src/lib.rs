@@ -14,3 +14,9 @@ pub mod world;
 pub fn runs_as_test() -> bool {
     std::env::args().any(|argument| argument == "--test")
 }
+
+/// Resident memory of this process in bytes, from the kernel.
+pub fn resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? * 4_096)
+}

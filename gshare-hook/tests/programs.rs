@@ -132,6 +132,33 @@ fn processes_and_threads_come_and_go() {
 }
 
 #[test]
+fn sixty_four_processes_at_once_are_served_and_leave_nothing() {
+    let (launches, holds) = (program("launch", &[]), program("alloc", &[]));
+    let place = tempfile::tempdir().unwrap();
+    let daemon =
+        Daemon::start(&place.path().join("g.sock"), ResourceSpec::UNLIMITED, Duration::from_millis(10));
+    let run = |program, kind| {
+        Run::hooked(program, &[kind])
+            .env("GSHARE_SOCKET", &daemon.socket)
+            .env("GSHARE_SIM_DEVICE", place.path().join("device"))
+            .finish()
+    };
+    std::thread::scope(|scope| {
+        let visit = |number| {
+            let (program, kind) = if number % 2 == 0 { (&launches, "kernel") } else { (&holds, "plain") };
+            scope.spawn(move || (kind, run(program, kind)))
+        };
+        let visits: Vec<_> = (0..64).map(visit).collect();
+        for visit in visits {
+            let (kind, done) = visit.join().unwrap();
+            assert_eq!(done.code, Some(0), "{kind}: {} {}", done.stdout, done.stderr);
+        }
+    });
+    let told = daemon.told();
+    assert_eq!((told.attached.len(), told.memory), (64, 0), "{told:?}");
+}
+
+#[test]
 fn a_switched_off_hook_does_nothing() {
     let program = program("launch", &[]);
     let bare = Run::bare(&program, &["kernel", "5"]).finish();

@@ -1,5 +1,7 @@
 //! The decisions of a node: turns to launch, and the node as a whole.
 
+#[path = "support/paced.rs"]
+mod paced;
 #[path = "support/node_bench.rs"]
 mod support;
 

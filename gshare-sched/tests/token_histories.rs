@@ -1,12 +1,12 @@
 //! The token engines under any history: refused calls change nothing, SMs are never oversold, no limit is passed, and old faults stay
 //! mended. The oracle is the contract (`gshare_sim::token::check`), which knows no rule of an engine.
 
+use super::paced::{Pace, Paced};
 use gshare_core::{ClientId, Duration, Quota, QuotaRange, Share, SmShare, Timestamp};
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::token::drive::Driver;
 use gshare_sim::token::ops::{TokenOp, World};
-use gshare_sim::token::paced::{Pace, Paced};
 use gshare_sim::token::{Terms, check};
 use proptest::prelude::*;
 

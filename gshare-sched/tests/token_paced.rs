@@ -1,6 +1,7 @@
 //! Programs with a wait for each kernel, by the token engine, in virtual time: each gets its part of its speed alone, and none is without
 //! the GPU for longer than a window and a token.
 
+use super::paced::{Got, Pace, Paced};
 use gshare_core::token::TokenScheduler as _;
 use gshare_core::{
     ClientId, Duration, Engine as _, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenEvent,
@@ -9,7 +10,6 @@ use gshare_core::{
 use gshare_sched::token::{MultiToken, MultiTokenConfig};
 use gshare_sim::Rng;
 use gshare_sim::token::drive::Driver;
-use gshare_sim::token::paced::{Got, Pace, Paced};
 use gshare_sim::token::{Terms, check};
 
 /// A third of the time on the GPU, the rest on the host.
@@ -34,13 +34,26 @@ fn run(programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
 }
 
 fn run_with(config: MultiTokenConfig, programs: &[(u64, Pace)]) -> (Vec<Got>, f64) {
+    let apart = Duration::from_nanos(1_700_000);
+    run_at(config, programs, Times { hand_over: HAND_OVER, apart, windows: WINDOWS })
+}
+
+/// The times of a run: a hand-over, the time between two starts of programs, and its length.
+#[derive(Clone, Copy)]
+struct Times {
+    hand_over: Duration,
+    apart: Duration,
+    windows: u64,
+}
+
+fn run_at(config: MultiTokenConfig, programs: &[(u64, Pace)], times: Times) -> (Vec<Got>, f64) {
     let window = config.window;
     let terms = Terms::multi_token(window, config.max_token, (config.slack, config.grace), config.max_debt);
     let mut driver = Driver::new(Box::new(MultiToken::new(config).unwrap()), terms, check::always());
-    let mut paced = Paced::new(&mut driver, HAND_OVER);
+    let mut paced = Paced::new(&mut driver, times.hand_over);
     let ids: Vec<ClientId> = (0..).take(programs.len()).map(|slot| ClientId::new(slot, 0)).collect();
     for (&id, &(cap, pace)) in ids.iter().zip(programs) {
-        let now = Timestamp::from_nanos(1_700_000 * u64::from(id.slot()));
+        let now = Timestamp::ZERO.saturating_add(times.apart.saturating_mul(id.slot().into()));
         paced.run(now).unwrap();
         paced.start(now, id, share(cap), pace).unwrap();
     }
@@ -48,13 +61,13 @@ fn run_with(config: MultiTokenConfig, programs: &[(u64, Pace)]) -> (Vec<Got>, f6
     let from = Timestamp::ZERO.saturating_add(window.saturating_mul(2));
     paced.run(from).unwrap();
     let before: Vec<Got> = ids.iter().map(|&id| paced.got(id)).collect();
-    paced.run(from.saturating_add(window.saturating_mul(WINDOWS))).unwrap();
+    paced.run(from.saturating_add(window.saturating_mul(times.windows))).unwrap();
     let mut got: Vec<Got> = ids.iter().map(|&id| paced.got(id)).collect();
     let mut off = 0.0_f64;
     for ((got, before), &(cap, pace)) in got.iter_mut().zip(before).zip(programs) {
         got.busy = got.busy.saturating_sub(before.busy);
         let alone = nanos(pace.kernel) / (nanos(pace.kernel) + nanos(pace.pause));
-        let of_own = nanos(got.busy) / nanos(window.saturating_mul(WINDOWS)) / alone;
+        let of_own = nanos(got.busy) / nanos(window.saturating_mul(times.windows)) / alone;
         off = off.max((of_own * 100.0 - cap as f64 / 100.0).abs());
     }
     (got, off)
@@ -215,6 +228,75 @@ fn a_small_cap_keeps_its_place_in_the_window() {
     assert!(longest <= Duration::from_millis(92), "{longest}");
 }
 
+/// A kernel cannot be cut: one of length `k` of a client with the share `r` comes every `k / r` at best. No client uses the GPU while a host
+/// with it pauses: where the shares with those pauses are more than the whole GPU, each is to be less by the same part.
+#[test]
+fn kernels_of_any_length_leave_the_shares_and_few_gaps() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    let shares: [&[u64]; 12] = [
+        &[30, 70],
+        &[10, 90],
+        &[20, 80],
+        &[25, 25, 50],
+        &[10, 20, 30, 40],
+        &[20, 20, 60],
+        &[20; 5],
+        &[20, 50],
+        &[20],
+        &[40],
+        &[60],
+        &[80],
+    ];
+    // Lengths differ a little, since a pattern may repeat for ever. Then the longest time beyond a window or the unavoidable, in ms.
+    let kernels: [([u64; 10], f64); 6] = [
+        ([10, 13, 57, 100, 111, 170, 307, 640, 1_000, 1_500], 29.0),
+        ([5_000, 5_002, 5_004, 5_009, 5_018, 5_028, 5_040, 5_055, 5_078, 5_106], 22.0),
+        ([10_000, 10_004, 10_009, 10_019, 10_037, 10_056, 10_080, 10_111, 10_156, 10_213], 6.0),
+        ([20_000, 20_008, 20_019, 20_038, 20_074, 20_113, 20_160, 20_222, 20_313, 20_426], 23.0),
+        ([30_000, 30_013, 30_029, 30_057, 30_111, 30_170, 30_240, 30_333, 30_470, 30_640], 61.0),
+        ([50_000, 50_021, 50_048, 50_095, 50_185, 50_283, 50_400, 50_555, 50_783, 51_066], 76.0),
+    ];
+    // Pause and hand-over in us.
+    let hosts = [(1, 110), (20, 140), (100, 170), (30, 300)];
+    // A debug build takes the last length under the first host.
+    let (first, hosts) = if cfg!(debug_assertions) { (9, &hosts[..1]) } else { (0, &hosts[..]) };
+    for (kernels, longest) in kernels {
+        let (mut sum, mut clients, mut most, mut off) = (0.0, 0.0, 0.0_f64, 0.0_f64);
+        for (case, &kernel) in (0..).zip(&kernels).skip(first) {
+            for (&(pause, hand_over), shares) in
+                hosts.iter().flat_map(|host| shares.map(|shares| (host, shares)))
+            {
+                let pace =
+                    Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(pause) };
+                let programs: Vec<_> = shares.iter().map(|&share| (share * 100, pace)).collect();
+                let times = Times {
+                    hand_over: Duration::from_micros(hand_over),
+                    apart: Duration::from_micros(700 + 3_100 * case),
+                    windows: 100,
+                };
+                let (got, _) = run_at(config.clone(), &programs, times);
+                let alone = kernel as f64 / (kernel + pause) as f64;
+                let needed = (shares.iter().sum::<u64>() as f64 / 100.0 / alone).max(1.0);
+                for (got, &share) in got.iter().zip(shares) {
+                    let part = nanos(got.busy) / nanos(config.window.saturating_mul(100));
+                    off = off.max((part * 100.0 * needed - share as f64).abs());
+                    let unavoidable = kernel as f64 / 1e3 * (100.0 / share as f64 - 1.0);
+                    let beyond = (nanos(got.gap) / 1e6 - unavoidable.max(100.0)).max(0.0);
+                    (sum, clients, most) = (sum + beyond, clients + 1.0, most.max(beyond));
+                }
+            }
+        }
+        let about = format!(
+            "kernels of {} us: off by {off:.2} points; beyond by {:.1} ms in the mean, {most:.1} at most",
+            kernels[9],
+            sum / clients
+        );
+        println!("{about}");
+        assert!(off <= 1.5 && most <= longest, "{about}");
+    }
+}
+
 /// A program with pauses between its kernels keeps its token meanwhile: its turn ends by the clock. If turns went by GPU time used, 50/50
 /// would be 89 and 10 % of the speed of each alone, and 30/70 would be 81 and 17 %.
 #[test]
@@ -274,6 +356,20 @@ fn a_pausing_program_takes_nothing_of_a_busy_ones_request() {
         }
     }
     println!("at most {worst:.2} points short; {late} waits longer than a window and the longest kernel");
+}
+
+#[test]
+fn a_busy_program_beside_a_pausing_one_has_its_part() {
+    let mut config = MultiTokenConfig::default();
+    config.grace = Duration::from_millis(50);
+    let pace =
+        |kernel, pause| Pace { kernel: Duration::from_micros(kernel), pause: Duration::from_micros(pause) };
+    for caps in [[5_000, 5_000], [3_000, 7_000]] {
+        let programs = [(caps[0], pace(10, 100)), (caps[1], pace(1_000, 1))];
+        let (got, off) = run_with(config.clone(), &programs);
+        println!("{caps:?}: off by {off:.2} points of the speed of each alone");
+        assert!(off < 2.0, "{caps:?}: off by {off:.2} points: {got:?}");
+    }
 }
 
 #[test]

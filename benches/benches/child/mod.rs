@@ -46,6 +46,13 @@ pub fn pin(process: Pid, cpus: &[usize]) {
     }
 }
 
+/// The time at a place of sorted times in ns, in us.
+pub fn micros(sorted: &[u64], per_mille: usize) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a report")]
+    let micros = sorted[(sorted.len() - 1) * per_mille / 1000] as f64 / 1000.0;
+    micros
+}
+
 /// The CPUs that this process may use.
 pub fn cpus() -> Vec<usize> {
     let allowed = sched_getaffinity(None).expect("a set of CPUs");

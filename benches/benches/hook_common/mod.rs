@@ -3,10 +3,11 @@
 #![allow(unsafe_code, reason = "the driver's C functions")]
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
 
+use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 use object::{Object, ObjectSymbol};
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -338,27 +339,6 @@ pub fn synchronise(setup: &Setup) {
     ok(unsafe { setup.hooked.get::<unsafe extern "C" fn() -> c_int>(c"cuCtxSynchronize")() });
 }
 
-/// Free memory as the program sees it, in bytes.
-pub fn memory_info(setup: &Setup) -> u64 {
-    let (mut free, mut total) = (0usize, 0usize);
-    // SAFETY: the driver's function by its C signature, and valid out-pointers.
-    unsafe {
-        let get: unsafe extern "C" fn(*mut usize, *mut usize) -> c_int = setup.hooked.get(c"cuMemGetInfo_v2");
-        ok(get(&raw mut free, &raw mut total));
-    }
-    free as u64
-}
-
-/// Writes the profile of an imaginary device with 1 TiB, for one GPU.
-pub fn large_profile(path: &Path) {
-    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../gshare-hook/fake-cuda/spec/profiles/tiny.toml");
-    let text = std::fs::read_to_string(tiny).expect("the profile is in the repository");
-    let text = text
-        .replace("memory_bytes = 1073741824", "memory_bytes = 1099511627776")
-        .replace("gpus = 2", "gpus = 1");
-    std::fs::write(path, text).expect("a temporary directory is writable");
-}
-
 /// The step of a program that follows each launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
@@ -425,6 +405,40 @@ pub fn role(role: &str, place: &Path, driver: &Path, hook: Option<&Path>) -> Com
         command.env("LD_PRELOAD", hook).env("GSHARE_SOCKET", place.join("gshare.sock"));
     }
     command
+}
+
+/// Programs under way; they end with this.
+pub struct Programs(pub Vec<Child>);
+
+impl Programs {
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(Child::id).collect()
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A daemon at `place`, with shares of time (`0.3:0.8`) for these names.
+pub fn daemon(place: &Path, shares: impl IntoIterator<Item = (String, String)>) -> gshared::Running {
+    let mut config = gshared::Config::at(place.join("gshare.sock"));
+    for (name, quota) in shares {
+        let quota: QuotaRange = quota.parse().expect("a share");
+        let spec = ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec");
+        config.clients.entry(name).or_default().spec = Some(spec);
+    }
+    gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs")
+}
+
+/// The names of the bars that were missed.
+pub fn missed(bars: &[(bool, &'static str)]) -> Vec<&'static str> {
+    bars.iter().filter_map(|&(beyond, what)| beyond.then_some(what)).collect()
 }
 
 /// The simulated device's own account, read through its library.

@@ -15,10 +15,8 @@
 use std::process::Child;
 use std::time::Duration;
 
-use gshare_core::{QuotaRange, ResourceSpec, SmShare};
-
-use super::hook_common::{Kind, Setup, Then, Truth, launch_forever, role};
-use super::{LOOK_MS, Programs, Stage, WINDOW_MS, look, name, parts};
+use super::hook_common::{Kind, Programs, Setup, Then, Truth, daemon, launch_forever, missed, role};
+use super::{LOOK_MS, Stage, WINDOW_MS, look, name, parts};
 
 /// Points of its own speed that a program may be short of its request.
 const POINTS: f64 = 2.0;
@@ -114,15 +112,11 @@ fn alone(program: Program, stage: &Stage, seconds: f64) -> f64 {
 }
 
 fn measure(case: &Case, stage: &Stage, seconds: f64) -> (Vec<f64>, f64) {
-    let mut config = gshared::Config::at(stage.socket());
-    for (index, program) in case.programs.iter().enumerate() {
+    let share = |(index, program): (usize, &Program)| {
         let request = format!("0.{:02}", program.request);
-        let limit = if case.capped { request.clone() } else { "1".to_owned() };
-        let quota: QuotaRange = format!("{request}:{limit}").parse().expect("a share");
-        config.clients.entry(name(index)).or_default().spec =
-            Some(ResourceSpec::new(quota, SmShare::WHOLE, None).expect("a spec"));
-    }
-    let daemon = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
+        (name(index), if case.capped { request } else { request + ":1" })
+    };
+    let daemon = daemon(stage.place.path(), case.programs.iter().enumerate().map(share));
     let started = case.programs.iter().enumerate();
     let programs = Programs(started.map(|(index, &one)| start(one, Some(name(index)), stage)).collect());
     let result = watch(&programs, stage, Duration::from_millis(500), seconds);
@@ -156,10 +150,7 @@ pub(crate) fn table(
         let asked: Vec<u32> = case.programs.iter().map(|program| program.request).collect();
         let short = of_own.iter().zip(&asked).map(|(own, &asked)| f64::from(asked) - own).fold(0.0, f64::max);
         let longest = case.longest_wait();
-        let missed: Vec<&str> = [(short > POINTS, "share"), (gap > longest + 2.0 * LOOK_MS, "gap")]
-            .iter()
-            .filter_map(|&(beyond, what)| beyond.then_some(what))
-            .collect();
+        let missed = missed(&[(short > POINTS, "share"), (gap > longest + 2.0 * LOOK_MS, "gap")]);
         let list = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join("/");
         eprintln!(
             "{:<58} {:<12} {:<28} {short:>6.2} {:>14}  {}",

@@ -15,11 +15,12 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Bytes, Duration, GpuShare, NodeId, Quota, QuotaRange, SmShare};
+use gshare_core::{Bytes, Duration, GpuShare, NodeId, Quota, QuotaRange, SmShare, Timestamp};
 use gshare_sched::pipeline::Goal;
 use gshare_sched::platform::{DeviceSpec, FunctionSpec, MigLayout, PlatformSettings, Work};
 use gshare_sim::Rng;
-use gshare_sim::world::{self, Depth, Function, Load, Plan};
+use gshare_sim::arrivals::Arrivals;
+use gshare_sim::world::{self, Depth, Function, Plan};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -89,7 +90,7 @@ const COMPONENTS: [&str; 3] = ["first", "second", "third"];
 /// Memory of a component: three fit no slice of 10 GB at once.
 const COMPONENT: Bytes = Bytes::from_gib(4);
 /// Length of a step of the load in s.
-const STEP: f64 = 10.0;
+const STEP: u64 = 10;
 
 const SCENARIOS: [Scenario; 4] = [
     Scenario {
@@ -254,49 +255,24 @@ impl Host {
     }
 }
 
-/// Times of a Poisson process in s, with a rate that changes with each step. They are the times of the highest rate, thinned.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "steps of some seconds")]
-fn times(rates: &[f64], seconds: u64, seed: u64) -> Vec<f64> {
-    let (mut random, mut due) = (Rng::new(seed), 0.0_f64);
-    let mut uniform = || (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-    let most = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let mut times = Vec::new();
-    loop {
-        due -= (1.0 - uniform()).ln() / most;
-        if due >= seconds as f64 {
-            return times;
-        }
-        let rate = rates[(due / STEP) as usize % rates.len()];
-        if rates.len() == 1 || uniform() * most < rate {
-            times.push(due);
-        }
-    }
+/// Times of a Poisson process with a rate that changes with each step.
+fn times(rates: &[f64], seconds: u64, seed: u64) -> Result<Vec<Timestamp>> {
+    let steps = usize::try_from(seconds.div_ceil(STEP))?;
+    let rates = rates.iter().copied().cycle().take(steps).collect();
+    let end = Timestamp::ZERO + Duration::from_secs(seconds);
+    Ok(Arrivals::rates(Duration::from_secs(STEP), rates)?.until(end, &mut Rng::new(seed)))
 }
 
-/// The same times for `World`: the number in each tenth of a second, after some seconds in which the first instance starts.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tenths of some seconds")]
-fn counts(times: &[f64], seconds: u64) -> Load {
-    const BINS: usize = 10;
-    let mut counts = vec![0; (LEAD + usize::try_from(seconds).unwrap_or(0)) * BINS];
-    for time in times {
-        let bin = LEAD * BINS + (time * BINS as f64) as usize;
-        if let Some(count) = counts.get_mut(bin) {
-            *count += 1;
-        }
-    }
-    Load::Counts { bin: Duration::from_millis(1_000 / BINS as u64), counts }
-}
-
-/// Seconds before the load, in `World`.
-const LEAD: usize = 3;
+/// The time before the load, in `World`, in which the first instance starts.
+const LEAD: Duration = Duration::from_secs(3);
 
 /// Latencies of requests that are sent at these times, in ms.
-fn load(url: &str, name: &str, times: &[f64]) -> Vec<f64> {
+fn load(url: &str, name: &str, times: &[Timestamp]) -> Vec<f64> {
     let (address, begun) = (format!("{url}/function/{name}"), Instant::now());
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for due in times {
-            let at = std::time::Duration::from_secs_f64(*due);
+            let at = std::time::Duration::from_nanos(due.as_nanos());
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
             let address = &address;
             threads.push(scope.spawn(move || {
@@ -314,8 +290,8 @@ fn overhead(url: &str, name: &str) -> Result<Duration> {
     const SECONDS: u64 = 5;
     let name = format!("{name}/echo");
     // The first call may have to wait for an instance.
-    load(url, &name, &[0.0]);
-    let mut latencies = load(url, &name, &times(RATE, SECONDS, 0));
+    load(url, &name, &[Timestamp::ZERO]);
+    let mut latencies = load(url, &name, &times(RATE, SECONDS, 0)?);
     latencies.sort_unstable_by(f64::total_cmp);
     let median =
         latencies.get(latencies.len() / 2).with_context(|| format!("{name}: nothing was answered"))?;
@@ -393,12 +369,12 @@ fn real(options: &Options, scenario: &Scenario, start: Duration, seed: u64) -> R
     let latencies: Vec<Vec<f64>> = std::thread::scope(|scope| {
         let begin = |served: &'static Served| {
             let url = host.url.as_str();
-            let times = times(served.rates, options.seconds, seed);
-            scope.spawn(move || load(url, served.name, &times))
+            let times = times(served.rates, options.seconds, seed)?;
+            Ok(scope.spawn(move || load(url, served.name, &times)))
         };
-        let threads: Vec<_> = scenario.functions.iter().map(begin).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
-    });
+        let threads: Vec<_> = scenario.functions.iter().map(begin).collect::<Result<_>>()?;
+        Ok::<_, anyhow::Error>(threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect())
+    })?;
     // The host learns within two seconds of the last use.
     std::thread::sleep(std::time::Duration::from_secs(3));
     let mut seen = Vec::new();
@@ -467,7 +443,9 @@ fn simulated(
         let (spec, sm) = spec(scenario, served, state, start)?;
         let mut function = Function::new(served.name, spec);
         function.host = real.overhead;
-        function.load = counts(&times(served.rates, options.seconds, seed), options.seconds);
+        let times = times(served.rates, options.seconds, seed)?;
+        let function =
+            function.with_arrivals(Arrivals::times(times.into_iter().map(|at| at + LEAD).collect())?);
         functions.push(function);
         parts.push(sm);
     }
@@ -479,7 +457,7 @@ fn simulated(
         trainer.train = Duration::from_secs(3_600);
         functions.push(trainer);
     }
-    let mut plan = Plan::new(devices, functions, Duration::from_secs(options.seconds + LEAD as u64));
+    let mut plan = Plan::new(devices, functions, LEAD + Duration::from_secs(options.seconds));
     plan.depth = depth;
     let make = || settings(options, start).build().map_err(|error| error.to_string());
     let outcome = world::run(&plan, seed, make).map_err(|failure| anyhow::anyhow!("{failure}"))?;

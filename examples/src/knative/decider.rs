@@ -52,27 +52,18 @@ pub enum Policy {
 }
 
 /// Why a target cannot be decided about.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum DeciderError {
     /// A setting that the engine refuses.
-    Config(ConfigError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// An event that the engine refuses.
-    Event(HorizontalError),
+    #[error(transparent)]
+    Event(#[from] HorizontalError),
     /// A target of load that is no number.
-    Profile(gshare_core::profile::ProfileError),
+    #[error(transparent)]
+    Profile(#[from] gshare_core::profile::ProfileError),
 }
-
-impl std::fmt::Display for DeciderError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Event(error) => error.fmt(f),
-            Self::Profile(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for DeciderError {}
 
 /// Decides for one target.
 pub struct Decider {
@@ -88,14 +79,9 @@ pub struct Decider {
     /// Desired numbers within the delay, with their times; the numbers never increase.
     recent: VecDeque<(Timestamp, u32)>,
     desired: Option<u32>,
-    unmet: RequestRate,
 }
 
-impl std::fmt::Debug for Decider {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Decider").field("settings", &self.settings).field("desired", &self.desired).finish()
-    }
-}
+gshare_core::debug_fields!(Decider { settings, desired });
 
 impl Decider {
     /// A decider for a target with `replicas` pods now. A pod that is not ready within `patience` is given up.
@@ -109,7 +95,7 @@ impl Decider {
         now: Timestamp,
         replicas: u32,
     ) -> Result<Self, DeciderError> {
-        let scaler = engine(settings, policy).map_err(DeciderError::Config)?;
+        let scaler = engine(settings, policy)?;
         let point = ProfilePoint::measured(
             SmShare::WHOLE,
             Quota::WHOLE,
@@ -117,8 +103,7 @@ impl Decider {
             settings.target.as_f64(),
             Duration::from_millis(1),
             Duration::from_millis(1),
-        );
-        let point = point.map_err(DeciderError::Profile)?;
+        )?;
         let mut decider = Self {
             settings: settings.clone(),
             policy,
@@ -129,11 +114,10 @@ impl Decider {
             waking: replicas == 0,
             recent: VecDeque::new(),
             desired: None,
-            unmet: RequestRate::ZERO,
         };
         let (min, max) = (settings.min, settings.max.max(1));
         let spec = FunctionScale {
-            profile: ProfileTable::sparse(vec![point]).map_err(DeciderError::Profile)?,
+            profile: ProfileTable::sparse(vec![point])?,
             max_p95: None,
             min_instances: replicas.min(max),
             max_instances: max,
@@ -197,7 +181,6 @@ impl Decider {
             self.tell(now, HorizontalEvent::InstanceGone { instance })?;
         }
         let Some(load) = load else { return Ok(self.desired) };
-        self.unmet = RequestRate::ZERO;
         match self.tell(now, HorizontalEvent::LoadReported { function: FUNCTION, rate: load }) {
             Err(DeciderError::Event(HorizontalError::ReportTooEarly { .. })) => return Ok(self.desired),
             told => told?,
@@ -229,11 +212,6 @@ impl Decider {
         self.desired
     }
 
-    /// Load without a pod to serve it: there are as many as there may be.
-    pub const fn unmet(&self) -> RequestRate {
-        self.unmet
-    }
-
     /// Settings of this target.
     pub const fn settings(&self) -> &Settings {
         &self.settings
@@ -248,7 +226,7 @@ impl Decider {
         let mut todo = VecDeque::from([event]);
         let mut orders = Vec::new();
         while let Some(event) = todo.pop_front() {
-            self.scaler.handle(now, event, &mut orders).map_err(DeciderError::Event)?;
+            self.scaler.handle(now, event, &mut orders)?;
             for order in orders.drain(..) {
                 match order {
                     HorizontalAction::Start { instance, .. } => self.starting.push_back((instance, now)),
@@ -260,7 +238,7 @@ impl Decider {
                         self.starting.retain(|(other, _)| *other != instance);
                         self.ready.retain(|other| *other != instance);
                     }
-                    HorizontalAction::Unmet { rate, .. } => self.unmet = rate,
+                    HorizontalAction::Unmet { .. } => {}
                 }
             }
         }
@@ -403,7 +381,6 @@ mod tests {
         let mut heuristic = decider(&[("max-scale", "4")], Policy::Heuristic, 1);
         assert_eq!(heuristic.observe(at(0), 1, rps(30)).unwrap(), Some(3));
         assert_eq!(heuristic.observe(at(1), 3, rps(100)).unwrap(), Some(4));
-        assert_eq!(heuristic.unmet(), RequestRate::per_second(60));
     }
 
     #[test]

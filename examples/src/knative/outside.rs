@@ -39,39 +39,30 @@ pub struct Stat {
 }
 
 /// Why a question failed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideError {
     /// No server there, or an answer that breaks off.
+    #[error("{0}")]
     Connection(String),
     /// No answer in time.
+    #[error("no answer in time")]
     Late,
     /// An answer, but not 200.
+    #[error("status {0}, need 200")]
     Status(u16),
     /// An answer in another form.
+    #[error("content-type: `{0}`: need {PROTOBUF}")]
     ContentType(String),
     /// More bytes than any answer has.
+    #[error("an answer of more than {MOST} bytes")]
     TooLong,
     /// No message of that kind.
+    #[error("no Stat: {0}")]
     Message(String),
     /// A load that is no number of requests.
+    #[error("{0}: {1}: need 0 to 1000000")]
     Number(&'static str, String),
 }
-
-impl std::fmt::Display for OutsideError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Connection(why) => write!(f, "{why}"),
-            Self::Late => write!(f, "no answer in time"),
-            Self::Status(status) => write!(f, "status {status}, need 200"),
-            Self::ContentType(kind) => write!(f, "content-type: `{kind}`: need {PROTOBUF}"),
-            Self::TooLong => write!(f, "an answer of more than {MOST} bytes"),
-            Self::Message(why) => write!(f, "no Stat: {why}"),
-            Self::Number(field, value) => write!(f, "{field}: {value}: need 0 to 1000000"),
-        }
-    }
-}
-
-impl std::error::Error for OutsideError {}
 
 /// Time for one answer: all of them are wanted once a second.
 pub const PATIENCE: Duration = Duration::from_secs(1);

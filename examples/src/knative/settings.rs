@@ -92,7 +92,8 @@ pub struct Settings {
 }
 
 /// An annotation or another field with an invalid value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: `{value}`: need {bound}")]
 pub struct Invalid {
     /// Name of the annotation or field.
     pub field: String,
@@ -101,15 +102,6 @@ pub struct Invalid {
     /// The allowed values.
     pub bound: String,
 }
-
-impl std::fmt::Display for Invalid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { field, value, bound } = self;
-        write!(f, "{field}: `{value}`: need {bound}")
-    }
-}
-
-impl std::error::Error for Invalid {}
 
 /// Annotations by their name below `autoscaling.knative.dev/`: the current name, or else the older name.
 struct Annotations<'a>(&'a BTreeMap<String, String>);

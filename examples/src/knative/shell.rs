@@ -70,24 +70,15 @@ pub struct Config {
 }
 
 /// Why a pass was broken off.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PassError {
     /// The failed request, and the API server's error.
+    #[error("{0}: {reason}", reason = said(.1))]
     Api(&'static str, Box<kube::Error>),
     /// A setting that the engine refuses.
-    Decider(super::decider::DeciderError),
+    #[error(transparent)]
+    Decider(#[from] super::decider::DeciderError),
 }
-
-impl std::fmt::Display for PassError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Api(what, error) => write!(f, "{what}: {}", said(error)),
-            Self::Decider(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for PassError {}
 
 impl PassError {
     fn retry_after(&self) -> Duration {
@@ -120,11 +111,7 @@ pub struct Shell {
     deciders: Mutex<BTreeMap<Key, Decider>>,
 }
 
-impl std::fmt::Debug for Shell {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shell").field("config", &self.config).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Shell { config });
 
 impl Shell {
     /// A controller that reads services, and the endpoints of private services and activators, from these stores.
@@ -186,14 +173,14 @@ impl Shell {
             let mut deciders = self.deciders();
             match deciders.get_mut(&key) {
                 Some(decider) => {
-                    decider.retune(&settings, now.uptime).map_err(PassError::Decider)?;
+                    decider.retune(&settings, now.uptime)?;
                     decider.desired()
                 }
                 None => {
                     let pods = replicas.unwrap_or(0);
                     let patience = defaults.progress_deadline;
                     let decider = Decider::new(&settings, self.config.policy, patience, now.uptime, pods);
-                    deciders.insert(key.clone(), decider.map_err(PassError::Decider)?);
+                    deciders.insert(key.clone(), decider?);
                     None
                 }
             }

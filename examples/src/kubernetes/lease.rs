@@ -202,14 +202,7 @@ pub struct Leadership {
     clock: Box<dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync>,
 }
 
-impl std::fmt::Debug for Leadership {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Leadership")
-            .field("place", &self.place)
-            .field("elector", &self.elector)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Leadership { place, elector });
 
 impl Leadership {
     /// Of the lease there, written under the name of `manager`; `clock` tells the time since some start, and of day.

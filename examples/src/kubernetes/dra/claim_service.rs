@@ -50,11 +50,7 @@ pub struct Driver {
     metrics: Metrics,
 }
 
-impl std::fmt::Debug for Driver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driver").field("node", &self.node).field("cdi", &self.cdi).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Driver { node, cdi });
 
 impl Driver {
     /// A driver that writes CDI specs to `cdi`.

@@ -96,11 +96,7 @@ pub struct Controller {
     metrics: Metrics,
 }
 
-impl std::fmt::Debug for Controller {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Controller").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Controller { settings });
 
 /// Not there any more, there already, or another by now.
 fn is_overtaken(error: &kube::Error) -> bool {
@@ -177,8 +173,8 @@ impl Controller {
             wanted += usize::try_from(fastpod.spec.replicas).unwrap_or(0);
             let Some(status) = &fastpod.status else { continue };
             ready += usize::try_from(status.ready_replicas).unwrap_or(0);
-            if let Some(reason) = degraded(status) {
-                *held_up.entry(reason).or_insert(0) += 1;
+            if let Some(condition) = degraded(status) {
+                *held_up.entry(condition.reason.as_str()).or_insert(0) += 1;
             }
         }
         for (state, count) in [("wanted", wanted), ("there", observed.pods.len()), ("ready", ready)] {

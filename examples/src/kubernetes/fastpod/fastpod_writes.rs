@@ -143,22 +143,19 @@ pub struct News {
     pub message: String,
 }
 
-/// Reason why a FaSTPod is held up, if it is.
-pub(super) fn degraded(status: &FaSTPodStatus) -> Option<&str> {
+/// The condition by which a FaSTPod is held up, if it is.
+pub(super) fn degraded(status: &FaSTPodStatus) -> Option<&Condition> {
     let mut all = status.conditions.iter();
-    let found = all.find(|condition| condition.type_ == DEGRADED && condition.status == "True");
-    found.map(|condition| condition.reason.as_str())
+    all.find(|condition| condition.type_ == DEGRADED && condition.status == "True")
 }
 
 /// News for a person: why replicas are held up, each reason once, and that they no longer are.
 pub fn news(before: Option<&FaSTPodStatus>, after: &FaSTPodStatus) -> Option<News> {
-    let degraded = |status: &'_ FaSTPodStatus| -> Option<Condition> {
-        let mut all = status.conditions.iter();
-        all.find(|condition| condition.type_ == DEGRADED && condition.status == "True").cloned()
-    };
     match (before.and_then(degraded), degraded(after)) {
         (Some(before), Some(after)) if before.reason == after.reason => None,
-        (_, Some(after)) => Some(News { is_warning: true, reason: after.reason, message: after.message }),
+        (_, Some(Condition { reason, message, .. })) => {
+            Some(News { is_warning: true, reason: reason.clone(), message: message.clone() })
+        }
         (Some(before), None) => {
             let message = format!("every replica has a place; before: {}", before.reason);
             Some(News { is_warning: false, reason: PLACED.into(), message })

@@ -100,14 +100,14 @@ impl Shared {
                         continue;
                     };
                     if !self.deliver(&conn, request, &answer, &descriptors, manifest_bytes) {
-                        self.undo(StoreEvent::PutAborted { client: conn.client, arena: arena.into() });
+                        self.tell(StoreEvent::PutAborted { client: conn.client, arena: arena.into() });
                     }
                 }
                 After::Serve { conn, request, served } => self.serve(&conn, request, &served),
                 After::Load(load) => self.in_thread(load.arena, move |shared| shared.load(load)),
                 After::Free { arena, held } => {
                     drop(held);
-                    self.freed(arena);
+                    self.tell(StoreEvent::Evicted { arena });
                 }
                 After::Seal { arena, held } => self.in_thread(arena, move |shared| shared.seal(arena, held)),
             }
@@ -115,18 +115,15 @@ impl Shared {
         result
     }
 
-    /// Reverts an action for a client that could not be told.
-    fn undo(self: &Arc<Self>, event: StoreEvent) {
-        self.with(|core| {
-            // The engine refuses this only if the client or the arena is gone.
-            let _ = core.tell(event, None);
-        });
+    /// Tells the engine of an end, which it refuses only if the client or the arena is gone.
+    fn tell(self: &Arc<Self>, event: StoreEvent) {
+        let _ = self.with(|core| core.tell(event, None));
     }
 
     /// Answers a get with the prepared answer. Gives the reference back if it cannot be sent.
     pub(in crate::server) fn serve(self: &Arc<Self>, conn: &Conn, request: u32, served: &Served) {
         if !self.retried(conn, request, || conn.serve(&self.ledger, request, served)) {
-            self.undo(StoreEvent::Released { client: conn.client, arena: served.arena });
+            self.tell(StoreEvent::Released { client: conn.client, arena: served.arena });
         }
     }
 
@@ -178,13 +175,6 @@ impl Shared {
         for conn in conns {
             conn.settle();
         }
-    }
-
-    fn freed(self: &Arc<Self>, arena: ArenaId) {
-        self.with(|core| {
-            // The engine expects only this event for the arena.
-            let _ = core.tell(StoreEvent::Evicted { arena }, None);
-        });
     }
 
     fn in_thread(self: &Arc<Self>, arena: ArenaId, work: impl FnOnce(&Arc<Self>) + Send + 'static) {

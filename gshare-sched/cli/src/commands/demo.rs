@@ -4,6 +4,7 @@
 //! with a limit of 100 %, take its time. On the demo's own simulated device the shares come from the device's ground truth (time
 //! with a kernel of the process running), and elsewhere from the hooks' event timing in the daemon's books.
 
+use super::out::table;
 use super::sim::{self, Kind, Simulate};
 use super::{Form, Where, cuda, print_json, run as under_hook, spin};
 use anyhow::Context as _;
@@ -94,19 +95,14 @@ fn show(options: &Options, is_capped: bool, seconds: u64) -> anyhow::Result<()> 
         return print_json(&report);
     }
     for (phase, title) in report.phases.iter().zip(titles(is_capped)) {
-        println!("{title}");
-        println!("  {:<8} {:>8} {:>8} {:>8} {:>9}", "NAME", "REQUEST", "LIMIT", "SM", "MEASURED");
-        for client in &phase.clients {
-            let percent = |share: f64| format!("{:.1}%", share * 100.0);
-            println!(
-                "  {:<8} {:>8} {:>8} {:>8} {:>9}",
-                client.name,
-                percent(client.request),
-                percent(client.limit),
-                percent(client.sm),
-                percent(client.measured)
-            );
-        }
+        let head = ["NAME", "REQUEST", "LIMIT", "SM", "MEASURED"].map(str::to_owned);
+        let percent = |share: f64| format!("{:.1}%", share * 100.0);
+        let row = |of: &Measured| {
+            let [request, limit, sm, measured] = [of.request, of.limit, of.sm, of.measured].map(percent);
+            [of.name.clone(), request, limit, sm, measured]
+        };
+        let rows: Vec<_> = [head].into_iter().chain(phase.clients.iter().map(row)).collect();
+        print!("{title}\n{}", table(&rows));
     }
     println!("device: {}", report.device.name());
     Ok(())

@@ -28,6 +28,21 @@ pub(crate) fn write(to: &mut impl Write, bytes: &[u8]) -> std::io::Result<bool> 
     }
 }
 
+/// Rows of cells as lines, with each column as wide as its widest cell: the first column begins at the left, the others end at the
+/// right.
+pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
 /// Prints on standard output.
 ///
 /// # Panics

@@ -1,6 +1,7 @@
 //! `gshare ps`: the functions of a host, and their places; with `--usage` the use of the GPUs by each process.
 
 use super::host::Host;
+use super::out::table;
 use super::{Form, Where, print_json};
 use anyhow::Context as _;
 use gshared::ProcessUse;
@@ -101,21 +102,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     for line in losses(&state.devices) {
         println!("{line}");
     }
-    println!(
-        "{:<16} {:<10} {:>9} {:>8} {:>9} {:>8} {:>7} {:>8} {:>8} {:>8}",
-        "FUNCTION",
-        "STATE",
-        "INSTANCES",
-        "SLO",
-        "ANSWERED",
-        "IN TIME",
-        "WAITING",
-        "ASKED",
-        "MEASURED",
-        "GPU s"
-    );
-    for of in &state.functions {
-        println!("{}", row(of));
+    let rows: Vec<_> = [HEAD.map(str::to_owned)].into_iter().chain(state.functions.iter().map(row)).collect();
+    let table = table(&rows);
+    let mut lines = table.lines();
+    lines.by_ref().take(1).for_each(|head| println!("{head}"));
+    for (line, of) in lines.zip(&state.functions) {
+        println!("{line}");
         if let Some(more) = of.problem.as_ref().or(of.measuring.as_ref()) {
             println!("  {more}");
         } else if of.waiting > 0 && of.instances.is_empty() {
@@ -134,8 +126,11 @@ fn losses(devices: &[Device]) -> Vec<String> {
     devices.iter().filter_map(line).collect()
 }
 
+const HEAD: [&str; 10] =
+    ["FUNCTION", "STATE", "INSTANCES", "SLO", "ANSWERED", "IN TIME", "WAITING", "ASKED", "MEASURED", "GPU s"];
+
 #[expect(clippy::cast_precision_loss, reason = "a report")]
-fn row(of: &Function) -> String {
+fn row(of: &Function) -> [String; HEAD.len()] {
     // The sum of no numbers is -0.
     let percent = |share: f64| format!("{:.1}%", share * 100.0 + 0.0);
     let ready = of.instances.iter().filter(|instance| instance.life == "ready").count();
@@ -145,17 +140,18 @@ fn row(of: &Function) -> String {
         (Some(_), answered) => percent(of.within_slo as f64 / answered as f64),
     };
     let sum = |value: fn(&Client) -> f64| percent(of.clients.iter().map(value).sum());
-    format!(
-        "{:<16} {:<10} {:>9} {slo:>8} {:>9} {kept:>8} {:>7} {:>8} {:>8} {:>8.1}",
-        of.name,
-        of.state,
+    [
+        of.name.clone(),
+        of.state.clone(),
         format!("{ready}/{}", of.instances.len()),
-        of.answered,
-        of.waiting,
+        slo,
+        of.answered.to_string(),
+        kept,
+        of.waiting.to_string(),
         sum(|client| client.quota_request),
         sum(|client| client.measured),
-        of.gpu_seconds
-    )
+        format!("{:.1}", of.gpu_seconds),
+    ]
 }
 
 /// The columns of the values for programs.
@@ -209,31 +205,36 @@ fn csv_row(of: &ProcessUse) -> [String; CSV.len()] {
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn usage_table(usage: &[ProcessUse]) -> String {
-    use std::fmt::Write as _;
-    let mut out = format!(
-        "{:<24} {:>8} {:>6} {:>4} {:>8} {:>10} {:>10} {:>12} {:>10}  {}\n",
-        "NAME", "PID", "UID", "GPU", "STATE", "BUSY s", "OCCUPIED s", "MEMORY GiB s", "LAUNCHES", "CONTAINER"
-    );
-    for of in usage {
-        let state = if of.ended { "ended" } else { "runs" };
+    let head = [
+        "NAME",
+        "PID",
+        "UID",
+        "GPU",
+        "STATE",
+        "BUSY s",
+        "OCCUPIED s",
+        "MEMORY GiB s",
+        "LAUNCHES",
+        "CONTAINER",
+    ];
+    let row = |of: &ProcessUse| {
         let container = of.owner.container.as_deref().unwrap_or("-");
-        let seconds = |time: gshare_core::Duration| time.as_nanos() as f64 / 1e9;
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "{:<24} {:>8} {:>6} {:>4} {state:>8} {:>10.3} {:>10.3} {:>12.3} {:>10}  {}",
-            of.name,
-            of.pid,
-            of.uid,
-            of.gpu.number(),
+        let seconds = |time: gshare_core::Duration| format!("{:.3}", time.as_secs_f64());
+        [
+            of.name.clone(),
+            of.pid.to_string(),
+            of.uid.to_string(),
+            of.gpu.number().to_string(),
+            if of.ended { "ended" } else { "runs" }.to_owned(),
             seconds(of.usage.busy),
             seconds(of.usage.occupied),
-            of.usage.byte_seconds as f64 / f64::from(1 << 30),
-            of.usage.launches,
-            container.get(..12).unwrap_or(container)
-        );
-    }
-    out
+            format!("{:.3}", of.usage.byte_seconds as f64 / f64::from(1 << 30)),
+            of.usage.launches.to_string(),
+            container.get(..12).unwrap_or(container).to_owned(),
+        ]
+    };
+    let rows: Vec<_> = [head.map(str::to_owned)].into_iter().chain(usage.iter().map(row)).collect();
+    table(&rows)
 }
 
 #[cfg(test)]
@@ -252,7 +253,7 @@ mod tests {
         let text = r#"{"name":"idle","state":"idle","slo_ns":null,"answered":0,"within_slo":0,"waiting":0,"gpu_seconds":0.0,
             "instances":[],"clients":[]}"#;
         let row = row(&serde_json::from_str(text).unwrap());
-        assert!(row.contains(" 0.0%") && !row.contains("-0.0"), "{row}");
+        assert_eq!(row[7..9], ["0.0%", "0.0%"]);
     }
 
     #[test]
@@ -261,7 +262,6 @@ mod tests {
             "gpu_seconds":2.04,"instances":[{"life":"ready"},{"life":"parked"}],
             "clients":[{"quota_request":0.2,"measured":0.31}],"more":1}"#;
         let of: Function = serde_json::from_str(text).unwrap();
-        let row = row(&of).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
-        assert_eq!(row, "resnet serving 1/2 69ms 200 99.5% 1 20.0% 31.0% 2.0");
+        assert_eq!(row(&of).join(" "), "resnet serving 1/2 69ms 200 99.5% 1 20.0% 31.0% 2.0");
     }
 }

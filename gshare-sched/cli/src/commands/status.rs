@@ -1,5 +1,6 @@
 //! `gshare status`: the clients of this node's GPUs.
 
+use super::out::table;
 use super::{Form, Where, print_json};
 use gshare_core::Bytes;
 use gshare_core::reason::Reason;
@@ -152,13 +153,5 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
             held_by(client),
         ]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-        });
-        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-    }
-    out
+    out + &table(&rows)
 }

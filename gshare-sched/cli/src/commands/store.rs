@@ -1,5 +1,6 @@
 //! `gshare store`: the model store as a server, and its client on the command line.
 
+use super::out::table;
 use super::print_json;
 use anyhow::Context as _;
 use gshare_core::Bytes;
@@ -158,7 +159,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Command::Serve(_) | Command::Loader => Ok(()),
         Command::Ls => {
             let list = client.list()?;
-            if options.json { print_json(&list) } else { say(&table(&list)) }
+            if options.json { print_json(&list) } else { say(&models(&list)) }
         }
         Command::Stat => {
             let stat = client.stat()?;
@@ -245,10 +246,8 @@ fn bar(bytes: u64) -> ProgressBar {
     bar
 }
 
-fn table(list: &Value) -> String {
-    let mut text =
-        String::from("NAME                      BYTES  TENSORS  ACCESS   WHERE               CONTENT");
-    for model in list["models"].as_array().into_iter().flatten() {
+fn models(list: &Value) -> String {
+    let row = |model: &Value| {
         let number = |field: &str| model[field].as_u64();
         let text_of = |field: &str| model[field].as_str().unwrap_or("-").to_owned();
         let mut places: Vec<String> = (model["tiers"].as_object().into_iter().flatten())
@@ -259,18 +258,19 @@ fn table(list: &Value) -> String {
         if places.is_empty() {
             places.push("disk".into());
         }
-        let bytes = number("bytes").map_or_else(|| "-".into(), |bytes| Bytes(bytes).to_string());
-        let tensors = number("tensors").map_or_else(|| "-".into(), |tensors| tensors.to_string());
-        let content: String = text_of("content").chars().take(16).collect();
-        let _ = write!(
-            text,
-            "\n{:<20} {bytes:>10} {tensors:>8}  {:<8} {:<19} {content}",
+        [
             text_of("name"),
+            number("bytes").map_or_else(|| "-".into(), |bytes| Bytes(bytes).to_string()),
+            number("tensors").map_or_else(|| "-".into(), |tensors| tensors.to_string()),
             text_of("access"),
-            places.join(", ")
-        );
-    }
-    text
+            places.join(", "),
+            text_of("content").chars().take(16).collect(),
+        ]
+    };
+    let head = ["NAME", "BYTES", "TENSORS", "ACCESS", "WHERE", "CONTENT"].map(str::to_owned);
+    let models = list["models"].as_array().into_iter().flatten();
+    let rows: Vec<_> = [head].into_iter().chain(models.map(row)).collect();
+    table(&rows).trim_end().to_owned()
 }
 
 fn figures(stat: &Value) -> String {

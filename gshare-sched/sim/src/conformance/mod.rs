@@ -18,12 +18,14 @@
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
 //! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
 //! | [`router_and_keeper()`] | [`Router`](gshare_sched::pipeline::Router), [`InstanceKeeper`](gshare_sched::pipeline::InstanceKeeper) |
-//! | [`pool()`] | one pool of a [`Platform`](gshare_sched::platform::Platform) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
 mod horizontal;
 mod in_world;
 mod packer_trial;
+#[cfg(test)]
+mod pool_tests;
+#[cfg(test)]
 mod pool_trial;
 mod request_scheduler;
 mod router_and_keeper;
@@ -33,7 +35,6 @@ mod vertical;
 
 pub use horizontal::horizontal_scaler;
 pub use packer_trial::{Shares, packer};
-pub use pool_trial::{PoolTrial, pool};
 pub use request_scheduler::request_scheduler;
 pub use router_and_keeper::{chain, router_and_keeper};
 pub use token_scheduler::{Conformance, Report, token_scheduler};

@@ -28,19 +28,19 @@ use std::collections::BTreeMap;
 
 /// The devices, functions and load of a pool's trial.
 #[derive(Debug, Clone)]
-pub struct PoolTrial {
+pub(crate) struct PoolTrial {
     /// The devices at the start.
-    pub devices: Vec<DeviceSpec>,
+    pub(crate) devices: Vec<DeviceSpec>,
     /// The functions; each fits at least one of the devices, and there is room for the minimum of each.
-    pub functions: Vec<FunctionSpec>,
+    pub(crate) functions: Vec<FunctionSpec>,
     /// The approximate number of requests.
-    pub requests: u32,
+    pub(crate) requests: u32,
     /// The mean time between two requests, apart from pauses after every hundred.
-    pub every: Duration,
+    pub(crate) every: Duration,
     /// Whether faults strike.
-    pub faults: bool,
+    pub(crate) faults: bool,
     /// The time from the arrival of the last request to the end of all requests.
-    pub patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 const KEEPS: &str = "every order can be carried out, no device is oversold, and each request ends once";
@@ -61,7 +61,7 @@ const RESTORED: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The first broken claim.
-pub fn pool(platform: Wrapped<Platform>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
+pub(crate) fn pool(platform: Wrapped<Platform>, trial: &PoolTrial, seed: u64) -> Result<Outcome, Story> {
     let log = Log::default();
     let broken = |broken| log.story(seed, broken);
     let plan = trial.plan(seed).map_err(|error| broken((KEEPS, error.to_string())))?;

@@ -20,7 +20,6 @@ pub mod check;
 pub mod drive;
 pub mod keen;
 pub mod ops;
-pub mod paced;
 
 use crate::log::Log;
 use crate::story::Story;

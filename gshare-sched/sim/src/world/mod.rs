@@ -83,6 +83,7 @@ mod tenants;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
 pub(crate) use book::Device;
 pub use book::{Book, room};
 pub use drive::{run, story};

@@ -159,17 +159,7 @@ pub struct Plan {
     pub vertical: Option<Make<dyn VerticalScaler>>,
 }
 
-impl core::fmt::Debug for Plan {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { devices, functions, length, depth, .. } = self;
-        f.debug_struct("Plan")
-            .field("devices", devices)
-            .field("functions", functions)
-            .field("length", length)
-            .field("depth", depth)
-            .finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Plan { devices, functions, length, depth });
 
 impl Plan {
     /// A run without faults, with a jitter of a tenth and ten minutes to become quiet.

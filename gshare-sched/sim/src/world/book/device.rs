@@ -127,6 +127,7 @@ impl Device {
     }
 
     /// The memory of all shared weights.
+    #[cfg(test)]
     pub(crate) fn weights_memory(&self) -> u64 {
         self.weights.values().map(|(bytes, _)| bytes).sum()
     }

@@ -1,7 +1,7 @@
 //! Programs that wait for each kernel before they launch the next: their GPU time beside others and alone.
 //!
 //! # Problem
-//! A [keen](super::keen) client always has work. A program that waits for each of its kernels does not: its host is busy between two
+//! A [keen](gshare_sim::token::keen) client always has work. A program that waits for each of its kernels does not: its host is busy between two
 //! kernels, and while it holds a token alone, no client uses the GPU in these pauses. It cannot reach a request near the part of time
 //! that its kernels take alone, and its token runs out by the clock. The fair division between two such programs therefore refers to
 //! their times alone, in proportion to their requests.
@@ -15,10 +15,9 @@
 //! # Cost
 //! O(log n) per kernel and call of the scheduler, for n programs.
 
-use super::drive::Driver;
-use crate::event_queue::EventQueue;
-use crate::story::Story;
 use gshare_core::{ClientId, Duration, GpuId, Share, Timestamp, TokenAction, TokenEvent, UseState};
+use gshare_sim::token::drive::Driver;
+use gshare_sim::{EventQueue, Story};
 use std::collections::BTreeMap;
 
 /// The remaining budget, or time to an expiry, at which a program asks for more.
@@ -28,27 +27,25 @@ const REPORT: Duration = Duration::from_millis(10);
 
 /// The kernels and pauses of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "the whole of a program")]
-pub struct Pace {
+pub(crate) struct Pace {
     /// The length of a kernel.
-    pub kernel: Duration,
+    pub(crate) kernel: Duration,
     /// The time of its host between the end of a kernel and the next launch.
-    pub pause: Duration,
+    pub(crate) pause: Duration,
 }
 
 /// The figures of a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Got {
+pub(crate) struct Got {
     /// The GPU time of its kernels.
-    pub busy: Duration,
+    pub(crate) busy: Duration,
     /// The longest time without a running kernel, from its first kernel on.
-    pub gap: Duration,
+    pub(crate) gap: Duration,
 }
 
 /// Programs on one GPU. See the [module](self).
 #[derive(Debug)]
-pub struct Paced<'a> {
+pub(crate) struct Paced<'a> {
     driver: &'a mut Driver,
     queue: EventQueue<Event>,
     hand_over: Duration,
@@ -90,13 +87,19 @@ struct Token {
 
 impl<'a> Paced<'a> {
     /// No programs yet; a grant takes `hand_over` to arrive.
-    pub fn new(driver: &'a mut Driver, hand_over: Duration) -> Self {
+    pub(crate) fn new(driver: &'a mut Driver, hand_over: Duration) -> Self {
         let (queue, programs) = (EventQueue::new(), BTreeMap::new());
         Self { driver, queue, hand_over, programs, free: Timestamp::ZERO }
     }
 
     /// Starts a program.
-    pub fn start(&mut self, now: Timestamp, client: ClientId, share: Share, pace: Pace) -> Result<(), Story> {
+    pub(crate) fn start(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        share: Share,
+        pace: Pace,
+    ) -> Result<(), Story> {
         let program = Program {
             pace,
             turn: 0,
@@ -114,7 +117,7 @@ impl<'a> Paced<'a> {
     }
 
     /// Lets time pass until `until`, inclusively.
-    pub fn run(&mut self, until: Timestamp) -> Result<(), Story> {
+    pub(crate) fn run(&mut self, until: Timestamp) -> Result<(), Story> {
         while let Some((now, event)) = self.queue.step(self.driver.scheduler().next_deadline(), until) {
             match event {
                 Some(Event::Told(client, turn, action)) => self.told(now, client, turn, action)?,
@@ -127,7 +130,7 @@ impl<'a> Paced<'a> {
     }
 
     /// The figures of a program so far.
-    pub fn got(&self, client: ClientId) -> Got {
+    pub(crate) fn got(&self, client: ClientId) -> Got {
         self.programs.get(&client).map_or_else(Got::default, |program| program.got)
     }
 
