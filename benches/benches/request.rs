@@ -1,41 +1,25 @@
-//! The request scheduler in a steady state, per event: ours from indices beside the literal O(queue) algorithms.
+//! Whole devices in a steady state, per event of the platform: locality with and without prices beside load balancing.
 //!
 //! Orders are answered in turn as they were given. A completed request is replaced by a new request, so that as many wait as at the
-//! start. The measured time includes this driver, which costs a few tens of nanoseconds.
+//! start. The measured time includes the platform's ledger, and this driver, which costs a few tens of nanoseconds.
 
-use gshare_core::{Bytes, Duration, Engine, GpuId, GpuKind, ModelId, NodeId, RequestId, TenantId, Timestamp};
-use gshare_sched::request::{
-    LocalityScheduler, ModelProfile, Policy, RequestAction, RequestEvent, SchedulerConfig,
+use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, NodeId, Quota, RequestId, SmShare, Timestamp};
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformConfig, PlatformEvent,
+    Regime, WholeConfig, WholePool, Work,
 };
 use gshare_sim::Rng;
+use gshare_sim::scenario::LoadBalance;
 use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Instant;
 
-#[path = "../../gshare-sched/tests/support/request_literal.rs"]
-mod literal;
-
-trait Scheduler {
-    fn tell(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>);
-}
-
-impl Scheduler for LocalityScheduler {
-    fn tell(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
-        self.handle(now, event, out).expect("the driver answers what it was told");
-    }
-}
-
-impl Scheduler for literal::Literal {
-    fn tell(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
-        self.handle(now, event, out);
-    }
-}
-
-struct Driver<S> {
-    scheduler: S,
+struct Driver {
+    platform: Platform,
     now: Timestamp,
-    open: VecDeque<RequestAction>,
-    actions: Vec<RequestAction>,
+    open: VecDeque<PlatformAction>,
+    actions: Vec<PlatformAction>,
     rng: Rng,
     models: u64,
     next: u64,
@@ -44,11 +28,14 @@ struct Driver<S> {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-impl<S: Scheduler> Driver<S> {
+impl Driver {
     /// GPUs hold 4 models each; requests wait already when they come.
-    fn new(scheduler: S, gpus: u32, models: u32, waiting: u32) -> Self {
+    fn new(pool: WholePool, gpus: u32, models: u32, waiting: u32) -> Self {
+        let day = Duration::from_secs(86_400);
+        let bounds = PlatformConfig::default().with_max_wait(day).with_max_waiting(u32::MAX);
+        let bounds = bounds.with_start_timeout(day).with_drain_timeout(day);
         let mut driver = Self {
-            scheduler,
+            platform: Platform::new(bounds, vec![pool.into()]).expect("the bounds are sound"),
             now: Timestamp::ZERO,
             open: VecDeque::new(),
             actions: Vec::new(),
@@ -57,52 +44,55 @@ impl<S: Scheduler> Driver<S> {
             next: 0,
             step: Duration::from_nanos(1_000_000_000 / u64::from(gpus)),
         };
-        for model in 0..models {
-            let model = ModelId::new(model);
-            driver.tell(RequestEvent::ModelAdded { model, memory: Bytes::from_gib(2) });
-            let profile =
-                ModelProfile { load_disk: SECOND.saturating_mul(3), load_host: SECOND, infer: SECOND };
-            driver.tell(RequestEvent::ModelProfiled { model, kind: GpuKind::new(0), profile });
+        let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, 0.5, SECOND, SECOND);
+        let profile = ProfileTable::sparse(vec![point.expect("the point is sound")]).ok();
+        let spec = FunctionSpec::new(Work::Inference { profile }, Bytes::from_gib(2));
+        let spec = spec.with_loads(SECOND.saturating_mul(3), SECOND).with_instances(0, u32::MAX);
+        for function in 0..models {
+            let (function, spec) = (FunctionId::new(function), Box::new(spec.clone()));
+            driver.tell(PlatformEvent::FunctionDeployed { function, spec });
         }
         for _ in 0..waiting + gpus {
             driver.arrive();
         }
         for gpu in 0..gpus {
-            let (gpu, memory) = (GpuId::new(gpu), Bytes::from_gib(8));
-            driver.tell(RequestEvent::GpuJoined { gpu, kind: GpuKind::new(0), node: NodeId::new(0), memory });
+            let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(8)).with_regime(Regime::Whole);
+            driver.tell(PlatformEvent::DeviceFound { gpu: GpuId::new(gpu), spec });
         }
         driver
     }
 
-    fn tell(&mut self, event: RequestEvent) {
-        self.scheduler.tell(self.now, event, &mut self.actions);
-        self.open.extend(self.actions.drain(..));
+    fn tell(&mut self, event: PlatformEvent) {
+        self.platform
+            .handle(self.now, event, &mut self.actions)
+            .expect("the driver answers what it was told");
+        let answered = |action: &PlatformAction| !matches!(action, PlatformAction::Drain { .. });
+        self.open.extend(self.actions.drain(..).filter(answered));
     }
 
     /// The lower of two numbers: some models are asked for more often than others.
     fn arrive(&mut self) {
         let model = self.rng.below(self.models).min(self.rng.below(self.models));
-        let model = ModelId::new(u32::try_from(model).expect("below a u32"));
+        let function = FunctionId::new(u32::try_from(model).expect("below a u32"));
         let request = RequestId::new(self.next);
         self.next += 1;
-        self.tell(RequestEvent::Arrived { request, model, tenant: TenantId::new(0), deadline: None });
+        self.tell(PlatformEvent::RequestArrived { request, function, deadline: None });
     }
 
     /// One event, and one more when a request has to be replaced: how many.
     fn events(&mut self) -> u64 {
         self.now = self.now + self.step;
-        match self.open.pop_front() {
-            Some(RequestAction::Evict { gpu, model }) => self.tell(RequestEvent::Evicted { gpu, model }),
-            Some(RequestAction::Load { gpu, model, .. }) => {
-                self.tell(RequestEvent::Loaded { gpu, model, took: SECOND.saturating_mul(3) });
-            }
-            Some(RequestAction::Dispatch { gpu, request, .. }) => {
-                self.tell(RequestEvent::Completed { gpu, request, took: SECOND });
+        let (instance, report) = match self.open.pop_front() {
+            Some(PlatformAction::Stop { instance, .. }) => (instance, InstanceReport::Gone),
+            Some(PlatformAction::Start { instance, .. }) => (instance, InstanceReport::Ready),
+            Some(PlatformAction::Dispatch { request, .. }) => {
+                self.tell(PlatformEvent::RequestDone { request, took: SECOND });
                 self.arrive();
                 return 2;
             }
-            _ => unreachable!("there is always work"),
-        }
+            other => unreachable!("there is always work: {other:?}"),
+        };
+        self.tell(PlatformEvent::Instance { instance, report });
         1
     }
 
@@ -122,17 +112,21 @@ impl<S: Scheduler> Driver<S> {
     }
 }
 
-fn engine(config: SchedulerConfig) -> LocalityScheduler {
-    LocalityScheduler::new(config).expect("the configuration is sound")
+fn policies() -> [(&'static str, WholePool); 3] {
+    let pool = |config| WholePool::new(config).expect("the configuration is sound");
+    [
+        ("lalbo3", pool(WholeConfig::paper(25))),
+        ("evict_cost_aware", pool(WholeConfig::default())),
+        ("load_balance", pool(WholeConfig::default()).with_policy(Box::new(LoadBalance))),
+    ]
 }
 
 /// Prints the memory of a waiting request: a million of them, by the growth of the process.
 fn memory() {
-    let waiting = 1_000_000;
-    let mut config = SchedulerConfig::default();
-    config.max_requests = waiting;
+    let waiting = 1_000_000_u32;
+    let pool = WholePool::new(WholeConfig::default()).expect("the configuration is sound");
     let before = gshare_bench::resident();
-    let mut driver = Driver::new(engine(config), 1, 1_000, 0);
+    let mut driver = Driver::new(pool, 1, 1_000, 0);
     (0..waiting - 2).for_each(|_| driver.arrive());
     if let (Some(before), Some(after)) = (before, gshare_bench::resident()) {
         println!(
@@ -144,9 +138,9 @@ fn memory() {
 }
 
 /// Prints the least and the middle time per event of many short runs: on a busy machine a long run measures the others, too.
-fn short_runs<S: Scheduler>(name: &str, scheduler: S, (gpus, models, waiting): (u32, u32, u32)) {
+fn short_runs(name: &str, pool: WholePool, (gpus, models, waiting): (u32, u32, u32)) {
     let (runs, events) = if gshare_bench::runs_as_test() { (3, 10) } else { (301, 1_000) };
-    let mut driver = Driver::new(scheduler, gpus, models, waiting);
+    let mut driver = Driver::new(pool, gpus, models, waiting);
     driver.run(4 * u64::from(gpus));
     let mut times: Vec<f64> =
         (0..runs).map(|_| driver.run(events).as_secs_f64() * 1e9 / events as f64).collect();
@@ -169,12 +163,8 @@ fn main() {
     }
     let sizes = [(12, 35, 1_000), (200, 400, 2_000), (10_000, 20_000, 100_000)];
     for size in sizes.into_iter().filter(|&(gpus, ..)| !is_too_large(gpus)) {
-        let o3 = SchedulerConfig::paper(Policy::LalbO3 { skip_limit: 25 });
-        short_runs("lalbo3", engine(o3), size);
-        short_runs("evict_cost_aware", engine(SchedulerConfig::evict_cost_aware()), size);
-        // The literal algorithms take minutes to fill the largest cluster once.
-        if size.2 <= 10_000 {
-            short_runs("literal_lalbo3", literal::Literal::new(Some(25), Duration::from_secs(60), 3), size);
+        for (name, pool) in policies() {
+            short_runs(name, pool, size);
         }
     }
 }

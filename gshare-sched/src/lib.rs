@@ -9,7 +9,6 @@
 //! | [`pack`] | which GPU, and which rectangle of its time and SMs? | FaST-GShare, section 3.4.2 |
 //! | [`place`] | which GPU, by sums of requests, limits and memory? | Dilu, section 3.3 |
 //! | [`scale`] | how many tokens for each client of a GPU, and how many instances? | Dilu, section 3.4; FaST-GShare, section 3.4.1 |
-//! | [`request`] | which GPU serves a request, and what stays in its memory? | GPU-enabled FaaS, sections III-IV |
 //! | [`pipeline`] | into which stages is a function cut, and on which MIG slices do they run? | FluidFaaS, section 5.2 |
 //!
 //! [`node`] composes token scheduling and vertical scaling with sessions, memory, debts and admission: the decisions of the
@@ -22,6 +21,7 @@
 )]
 
 mod settings_table;
+mod tier;
 mod wrapped;
 
 pub mod mig;
@@ -30,8 +30,8 @@ pub mod pack;
 pub mod pipeline;
 pub mod place;
 pub mod platform;
-pub mod request;
 pub mod scale;
 pub mod token;
 
+pub use tier::Tier;
 pub use wrapped::Wrapped;

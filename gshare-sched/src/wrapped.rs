@@ -1,10 +1,9 @@
 //! A function of yours around another author's engine.
 
-use crate::request::{GpuRecord, RequestPlace, RequestScheduler, RequestStats};
 use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, RequestId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -115,13 +114,6 @@ pass_on!(HorizontalScaler {
     fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
     fn tick(&self) -> Duration;
     fn early_reports(&self) -> bool;
-});
-
-pass_on!(RequestScheduler {
-    fn place(&self, request: RequestId) -> Option<RequestPlace>;
-    fn waiting(&self) -> usize;
-    fn stats(&self) -> RequestStats;
-    fn gpu(&self, gpu: GpuId) -> Option<GpuRecord>;
 });
 
 #[cfg(test)]

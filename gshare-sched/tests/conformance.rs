@@ -12,17 +12,14 @@ use gshare_sched::pipeline::{
     Place, RankMode, Route, RouterConfig, SlackRouter,
 };
 use gshare_sched::place::{DiluConfig, DiluPacker};
-use gshare_sched::request::{
-    LocalityScheduler, Policy, RequestAction, RequestEvent, RequestScheduler, SchedulerConfig,
-};
+use gshare_sched::platform::{Choice, Locality, WholeConfig, WholeDevices, WholePolicy};
 use gshare_sched::scale::{
     DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
     HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
 };
 use gshare_sim::Story;
-use gshare_sim::conformance::{
-    Shares, horizontal_scaler, packer, request_scheduler, slices, vertical_scaler,
-};
+use gshare_sim::conformance::{Shares, horizontal_scaler, packer, slices, vertical_scaler, whole_policy};
+use gshare_sim::scenario::LoadBalance;
 use std::sync::Arc;
 
 /// The claim that the suite found broken.
@@ -166,42 +163,34 @@ fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
     assert!(claims.contains(&claim), "{claim}");
 }
 
-fn locality(policy: Policy) -> Box<dyn RequestScheduler> {
-    Box::new(LocalityScheduler::new(SchedulerConfig::paper(policy)).expect("the settings are valid"))
-}
+/// Loads each model on the device at hand, whatever has to leave.
+struct Greedy(&'static str);
 
-#[test]
-fn request_schedulers_conform() {
-    for policy in [
-        Policy::LoadBalance,
-        Policy::Lalb,
-        Policy::LalbO3 { skip_limit: 25 },
-        Policy::EvictCostAware { skip_limit: 25 },
-    ] {
-        request_scheduler(&|| locality(policy), 0..15).unwrap_or_else(|story| panic!("{policy:?}: {story}"));
+impl WholePolicy for Greedy {
+    fn choose(&mut self, devices: &WholeDevices, function: FunctionId, gpu: GpuId) -> Choice {
+        match self.0 {
+            "loads" => devices.room(function, gpu, &|_| (0, 0)).map_or(Choice::Wait, Choice::Load),
+            "waits" => Choice::Wait,
+            _ => Choice::Run(gpu),
+        }
     }
 }
 
 #[test]
-fn a_scheduler_that_forgets_to_evict_is_found_out() {
-    let tamper = |actions: &mut Vec<RequestAction>| {
-        actions.retain(|action| !matches!(action, RequestAction::Evict { .. }));
-    };
-    let engine = || locality(Policy::LalbO3 { skip_limit: 25 });
-    let claim = broken(request_scheduler(&|| tampered(engine(), tamper), 0..15).map(drop));
-    assert_eq!(claim, "every order can be carried out, no device is oversold, and each request ends once");
+fn policies_of_whole_devices_conform() {
+    for config in [WholeConfig::paper(0), WholeConfig::paper(25), WholeConfig::default()] {
+        whole_policy(&|| Box::new(Locality::new(&config)), 0..15).unwrap_or_else(|story| panic!("{story}"));
+    }
+    whole_policy(&|| Box::new(LoadBalance), 0..15).unwrap_or_else(|story| panic!("{story}"));
+    whole_policy(&|| Box::new(Greedy("loads")), 0..15).unwrap_or_else(|story| panic!("{story}"));
 }
 
 #[test]
-fn a_scheduler_that_ignores_limits_of_copies_is_found_out() {
-    let engine = || {
-        Wrapped::new(locality(Policy::LoadBalance), |engine, now, event, actions| match event {
-            RequestEvent::ModelLimited { .. } => Ok(()),
-            _ => engine.handle(now, event, actions),
-        })
-    };
-    let story = request_scheduler(&|| Box::new(engine()), 0..15).unwrap_err();
-    assert!(story.to_string().contains("which may have"), "{story}");
+fn a_policy_of_whole_devices_that_breaks_its_contract_is_found_out() {
+    let story = whole_policy(&|| Box::new(Greedy("runs")), 0..15).unwrap_err();
+    assert!(story.to_string().contains("which cannot be"), "{story}");
+    let claim = broken(whole_policy(&|| Box::new(Greedy("waits")), 0..15).map(drop));
+    assert_eq!(claim, "without faults no request waits for as long as it may");
 }
 
 fn place(rank: RankMode) -> Arc<dyn Place> {

@@ -188,9 +188,10 @@ fn devices_of_an_instance_have_bounds() {
 #[test]
 fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     let in_time = |late_wait| {
-        let config = FractionalConfig::default().with_late_wait(late_wait);
-        let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
+        let config = PlatformConfig::default().with_late_wait(late_wait);
+        let pool =
+            FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast().unwrap()).unwrap();
+        let mut host = Host::new(Platform::new(config, vec![pool.into()]).unwrap());
         host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
         host.deploy(0, inference(2).with_instances(1, 1));
         host.takes = MS(18);

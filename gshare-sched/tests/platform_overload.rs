@@ -17,7 +17,7 @@ const RATE: u64 = 50;
 /// A platform with one function of this many ready instances, and a host which knows its waiting requests.
 struct Line {
     platform: Platform,
-    config: FractionalConfig,
+    config: PlatformConfig,
     max_wait: Duration,
     slo: Duration,
     instances: u64,
@@ -31,9 +31,10 @@ struct Line {
 }
 
 impl Line {
-    fn new(config: &FractionalConfig, max_wait: Duration, slo: Duration, instances: u32) -> Self {
-        let pool = FractionalPool::new(config.clone(), FractionalPolicies::fast().unwrap()).unwrap();
-        let bounds = PlatformConfig::default().with_max_wait(max_wait);
+    fn new(config: &PlatformConfig, max_wait: Duration, slo: Duration, instances: u32) -> Self {
+        let pool =
+            FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast().unwrap()).unwrap();
+        let bounds = config.clone().with_max_wait(max_wait);
         let mut platform = Platform::new(bounds, vec![pool.into()]).unwrap();
         let now = Timestamp::ZERO;
         for gpu in 0..instances {
@@ -144,7 +145,7 @@ proptest! {
         instances in 1u32..4,
         steps in prop::collection::vec((0u64..25, 1u64..40), 1..300),
     ) {
-        let config = FractionalConfig::default()
+        let config = PlatformConfig::default()
             .with_late_wait(late_wait.map(MS))
             .with_late_stretch_percent(stretch);
         let mut line = Line::new(&config, MS(max_wait), MS(slo), instances);
@@ -164,9 +165,10 @@ proptest! {
 #[test]
 fn overload_that_lasts_does_not_make_everything_late() {
     let in_time = |stretch| {
-        let config = FractionalConfig::default().with_late_stretch_percent(stretch);
-        let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-        let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
+        let config = PlatformConfig::default().with_late_stretch_percent(stretch);
+        let pool =
+            FractionalPool::new(FractionalConfig::default(), FractionalPolicies::fast().unwrap()).unwrap();
+        let mut host = Host::new(Platform::new(config, vec![pool.into()]).unwrap());
         host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
         host.deploy(0, inference(2).with_instances(1, 1));
         host.takes = MS(20);

@@ -30,7 +30,6 @@
 //! | [`pack`], [`place`] | the GPU, and the part of it, for an instance |
 //! | [`scale`] | an instance's share of a GPU, and the number of instances |
 //! | [`pipeline`] | the cut of a function into stages on MIG slices |
-//! | [`request`] | the GPU for a request, and the models kept in memory |
 //! | [`node`], [`platform`] | all of these on a node, and for a cluster |
 //!
 //! Features: `serde` and `schema` for events, orders and settings; `profile` and `modelstore` for the crates of these names.
@@ -48,7 +47,7 @@ pub use gshare_core as words;
 pub use gshare_modelstore as modelstore;
 #[cfg(feature = "profile")]
 pub use gshare_profile as profile;
-pub use gshare_sched::{Wrapped, mig, node, pack, pipeline, place, platform, request, scale, token};
+pub use gshare_sched::{Wrapped, mig, node, pack, pipeline, place, platform, scale, token};
 pub use runner::Runner;
 
 /// The names used by most hosts.

@@ -223,12 +223,13 @@ fn profile(least: u32) -> Result<ProfileTable> {
 fn platform((_, starts, late, rated): Policy<'_>) -> Result<Platform> {
     let packer = Box::new(MaxRects::new(MaxRectsConfig::default()));
     let policies = FractionalPolicies { scaler: starts.scaler(rated)?, packer };
-    let mut config = FractionalConfig::default().with_sm_limit_factor(if starts.vertical() { 2 } else { 1 });
-    if late == Late::InOrder {
-        config = config.with_late_wait(None);
-    }
+    let config = FractionalConfig::default().with_sm_limit_factor(if starts.vertical() { 2 } else { 1 });
     let pool = FractionalPool::new(config, policies)?;
-    Ok(Platform::new(PlatformConfig::default(), vec![pool.into()])?)
+    let mut bounds = PlatformConfig::default();
+    if late == Late::InOrder {
+        bounds.late_wait = None;
+    }
+    Ok(Platform::new(bounds, vec![pool.into()])?)
 }
 
 /// One policy under requests of so many in each second.

@@ -111,8 +111,8 @@ type New<'a> = Box<dyn Fn() -> Result<Box<dyn HorizontalScaler>> + 'a>;
 fn platform(new: &New<'_>) -> Result<Platform> {
     let packer = Box::new(MaxRects::new(MaxRectsConfig::default()));
     let policies = FractionalPolicies { scaler: new()?, packer };
-    let pool = FractionalPool::new(FractionalConfig::default().with_late_wait(None), policies)?;
-    Ok(Platform::new(PlatformConfig::default(), vec![pool.into()])?)
+    let pool = FractionalPool::new(FractionalConfig::default(), policies)?;
+    Ok(Platform::new(PlatformConfig::default().with_late_wait(None), vec![pool.into()])?)
 }
 
 fn simulate(new: &New<'_>, slo: Option<Duration>, cold: Duration, seed: Option<u64>) -> Result<Run> {

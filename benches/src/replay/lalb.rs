@@ -15,17 +15,15 @@
 
 use anyhow::{Context, Result, ensure};
 use gshare_core::{Bytes, Duration, NodeId, Timestamp};
-use gshare_sched::request::{
-    LocalityScheduler, ModelProfile, Policy as Dispatch, RequestScheduler, SchedulerConfig,
-};
+use gshare_sched::platform::{WholeConfig, WholePool};
 use gshare_sim::Rng;
 use gshare_sim::load_trace::{FunctionCounts, read_azure_counts};
-use gshare_sim::scenario::Own;
+use gshare_sim::scenario::{LoadBalance, Own};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
-use super::whole_devices::{Answered, Arrival, Cluster, percentile};
+use super::whole_devices::{Answered, Arrival, Cluster, Times, percentile};
 use super::{Report, mean, row};
 
 /// Flags of the scenario.
@@ -145,7 +143,7 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
     Ok(report)
 }
 
-type New<'a> = Box<dyn Fn() -> Result<Box<dyn RequestScheduler>> + 'a>;
+type New<'a> = Box<dyn Fn() -> Result<WholePool> + 'a>;
 
 /// A row of the table.
 struct Policy<'a> {
@@ -172,28 +170,29 @@ const OVER_BALANCE: &[Measure] =
 const OVER_O3: &[Measure] = &[MEAN, ("p99", |f| f.p99), ("max", |f| f.max)];
 
 fn policies<'a>(scenario: &Scenario, args: &Args, own: &'a Own) -> Vec<Policy<'a>> {
-    let policy = |name, config: SchedulerConfig, cuts| {
-        let new: New<'a> = Box::new(move || Ok(Box::new(LocalityScheduler::new(config)?)));
+    let policy = |name, config: WholeConfig, cuts| {
+        let new: New<'a> = Box::new(move || Ok(WholePool::new(config)?));
         Policy { name, limit: None, new, cuts }
     };
-    let o3 = |skip_limit| match skip_limit {
-        0 => SchedulerConfig::paper(Dispatch::Lalb),
-        _ => SchedulerConfig::paper(Dispatch::LalbO3 { skip_limit }),
-    };
+    let pool = || Ok::<_, anyhow::Error>(WholePool::new(WholeConfig::default())?);
+    let o3 = WholeConfig::paper;
     if args.limits.is_empty() {
         let balance = (0, "", OVER_BALANCE);
         let ours = (2, "_vs_lalbo3", OVER_O3);
         let mut all = vec![
-            policy("load_balance", SchedulerConfig::paper(Dispatch::LoadBalance), Vec::new()),
+            Policy {
+                new: Box::new(move || Ok(pool()?.with_policy(Box::new(LoadBalance)))),
+                ..policy("load_balance", o3(0), Vec::new())
+            },
             policy("lalb", o3(0), vec![balance]),
             policy("lalbo3_25", o3(scenario.skip_limit), vec![balance]),
             policy("lalbo3_45", o3(45), vec![balance, (1, "_vs_lalb", OVER_LALB)]),
-            policy("evict_cost_aware", SchedulerConfig::evict_cost_aware(), vec![balance, ours]),
+            policy("evict_cost_aware", WholeConfig::default(), vec![balance, ours]),
         ];
         let own = own.requests().map(|(name, make)| Policy {
             name,
             limit: None,
-            new: Box::new(|| Ok(make())),
+            new: Box::new(move || Ok(pool()?.with_policy(make()))),
             cuts: vec![balance, ours],
         });
         all.extend(own);
@@ -293,7 +292,7 @@ impl Cell<'_> {
             let profile = &scenario.model[sizes[rank] * scenario.model.len() / ws];
             let load = Duration::from_micros(profile.load_ms * 10 * args.load_pct);
             let infer = Duration::from_millis(profile.infer_ms);
-            (Bytes::from_mib(profile.memory_mib), ModelProfile { load_disk: load, load_host: load, infer })
+            (Bytes::from_mib(profile.memory_mib), Times { load, infer })
         };
         let cluster = Cluster {
             devices: (0..scenario.gpus).map(device).collect(),
@@ -374,14 +373,13 @@ fn figures(answered: &Answered, gpus: u32) -> Figures {
     let Answered { latencies, end, running, notes } = answered;
     let average = mean(latencies.iter().copied());
     let makespan = end.saturating_since(Timestamp::ZERO).as_secs_f64();
-    let stats = notes.stats;
     Figures {
         mean: average,
         p99: percentile(latencies, 990),
         max: percentile(latencies, 1000),
         variance: mean(latencies.iter().map(|latency| (latency - average).powi(2))),
-        miss: stats.misses as f64 / (stats.hits + stats.misses) as f64,
-        false_miss: stats.false_misses as f64 / stats.misses as f64,
+        miss: notes.misses as f64 / notes.answered as f64,
+        false_miss: notes.false_misses as f64 / notes.misses as f64,
         duplicates: notes.copies_of_first(*end),
         makespan,
         busy: running.as_secs_f64() / makespan / f64::from(gpus),
@@ -403,8 +401,7 @@ mod tests {
     fn a_sweep_begins_at_lalb_and_meets_the_fixed_limit() {
         let rows = |flags: &str| {
             let flags = format!("lalb --ws 35 --memory 7200 --seeds 2 {flags}");
-            let own = || Box::new(LocalityScheduler::new(SchedulerConfig::paper(Dispatch::Lalb)).unwrap());
-            let own = Own::default().with_requests("mine", move || own());
+            let own = Own::default().with_requests("mine", || Box::new(LoadBalance));
             run(&Cli::parse_from(flags.split_whitespace()).args, &own).unwrap().rows
         };
         let (sweep, fixed) = (rows("--limits 0,5,25,45"), rows(""));
@@ -412,10 +409,14 @@ mod tests {
             sweep.iter().map(|row| row["limit"].as_u64().unwrap()).collect::<Vec<_>>(),
             [0, 5, 25, 45]
         );
-        for (one, policy) in [(0, "lalb"), (0, "mine"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
-            let other = fixed.iter().find(|row| row["policy"] == policy).unwrap();
-            assert!(["mean_s", "p99_s", "miss_pct"].iter().all(|key| sweep[one][*key] == other[*key]));
+        let named = |policy: &str| fixed.iter().find(|row| row["policy"] == policy).unwrap();
+        let equal = |one: &Map<String, Value>, other: &Map<String, Value>| {
+            ["mean_s", "p99_s", "miss_pct"].iter().all(|key| one[*key] == other[*key])
+        };
+        for (one, policy) in [(0, "lalb"), (2, "lalbo3_25"), (3, "lalbo3_45")] {
+            assert!(equal(&sweep[one], named(policy)), "{policy}");
         }
+        assert!(equal(named("mine"), named("load_balance")) && !equal(named("mine"), named("lalb")));
         let cut = "latency_cut_vs_lalb_pct";
         assert!(!sweep[0].contains_key(cut) && sweep[3][cut] == fixed[3][cut], "{sweep:?}");
     }

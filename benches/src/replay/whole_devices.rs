@@ -1,15 +1,17 @@
-//! A request scheduler on whole devices: under the pool of a [`Platform`] in the simulated [`world`], and the events that it was
-//! told.
+//! Whole devices: the pool of a [`Platform`] in the simulated [`world`], and what it ordered and heard.
 
 use anyhow::{Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
+use gshare_core::{Bytes, Duration, Engine, FunctionId, InstanceId, NodeId, Quota, SmShare, Timestamp};
 use gshare_sched::Wrapped;
-use gshare_sched::platform::{DeviceSpec, FunctionSpec, Platform, Regime, WholePool, Work};
-use gshare_sched::request::{ModelProfile, RequestEvent, RequestScheduler, RequestStats};
+use gshare_sched::platform::{
+    DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformEvent, Regime, WholePool,
+    Work,
+};
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::world::{self, Function, Plan};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A request, named by its number in the list.
@@ -20,11 +22,18 @@ pub(super) struct Arrival {
     pub(super) model: u32,
 }
 
+/// Times of a model on each device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    pub(super) load: Duration,
+    pub(super) infer: Duration,
+}
+
 /// Whole devices, the models that they load, and their requests in order.
 pub(super) struct Cluster {
     /// Node and memory of each.
     pub(super) devices: Vec<(NodeId, Bytes)>,
-    pub(super) models: Vec<(Bytes, ModelProfile)>,
+    pub(super) models: Vec<(Bytes, Times)>,
     pub(super) eviction: Duration,
     pub(super) arrivals: Vec<Arrival>,
 }
@@ -41,17 +50,23 @@ pub(super) struct Answered {
 }
 
 impl Cluster {
-    /// Runs it under a new scheduler until all requests are answered.
-    pub(super) fn run(
-        &self,
-        seed: u64,
-        scheduler: impl Fn() -> Result<Box<dyn RequestScheduler>>,
-    ) -> Result<Answered> {
+    /// Runs it in a new pool until all requests are answered.
+    pub(super) fn run(&self, seed: u64, pool: impl Fn() -> Result<WholePool>) -> Result<Answered> {
         let notes = Arc::<Mutex<Notes>>::default();
         let plan = self.plan()?;
         let make = || {
-            let scheduler = noted(scheduler()?, &notes);
-            Ok(Platform::new(super::without_bounds(), vec![WholePool::new(Box::new(scheduler)).into()])?)
+            let platform = Box::new(Platform::new(super::without_bounds(), vec![pool()?.into()])?);
+            let notes = Arc::clone(&notes);
+            // A failed run is repeated.
+            *notes.lock() = Notes::default();
+            Ok(Wrapped::new(platform, move |platform, now, event, actions| {
+                let mut notes = notes.lock();
+                notes.told(now, &event);
+                let before = actions.len();
+                platform.handle(now, event, actions)?;
+                actions[before..].iter().for_each(|action| notes.ordered(now, action));
+                Ok(())
+            }))
         };
         let make = || make().map_err(|error: anyhow::Error| error.to_string());
         let outcome = world::run(&plan, seed, make).map_err(|broken| anyhow!("{broken}"))?;
@@ -65,9 +80,7 @@ impl Cluster {
         let running = outcome.functions.iter().map(|function| function.used);
         let running = running.fold(Duration::ZERO, Duration::saturating_add);
         let notes = core::mem::take(&mut *notes.lock());
-        let answer = |(_, event): &&(_, _)| matches!(event, RequestEvent::Completed { .. });
-        let end = notes.told.iter().rfind(answer).map_or(Timestamp::ZERO, |(at, _)| *at);
-        Ok(Answered { latencies, end, running, notes })
+        Ok(Answered { latencies, end: notes.end, running, notes })
     }
 
     fn plan(&self) -> Result<Plan> {
@@ -75,14 +88,14 @@ impl Cluster {
         let devices: Vec<DeviceSpec> = self.devices.iter().map(device).collect();
         let copies = u32::try_from(devices.len())?;
         let mut functions = Vec::new();
-        for (number, &(memory, ModelProfile { load_disk, load_host, infer })) in (0..).zip(&self.models) {
+        for (number, &(memory, Times { load, infer })) in (0..).zip(&self.models) {
             // Half of the device's throughput: the figure is kept to a thousandth, and must not promise a shorter time than
             // `infer`.
             let throughput = 0.5 / infer.as_secs_f64();
             let point = ProfilePoint::measured(SmShare::WHOLE, Quota::WHOLE, 1, throughput, infer, infer)?;
             let work = Work::Inference { profile: Some(ProfileTable::sparse(vec![point])?) };
             let spec = FunctionSpec::new(work, memory);
-            let spec = spec.with_loads(load_disk, load_host).with_instances(0, copies);
+            let spec = spec.with_loads(load, load).with_instances(0, copies);
             let calls = self.arrivals.iter().filter(|arrival| arrival.model == number);
             let arrivals = Arrivals::times(calls.map(|arrival| arrival.at).collect())?;
             functions.push(Function::new(format!("model{number}"), spec).with_arrivals(arrivals));
@@ -102,84 +115,117 @@ pub(super) fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
     sorted[(sorted.len() * thousandths / 1000).min(sorted.len() - 1)]
 }
 
-/// The events that a scheduler was told, and its counters after them. In a world all models are evicted at the end.
+/// What the platform ordered and heard.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    pub(super) told: Vec<(Timestamp, RequestEvent)>,
-    pub(super) stats: RequestStats,
+    /// Requests answered, and instances started for them.
+    pub(super) answered: u64,
+    pub(super) misses: u64,
+    /// Misses although another device had the model or loaded it.
+    pub(super) false_misses: u64,
+    /// The last answer.
+    end: Timestamp,
+    /// The instances that are neither stopped nor gone, with their functions.
+    staying: BTreeMap<InstanceId, FunctionId>,
+    /// The starts of instances of the first model, and their ends.
+    first: BTreeMap<InstanceId, (Timestamp, Option<Timestamp>)>,
 }
 
 impl Notes {
-    /// The average number of GPUs that held the first model or loaded it, up to a time.
+    /// The average number of devices that held the first model or loaded it, up to a time.
     pub(super) fn copies_of_first(&self, end: Timestamp) -> f64 {
-        let held = self.told.iter().map(|&(at, event)| match event {
-            RequestEvent::Loaded { model, took, .. } if model.index() == 0 => {
-                end.saturating_since(at).as_secs_f64() + took.as_secs_f64()
-            }
-            RequestEvent::Evicted { model, .. } if model.index() == 0 => {
-                -end.saturating_since(at).as_secs_f64()
-            }
-            _ => 0.0,
-        });
-        held.sum::<f64>() / end.saturating_since(Timestamp::ZERO).as_secs_f64()
+        let held = |(from, to): &(Timestamp, Option<Timestamp>)| {
+            to.unwrap_or(end).min(end).saturating_since(*from).as_secs_f64()
+        };
+        self.first.values().map(held).sum::<f64>() / end.saturating_since(Timestamp::ZERO).as_secs_f64()
     }
-}
 
-/// The scheduler, of which notes are taken.
-pub(super) fn noted(
-    scheduler: Box<dyn RequestScheduler>,
-    notes: &Arc<Mutex<Notes>>,
-) -> Wrapped<dyn RequestScheduler> {
-    let notes = Arc::clone(notes);
-    Wrapped::new(scheduler, move |scheduler, now, event, actions| {
-        // There may be a copy on every GPU, and a scheduler need not know of limits.
-        if matches!(event, RequestEvent::ModelLimited { .. }) {
-            return Ok(());
+    fn told(&mut self, now: Timestamp, event: &PlatformEvent) {
+        match *event {
+            PlatformEvent::RequestDone { .. } => (self.answered, self.end) = (self.answered + 1, now),
+            PlatformEvent::Instance { instance, report: InstanceReport::Gone } => {
+                self.staying.remove(&instance);
+                if let Some((_, to)) = self.first.get_mut(&instance) {
+                    *to = Some(now);
+                }
+            }
+            _ => {}
         }
-        scheduler.handle(now, event, actions)?;
-        let mut notes = notes.lock();
-        notes.told.push((now, event));
-        notes.stats = scheduler.stats();
-        Ok(())
-    })
+    }
+
+    fn ordered(&mut self, now: Timestamp, action: &PlatformAction) {
+        match *action {
+            PlatformAction::Start { instance, function, .. } => {
+                self.misses += 1;
+                self.false_misses += u64::from(self.staying.values().any(|other| *other == function));
+                self.staying.insert(instance, function);
+                if function.number() == 0 {
+                    self.first.insert(instance, (now, None));
+                }
+            }
+            PlatformAction::Stop { instance, .. } => {
+                self.staying.remove(&instance);
+            }
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gshare_core::{GpuId, ModelId};
+    use gshare_core::GpuId;
+    use gshare_core::share::GpuShare;
+    use gshare_sched::platform::{Part, StopCause, WholeConfig};
 
     #[test]
-    fn copies_of_the_first_model_count_from_their_load_to_their_eviction() {
-        let (gpu, took) = (GpuId::new(0), Duration::from_secs(1));
-        let loaded = |model| RequestEvent::Loaded { gpu, model: ModelId::new(model), took };
-        let evicted = |model| RequestEvent::Evicted { gpu, model: ModelId::new(model) };
-        let told = [(1, loaded(0)), (2, loaded(1)), (3, evicted(0)), (5, loaded(0)), (9, evicted(0))];
-        let told = told.map(|(second, event)| (Timestamp::from_millis(second * 1_000), event)).to_vec();
-        let notes = Notes { told, stats: RequestStats::default() };
-        // The model is held in the first three and the last four of eight seconds; later events do not count.
-        let average = notes.copies_of_first(Timestamp::from_millis(8_000));
-        assert!((average - 7.0 / 8.0).abs() < 1e-9, "{average}");
+    fn copies_of_the_first_model_count_from_their_start_to_their_end() {
+        let (mut notes, second) = (Notes::default(), |second: u64| Timestamp::from_millis(second * 1_000));
+        let start = |instance, function| {
+            let part = Part {
+                gpu: GpuId::new(0),
+                share: GpuShare::WHOLE,
+                slice: None,
+                stage: 0,
+                components: gshare_core::dag::ComponentSet::EMPTY,
+            };
+            let (instance, function) = (InstanceId::new(instance), FunctionId::new(function));
+            let (from, takes) = (gshare_sched::Tier::Disk, Duration::ZERO);
+            PlatformAction::Start { instance, function, parts: vec![part], from, takes, parked: false }
+        };
+        let gone = |instance| PlatformEvent::Instance {
+            instance: InstanceId::new(instance),
+            report: InstanceReport::Gone,
+        };
+        notes.ordered(second(0), &start(0, 0));
+        notes.ordered(second(1), &start(1, 1));
+        notes.ordered(second(2), &start(2, 0));
+        notes.told(second(3), &gone(0));
+        let (instance, cause) = (InstanceId::new(2), StopCause::Evicted);
+        notes.ordered(second(4), &PlatformAction::Stop { instance, cause });
+        notes.ordered(second(4), &start(3, 0));
+        notes.told(second(5), &gone(2));
+        // Three seconds of the first, three of the second, and four of the last until the eighth second.
+        let average = notes.copies_of_first(second(8));
+        assert!((average - 10.0 / 8.0).abs() < 1e-9, "{average}");
+        assert_eq!((notes.misses, notes.false_misses), (4, 1), "the last replaces a stopped copy");
     }
 
     /// One device, and two models of which one fits: the second load waits for the eviction of the first.
     #[test]
     fn loads_evictions_and_runs_take_their_time() {
-        use gshare_sched::request::{LocalityScheduler, SchedulerConfig};
         let millis = Duration::from_millis;
-        let profile = ModelProfile { load_disk: millis(300), load_host: millis(300), infer: millis(20) };
+        let times = Times { load: millis(300), infer: millis(20) };
         let arrival = |at, model| Arrival { at: Timestamp::from_millis(at), model };
         let cluster = Cluster {
             devices: vec![(NodeId::new(0), Bytes::from_gib(8))],
-            models: vec![(Bytes::from_gib(5), profile); 2],
+            models: vec![(Bytes::from_gib(5), times); 2],
             eviction: millis(7),
             arrivals: vec![arrival(0, 0), arrival(1_000, 0), arrival(2_000, 1)],
         };
-        let make = || Ok(Box::new(LocalityScheduler::new(SchedulerConfig::default())?) as Box<_>);
-        let answered = cluster.run(1, make).unwrap();
+        let answered = cluster.run(1, || Ok(WholePool::new(WholeConfig::paper(25))?)).unwrap();
         assert_eq!(answered.latencies, [0.02, 0.32, 0.327]);
         assert_eq!((answered.end, answered.running), (Timestamp::from_millis(2_327), millis(60)));
-        let stats = answered.notes.stats;
-        assert_eq!((stats.hits, stats.misses), (1, 2));
+        assert_eq!((answered.notes.answered, answered.notes.misses), (3, 2));
     }
 }

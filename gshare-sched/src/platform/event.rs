@@ -2,8 +2,8 @@
 
 use super::TenantLimits;
 use super::{DeviceSpec, FunctionSpec};
+use crate::Tier;
 use crate::mig::SliceAt;
-use crate::request::Tier;
 use gshare_core::dag::ComponentSet;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{

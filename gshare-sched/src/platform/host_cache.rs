@@ -4,8 +4,8 @@
 //! FluidFaaS, section 5.3: "warm"). Weights are there from the first ready instance on the node until other weights need the memory
 //! set aside: the least recently used go first.
 
+use crate::Tier;
 use crate::platform::PlatformAction;
-use crate::request::Tier;
 use gshare_core::{Bytes, FunctionId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -59,6 +59,7 @@ mod gpu_time;
 mod hash_table;
 mod host_cache;
 mod instances;
+mod late_last;
 mod pool;
 mod requests;
 mod settings;
@@ -79,7 +80,7 @@ pub use pool::{InstanceView, PoolError, RegimePool};
 pub use settings::{FractionalSettings, OwnPolicies, PackerSettings, PlatformSettings, ScalerSettings};
 pub use sliced::{SlicedConfig, SlicedError, SlicedPool};
 pub use tenant_limits::TenantLimits;
-pub use whole::WholePool;
+pub use whole::{Choice, Locality, ModelCopy, Room, WholeConfig, WholeDevices, WholePolicy, WholePool};
 
 use cluster::{Cluster, Device};
 use gshare_core::{
@@ -112,6 +113,16 @@ crate::settings_table::settings! {
         /// SLO.
         #[cfg_attr(feature = "serde", serde(rename = "drain_timeout_ns"))]
         pub drain_timeout: Duration = Duration::from_secs(60), with_drain_timeout;
+        /// How long after its SLO a late request waits behind requests of its function that can be in time, while more requests
+        /// wait than are served. 20 s: about a burst, and within a client's patience. None: the order of arrival, in which all
+        /// requests behind a burst are late.
+        #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
+        pub late_wait: Option<Duration> = Some(Duration::from_secs(20)), with_late_wait;
+        /// The same time in percent of the time that its function then needs for all waiting requests; the longer time holds. 200:
+        /// under a backlog of more than half of `late_wait` a late request waits twice as long as it would first come, first
+        /// served, so that about half of the others can be in time. With a fixed bound alone, lasting overload makes all waiting
+        /// requests overdue, and none is in time. 0: the fixed bound alone.
+        pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
     }
 }
 

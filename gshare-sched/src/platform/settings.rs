@@ -2,12 +2,11 @@
 
 use super::{
     FractionalConfig, FractionalPolicies, FractionalPool, Platform, PlatformConfig, PlatformError,
-    SlicedConfig, SlicedPool, WholePool,
+    SlicedConfig, SlicedPool, WholeConfig, WholePolicy, WholePool,
 };
 use crate::pack::{MaxRects, MaxRectsConfig, Packer};
 use crate::pipeline::{Place, Route};
 use crate::place::{DiluConfig, DiluPacker};
-use crate::request::{RequestScheduler, SchedulerConfig};
 use crate::scale::{
     HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
 };
@@ -72,8 +71,8 @@ pub struct OwnPolicies {
     pub router: Option<Box<dyn Route>>,
     /// Cuts functions and chooses their MIG slices, instead of the partitioner by bottleneck.
     pub place: Option<Arc<dyn Place>>,
-    /// Gives requests to whole devices, instead of [`PlatformSettings::whole`].
-    pub requests: Option<Box<dyn RequestScheduler>>,
+    /// Gives requests to whole devices, instead of the policy by [`PlatformSettings::whole`].
+    pub requests: Option<Box<dyn WholePolicy>>,
 }
 
 impl core::fmt::Debug for OwnPolicies {
@@ -107,7 +106,7 @@ impl FractionalSettings {
 }
 
 /// Settings of a platform with one pool of each regime.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
@@ -119,18 +118,7 @@ pub struct PlatformSettings {
     /// Settings for devices with MIG slices.
     pub sliced: SlicedConfig,
     /// Settings for devices that serve one request at a time.
-    pub whole: SchedulerConfig,
-}
-
-impl Default for PlatformSettings {
-    fn default() -> Self {
-        Self {
-            platform: PlatformConfig::default(),
-            fractional: FractionalSettings::default(),
-            sliced: SlicedConfig::default(),
-            whole: SchedulerConfig::evict_cost_aware(),
-        }
-    }
+    pub whole: WholeConfig,
 }
 
 impl PlatformSettings {
@@ -155,10 +143,10 @@ impl PlatformSettings {
         if let Some(place) = own.place.take() {
             sliced = sliced.with_place(place);
         }
-        let whole = match own.requests.take() {
-            Some(requests) => WholePool::new(requests),
-            None => WholePool::with_config(self.whole)?,
-        };
+        let mut whole = WholePool::new(self.whole)?;
+        if let Some(policy) = own.requests.take() {
+            whole = whole.with_policy(policy);
+        }
         let pools = vec![self.fractional.build(own)?.into(), sliced.into(), whole.into()];
         Platform::new(self.platform.clone(), pools)
     }

@@ -212,19 +212,24 @@ impl Tenants {
         of.has_line()
     }
 
-    /// Books memory and processes for an instance of the tenant, unless a sum exceeds the tenant's part of `all` or its limit.
+    /// Whether an instance with this memory and these processes keeps within the tenant's part of `all` and its limit.
+    pub(super) fn may_book(&self, tenant: TenantId, memory: Bytes, processes: u32, all: Bytes) -> bool {
+        self.tenants.get(&tenant).is_none_or(|of| {
+            let may = u128::from(all.get()) * u128::from(of.limits.memory.get()) / 10_000;
+            let after = u128::from(of.memory.get()) + u128::from(memory.get());
+            (of.limits.memory == BasisPoints::WHOLE || after <= may)
+                && of.processes.saturating_add(processes) <= of.limits.max_processes
+        })
+    }
+
+    /// Books memory and processes for an instance of the tenant, unless it [may not](Self::may_book) have them.
     pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, processes: u32, all: Bytes) -> bool {
+        if !self.may_book(tenant, memory, processes, all) {
+            return false;
+        }
         let of = self.tenants.entry(tenant).or_default();
-        let may = u128::from(all.get()) * u128::from(of.limits.memory.get()) / 10_000;
-        let after = of.memory.get().saturating_add(memory.get());
-        if of.limits.memory.get() < 10_000 && u128::from(after) > may {
-            return false;
-        }
-        let run = of.processes.saturating_add(processes);
-        if run > of.limits.max_processes {
-            return false;
-        }
-        (of.memory, of.processes) = (Bytes(after), run);
+        of.memory = of.memory.saturating_add(memory);
+        of.processes = of.processes.saturating_add(processes);
         true
     }
 

@@ -4,7 +4,6 @@
 //! asks a driver whether it is a simulation: a driver found through `LD_LIBRARY_PATH` is no less simulated.
 
 use super::cuda;
-use anyhow::Context as _;
 use gshare_fake_cuda_spec::{Spec, SpecError};
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use std::ffi::OsString;

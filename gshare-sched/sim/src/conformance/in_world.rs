@@ -4,18 +4,22 @@ use super::story::Log;
 use crate::story::Story;
 use crate::world::{self, FunctionOutcome, Outcome, Plan};
 use core::fmt::Display;
-use gshare_sched::platform::{Platform, Rejection};
+use gshare_core::Engine;
+use gshare_sched::platform::{PlatformAction, PlatformEvent, Rejection};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const OBEYED: &str = "every order can be carried out, no device is oversold, and each request ends once";
 const SERVED: &str = "without faults no request waits for as long as it may";
 
 /// Runs a plan twice on the platforms of `platform`, whose policies are watched. Returns the outcome.
-pub(super) fn repeated(
+pub(super) fn repeated<E>(
     seed: u64,
     plan: Result<Plan, String>,
-    platform: impl Fn(&Log) -> Result<Platform, String>,
-) -> Result<Outcome, Story> {
+    platform: impl Fn(&Log) -> Result<E, String>,
+) -> Result<Outcome, Story>
+where
+    E: Engine<Event = PlatformEvent, Action = PlatformAction>,
+{
     let run = || {
         let log = Log::default();
         // A pool panics if it and its policy disagree about an instance.

@@ -16,7 +16,7 @@
 //! | [`packer()`] | [`Packer`](gshare_sched::pack::Packer) |
 //! | [`horizontal_scaler()`] | [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler) |
 //! | [`vertical_scaler()`] | [`VerticalScaler`](gshare_sched::scale::VerticalScaler) |
-//! | [`request_scheduler()`] | [`RequestScheduler`](gshare_sched::request::RequestScheduler) |
+//! | [`whole_policy()`] | [`WholePolicy`](gshare_sched::platform::WholePolicy) |
 //! | [`slices()`] | [`Route`](gshare_sched::pipeline::Route), [`Place`](gshare_sched::pipeline::Place) |
 //! | [`token_scheduler()`] | [`TokenScheduler`](gshare_core::TokenScheduler) |
 
@@ -27,15 +27,15 @@ mod packer_trial;
 mod pool_tests;
 #[cfg(test)]
 mod pool_trial;
-mod request_scheduler;
 mod slices;
 mod story;
 mod token_scheduler;
 mod vertical;
+mod whole_policy;
 
 pub use horizontal::horizontal_scaler;
 pub use packer_trial::{Shares, packer};
-pub use request_scheduler::request_scheduler;
 pub use slices::{chain, slices};
 pub use token_scheduler::{Conformance, Report, token_scheduler};
 pub use vertical::vertical_scaler;
+pub use whole_policy::whole_policy;

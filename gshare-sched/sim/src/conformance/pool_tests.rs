@@ -11,9 +11,8 @@ use gshare_sched::pipeline::{Goal, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport,
     MigLayout, Platform, PlatformAction, PlatformConfig, PlatformEvent, Regime, RegimePool, SlicedConfig,
-    SlicedPool, Weights, WholePool, Work,
+    SlicedPool, Weights, WholeConfig, WholePool, Work,
 };
-use gshare_sched::request::SchedulerConfig;
 
 fn pipeline(times: &[u64], gib: u64, slo_ms: u64, instances: (u32, u32)) -> FunctionSpec {
     let (dag, goal) = (Box::new(chain(times, gib).unwrap()), Box::new(Goal::default()));
@@ -96,14 +95,11 @@ fn whole_trial(seed: u64, faults: bool) -> PoolTrial {
 }
 
 fn whole(seed: u64) -> WholePool {
-    let config =
-        if seed.is_multiple_of(3) { SchedulerConfig::default() } else { SchedulerConfig::evict_cost_aware() };
-    let mut config = config;
+    let mut config = if seed.is_multiple_of(3) { WholeConfig::paper(25) } else { WholeConfig::default() };
     if seed.is_multiple_of(2) {
         config.host_memory = Bytes::from_gib(9);
-        config.max_batch = 3;
     }
-    WholePool::with_config(config).unwrap()
+    WholePool::new(config).unwrap()
 }
 
 fn fractional_trial(seed: u64, faults: bool) -> PoolTrial {
@@ -190,7 +186,8 @@ fn the_sliced_pool_keeps_its_contract_whatever_happens() {
 fn the_whole_pool_keeps_its_contract_whatever_happens() {
     let reports: Vec<Outcome> =
         SEEDS.map(|seed| run(whole(seed), &whole_trial(seed, true), seed).unwrap()).collect();
-    all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "fetch", "forget"]);
+    // A load leaves the weights in host memory, as on shared devices.
+    all_given(&reports, &["start", "drain", "stop", "dispatch", "reject", "forget"]);
 }
 
 #[test]

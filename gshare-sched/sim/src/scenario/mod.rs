@@ -63,6 +63,7 @@ mod cases;
 mod draw;
 mod error;
 mod function;
+mod load_balance;
 mod load_text;
 mod own;
 mod policies;
@@ -72,6 +73,7 @@ pub use cases::{AxisText, Case, FIGURES, OptionText, PaperRow, PaperText, figure
 pub use draw::DrawText;
 pub use error::ScenarioError;
 pub use function::{DagText, FunctionText, PointText, ShareText, WorkText};
+pub use load_balance::LoadBalance;
 pub use load_text::LoadText;
 pub use own::Own;
 pub use units::{Span, Text};
@@ -234,7 +236,7 @@ policy_names! {
         Dilu,
     }
 
-    /// A scheduler of requests on whole devices.
+    /// A policy of whole devices.
     RequestName {
         /// The head of the queue on any idle device (GPU-enabled FaaS, section V-A).
         LoadBalance,

@@ -1,12 +1,13 @@
 //! A program's own policies, which a scenario calls by name.
 
 use super::error::ScenarioError;
-use super::{PackerName, PipelineName, Policies, RequestName, RouterName, ScalerName, VerticalName};
+use super::{
+    LoadBalance, PackerName, PipelineName, Policies, RequestName, RouterName, ScalerName, VerticalName,
+};
 use crate::Make;
 use gshare_sched::pack::Packer;
 use gshare_sched::pipeline::{Place, Route};
-use gshare_sched::platform::OwnPolicies;
-use gshare_sched::request::RequestScheduler;
+use gshare_sched::platform::{OwnPolicies, WholePolicy};
 use gshare_sched::scale::{HorizontalScaler, VerticalScaler};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub struct Own {
     scalers: BTreeMap<String, Make<dyn HorizontalScaler>>,
     verticals: BTreeMap<String, Make<dyn VerticalScaler>>,
     routers: BTreeMap<String, Make<dyn Route>>,
-    requests: BTreeMap<String, Make<dyn RequestScheduler>>,
+    requests: BTreeMap<String, Make<dyn WholePolicy>>,
     places: BTreeMap<String, Make<dyn Place>>,
 }
 
@@ -90,9 +91,8 @@ own! {
     with_router, routers: Route;
     /// Adds a way to cut functions and to choose their MIG slices, or replaces the one of this name.
     with_place, places: Place;
-    /// Adds a scheduler of requests on whole devices, or replaces the scheduler of this name. The scenario's `policies.host_memory`
-    /// applies to our scheduler only.
-    with_requests, requests: RequestScheduler;
+    /// Adds a policy of whole devices, or replaces the policy of this name.
+    with_requests, requests: WholePolicy;
 }
 
 impl Own {
@@ -111,9 +111,13 @@ impl Own {
         if let RouterName::Own(name) = &policies.router {
             own.router = Some(named("policies.router", name, &["paper", "ours"], &self.routers)?());
         }
-        if let RequestName::Own(name) = &policies.request {
-            let ours = ["load_balance", "lalb", "lalbo3", "ours"];
-            own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
+        match &policies.request {
+            RequestName::LoadBalance => own.requests = Some(Box::new(LoadBalance)),
+            RequestName::Own(name) => {
+                let ours = ["load_balance", "lalb", "lalbo3", "ours"];
+                own.requests = Some(named("policies.request", name, &ours, &self.requests)?());
+            }
+            _ => {}
         }
         if let PipelineName::Own(name) = &policies.keeper {
             own.place = Some(named("policies.keeper", name, &["paper", "ours"], &self.places)?().into());
@@ -158,7 +162,6 @@ mod tests {
     use gshare_sched::pipeline::{
         AssignedSlice, Change, Goal, Home, Node, Offers, PartitionConfig, Partitioner,
     };
-    use gshare_sched::request::{LocalityScheduler, Policy, SchedulerConfig};
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_of_a_programs_own_has_the_whole_devices() {
+    fn a_policy_of_a_programs_own_has_the_whole_devices() {
         let function = |name: &str| {
             format!(
                 "[[function]]\nname = \"{name}\"\nwork = \"inference\"\nmemory = \"3GiB\"\nregime = \"whole\"\n\
@@ -331,11 +334,10 @@ mod tests {
                  node = [{{ device = [{{ memory = \"8GiB\", regime = \"whole\", count = 2 }}] }}]\n{functions}"
             );
             let mut scenario = Scenario::parse(&text).unwrap();
-            let lalb = || LocalityScheduler::new(SchedulerConfig::paper(Policy::Lalb)).unwrap();
-            scenario.own = Own::default().with_requests("mine", move || Box::new(lalb()));
+            scenario.own = Own::default().with_requests("mine", || Box::new(LoadBalance));
             world::run(&scenario.plan().unwrap(), 0, || scenario.platform()).unwrap().hash
         };
-        assert_eq!(run("mine"), run("lalb"));
+        assert_eq!(run("mine"), run("load_balance"));
         assert_ne!(run("mine"), run("ours"));
     }
 }

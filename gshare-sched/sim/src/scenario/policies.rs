@@ -8,8 +8,7 @@ use crate::world::Function;
 use gshare_core::{BasisPoints, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_sched::pipeline::{KeepAlive, KeeperConfig, RouterConfig};
 use gshare_sched::place::DiluConfig;
-use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, Work};
-use gshare_sched::request::{Policy, SchedulerConfig};
+use gshare_sched::platform::{PackerSettings, Platform, PlatformSettings, ScalerSettings, WholeConfig, Work};
 use gshare_sched::scale::LazyHorizontalConfig;
 
 impl Scenario {
@@ -57,13 +56,12 @@ impl Scenario {
                 (keep_alive, keep_alive);
         }
         settings.whole = match &self.policies.request {
-            RequestName::LoadBalance => SchedulerConfig::paper(Policy::LoadBalance),
-            RequestName::Lalb => SchedulerConfig::paper(Policy::Lalb),
-            RequestName::Lalbo3 => SchedulerConfig::default(),
-            RequestName::Ours | RequestName::Own(_) => SchedulerConfig::evict_cost_aware(),
+            RequestName::Lalb => WholeConfig::paper(0),
+            RequestName::Lalbo3 => WholeConfig::paper(25),
+            RequestName::Ours | RequestName::LoadBalance | RequestName::Own(_) => WholeConfig::default(),
         };
         if self.policies.queue == QueueName::Arrival {
-            settings.fractional.pool.late_wait = None;
+            settings.platform.late_wait = None;
         }
         settings.fractional.pool.sm_partitions = self.policies.sm_partitions;
         if let Some(memory) = self.policies.host_memory {

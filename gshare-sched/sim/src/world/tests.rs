@@ -9,10 +9,10 @@ use gshare_core::{
     Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange, RequestId,
     SmShare, Timestamp,
 };
+use gshare_sched::Tier;
 use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Part, PlatformAction, PlatformEvent, Rejection, StopCause, Work,
 };
-use gshare_sched::request::Tier;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The mistake of a platform.

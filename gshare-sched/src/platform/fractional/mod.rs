@@ -16,7 +16,7 @@
 //!    ([`batches`](FunctionSpec::batches)), one batch at a time, which may gather (`batch.rs`). A request goes to the ready instance with the fewest
 //!    requests and then the highest throughput, or waits in the order of arrival.
 //! 4. *Late requests*: in that order every request behind a burst would be late. A request past its SLO therefore waits behind those that
-//!    can be in time, until it is **overdue** ([`late_wait`](FractionalConfig::late_wait)) and goes before all others.
+//!    can be in time, until it is **overdue** ([`late_wait`](super::PlatformConfig::late_wait)) and goes before all others.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
 //!    fewest victims are parked for it; after a wait of two seconds busy ones too, once they have answered their requests. An instance
 //!    first stays four times as long as its parking and its load took, or at least once as long where a waiting request would be late
@@ -43,7 +43,6 @@
 //! little work shut others out; parking is FluidFaaS's time sharing (section 5.3) without slices.
 
 mod gangs;
-mod late_last;
 mod least_instances;
 mod parking;
 mod placing;

@@ -4,8 +4,8 @@ use super::{
     Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance,
     InstanceId, Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, Setting, State, StopCause,
 };
+use crate::Tier;
 use crate::pack::{Demand, PackError};
-use crate::request::Tier;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
 use std::collections::{BTreeMap, BTreeSet};

@@ -25,17 +25,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 crate::settings_table::settings! {
     /// Settings of a [`FractionalPool`](super::FractionalPool).
     pub struct FractionalConfig {
-        /// How long after its SLO a late request waits behind requests of its function that can be in time, while more requests
-        /// wait than are served. 20 s, as for pipelines ([`RouterConfig`](crate::pipeline::RouterConfig)): about a burst, and
-        /// within a client's patience. None: the order of arrival, as in FaST-GShare and Dilu, where all requests behind a
-        /// burst are late.
-        #[cfg_attr(feature = "serde", serde(rename = "late_wait_ns"))]
-        pub late_wait: Option<Duration> = Some(Duration::from_secs(20)), with_late_wait;
-        /// The same time in percent of the time that its function's ready instances then need for all waiting requests; the
-        /// longer time holds. 200, as for pipelines: under a backlog of more than half of `late_wait` a late request waits
-        /// twice as long as it would first come, first served, so that about half of the others can be in time. With a fixed
-        /// bound alone, lasting overload makes all waiting requests overdue, and none is in time. 0: the fixed bound alone.
-        pub late_stretch_percent: u32 = 200, with_late_stretch_percent;
         /// How long a function without a minimum keeps an instance after its last request, and when it is started again ahead of a
         /// request. Adaptive: a cold start counts as much as 60 s of a tenth of a device, less for a larger share, and more where
         /// more requests come at once.

@@ -91,9 +91,7 @@ impl FractionalPool {
             let done = cluster.now.saturating_add(takes);
             let mut stands = true;
             for _ in 0..count {
-                let Some(of) = cluster.functions.get(&function) else { break };
-                let next = self.config.next_request(&of.queue, of.spec.slo, done, backlog);
-                let Some(request) = next else { break };
+                let Some(request) = cluster.next_request(function, done, backlog, |_| true) else { break };
                 stands &= cluster.order(PlatformAction::Dispatch { request, instance });
             }
             if stands {

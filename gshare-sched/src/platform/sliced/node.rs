@@ -42,10 +42,10 @@
 
 use super::Cluster;
 use super::slices::{Owner, Slices};
+use crate::Tier;
 use crate::pipeline::{Gaps, Goal, Home, KeeperConfig, Place, Stay};
 use crate::platform::timers::Timers;
 use crate::platform::{Life, Part, PlatformAction, StopCause};
-use crate::request::Tier;
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;

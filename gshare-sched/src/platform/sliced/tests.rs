@@ -3,13 +3,13 @@
 mod node;
 
 use super::*;
+use crate::Tier;
 use crate::mig::GpuModel;
 use crate::pipeline::Late;
 use crate::platform::testing::{self, dispatch, park, reject};
 use crate::platform::{
     FunctionSpec, MigLayout, PlatformAction, PlatformEvent, Rejection, StopCause, TenantLimits, Work,
 };
-use crate::request::Tier;
 use gshare_core::dag::Component;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Engine, Quota, SmShare, TenantId};

@@ -1,147 +1,127 @@
-//! The pool of whole GPUs: a request scheduler (GPU-enabled FaaS), behind the words of a pool.
+//! The pool of whole GPUs: requests go where their models are, and models make room for each other (GPU-enabled FaaS).
 //!
 //! # Problem
-//! A [`RequestScheduler`] gives requests to GPUs, and loads and evicts models there; it knows models, not instances. For a platform a
-//! model in a GPU's memory is an instance of its function: it starts, answers requests and is stopped.
+//! An inference request needs its model in the memory of the device that serves it, and a load takes two to three times as long as
+//! the request. Give requests to devices with few loads, no device idle while it has work, and no request that waits for ever. A model
+//! in a device's memory is an instance of the ledger; this pool keeps indexes alone: of copies (`devices.rs`), and of the order of
+//! waiting requests (`queue.rs`).
+//!
+//! # Terms
+//! **Skips** of a request: how often a later request was dispatched before it. A **due** request may not be skipped again: its skips
+//! have reached the limit, or it has waited a minute. **Local queue**: requests that wait for one device. The others: `devices.rs`.
 //!
 //! # Algorithm
-//! | the scheduler says | order, and the answer to it |
-//! |---|---|
-//! | `Load` | `Start` of a new instance; `Ready` is `Loaded`, `Refused` and `Gone` are `LoadFailed` |
-//! | `Evict` | `Drain` and `Stop`; `Gone` is `Evicted`. Of an instance that is gone already: `Evicted` at once |
-//! | `Dispatch` | `Dispatch`; of an instance that is gone already: `NotResident` at once |
-//! | `DropHost`, and `Load` that keeps a copy in host memory | `Forget`, `Fetch` |
+//! After every event the idle devices are gone through, fewest dispatches first (Algorithms 1 and 2, mended). A device with a local queue
+//! is never idle: it goes on with it. For an idle device `g`:
+//! 1. Find `h`, the earliest waiting request for a model on `g`. Due requests before `h` are **placed** first, in order of arrival; the turn
+//!    of `g` ends if one lands on `g`. If there is `h`, `g` runs it.
+//! 2. Else waiting requests are placed in order of arrival until one lands on `g`.
 //!
-//! An instance that dies by itself is `NotResident` for its running request, which another load there then serves; without one it is
-//! `Dropped`. A function is one model, numbered by the pool, since a function's name may return with other memory.
+//! The [`WholePolicy`] **places** a request: on an idle device with its model; else in the local queue of the busy device with its model
+//! that would answer it first, if that is sooner than a load and the run on `g`; else it is loaded on `g`, and the least recently used make
+//! room. With [`price_evictions`](WholeConfig::price_evictions) a load costs the worth of its victims too, and goes where that is least: a
+//! short wait does not evict a model whose next request would load it again.
 //!
-//! **A minimum** of 1: a request without a caller makes the scheduler load the model where it suits best. The pool pins the copy there
-//! and answers the request at once. A lost copy is loaded and pinned again. The function is unmet when no device has room beside the
-//! copies kept for others, but not while a device is busy.
-//!
-//! **A maximum** is left to the scheduler ([`RequestEvent::ModelLimited`]), which alone knows the alternatives of a request without a new
-//! copy. A load declined by the pool would look like a failed load, which counts as an attempt of the request.
+//! **A minimum** of 1 is an ask without a request: it loads the model where it suits best, and that instance is kept.
 //!
 //! # Example
-//! GPU 0 has room for one model and holds A, idle; a request for B comes. Orders: `Drain A`, `Stop A` (evicted); on `Gone A`: `Start B`;
-//! on `Ready B`: `Dispatch` to B.
+//! Loads take 3 s, runs 1 s; GPU 0 runs its model A for 1 s more; GPU 1 holds B and becomes idle; `a1 c1 b1 a2` wait (limit 25). GPU 1 runs
+//! `b1` at once: `a1` and `c1` are skipped once. At 1 s GPU 0 runs `a1`. At 2 s GPU 0 takes `a2`, and GPU 1 loads C in the place of B. Under
+//! LALB (limit 0) GPU 1 would have placed `a1` and `c1` first, and `c1` would have evicted B, which `b1` then needs.
 //!
 //! # Invariants
-//! A function has at most `max_instances` instances that are not stopped, unless the bound was lowered while they ran requests, and each
-//! (GPU, model) at most one. All instances on a device, starting and stopping too, fit its memory; only ready ones run requests.
+//! Copies on a device and its free memory add up to its memory; each copy but those that wait for room is an instance of the ledger in
+//! the same state. A copy that runs a request, or that one waits for, is not evicted. With devices of one kind and nothing kept, a request is
+//! skipped at most `skip_limit` times. In a local queue no request is overtaken. A function has at most `max_instances` instances that are
+//! not stopped, unless the bound was lowered while they ran requests.
 //!
 //! # Cost
-//! The scheduler's cost for an event, and O(log n) in instances and requests; O(its instances) per event while a function is removed.
+//! O(c log n) for an event: c copies on its device, n devices that share one of their models. Requests that cannot run on the device at hand
+//! are passed over by class, not one by one.
 //!
-//! # Limits
-//! - `min_instances` above 1 is refused, since a second request would go to the first copy and the scheduler has no order for another
-//!   load; a scheduler that evicts pinned models keeps no minimum, and under one without a limit of copies functions are refused;
-//! - SLOs: the scheduler orders requests by arrival and locality. A request is rejected as soon as it cannot meet its deadline;
-//! - requests before the first device wait outside the scheduler; the platform bounds the time of a host's answer.
+//! # Differences from the paper
+//! The limit is reached when skips equal it; skips are counted when a request overtakes, not when a scan passes by. A device that was given a
+//! request is busy at once. Of the busy devices the best is taken, by whole finish times. A model counts as cached from the decision to load
+//! it. Victims that turn out superfluous are put back. A function has a limit of copies; the paper's may be loaded on every GPU.
 
-mod carry;
-mod minimum;
+mod cache;
+mod copies;
+mod devices;
+mod estimate;
+mod loading;
+mod placing;
+mod queue;
+mod running;
 #[cfg(test)]
 mod tests;
+mod whole_policy;
 
-use super::admission::MOST_REQUESTS;
+pub use devices::{ModelCopy, Room, WholeDevices};
+pub use whole_policy::{Choice, Locality, WholeConfig, WholePolicy};
+
 use super::cluster::Cluster;
+use super::hash_table::Table;
 use super::pool::Pool;
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, Part, PlatformAction, PoolError, Regime, Rejection,
-    StopCause, TenantLimits, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, Life, PoolError, Regime, Rejection, TenantLimits, Work,
 };
-use crate::request::{
-    LocalityScheduler, ModelProfile, RequestAction, RequestError, RequestEvent, RequestScheduler,
-    SchedulerConfig,
-};
-use gshare_core::dag::ComponentSet;
-use gshare_core::share::GpuShare;
-use gshare_core::{
-    Bytes, ConfigError, Duration, Engine, FunctionId, GpuId, GpuKind, InstanceId, ModelId, NodeId, RequestId,
-    SmShare, TenantId, Timestamp, resource::QuotaRange,
-};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use devices::{CopyState, Gpu, Phase, Served};
+use gshare_core::{ConfigError, Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use queue::{Ask, Place};
+use std::collections::{BTreeMap, BTreeSet};
 
-#[derive(Debug)]
-struct Device {
-    node: NodeId,
-    memory: Bytes,
-}
+/// Kinds of device: one bit each.
+const MOST_KINDS: u8 = 63;
 
-#[derive(Debug)]
-struct Function {
-    infer: Duration,
-    memory: Bytes,
-    model: ModelId,
-    instances: BTreeSet<InstanceId>,
-    /// The GPU with the pinned copy.
-    pin: Option<GpuId>,
-}
-
-#[derive(Debug)]
-struct Instance {
-    function: FunctionId,
-    model: ModelId,
-    gpu: GpuId,
-    loaded: bool,
-    /// Requests that the scheduler has dispatched here, and that it has not been told to be over.
-    given: BTreeSet<RequestId>,
-}
-
-/// GPUs that serve one request at a time and keep models in their memory, under any request scheduler.
+/// GPUs that serve one request at a time and keep models in their memory.
 pub struct WholePool {
-    scheduler: Box<dyn RequestScheduler>,
-    devices: BTreeMap<GpuId, Device>,
-    /// Kinds of device for which the scheduler has the models' costs.
-    kinds: BTreeSet<GpuKind>,
-    functions: BTreeMap<FunctionId, Function>,
-    models: BTreeMap<ModelId, FunctionId>,
-    /// Numbers of models without a function, by memory. The scheduler would take no other memory for them.
-    retired: BTreeMap<Bytes, Vec<ModelId>>,
-    next_model: u32,
-    instances: BTreeMap<InstanceId, Instance>,
-    /// The instance of each model on each GPU, without stopped instances.
-    resident: BTreeMap<(GpuId, ModelId), InstanceId>,
-    /// Removed functions.
+    config: WholeConfig,
+    policy: Box<dyn WholePolicy>,
+    devices: WholeDevices,
+    /// The device and the function of each instance that is not gone.
+    places: Table<InstanceId, (GpuId, FunctionId)>,
+    /// Functions that may have more copies than their limit.
+    over: BTreeSet<FunctionId>,
+    /// Removed functions with instances.
     ending: BTreeSet<FunctionId>,
-    /// Requests without a caller, for the load of a copy that is to be kept.
-    warming: BTreeMap<RequestId, FunctionId>,
-    /// Number of the next request of this kind.
-    next_warming: u64,
-    tasks: VecDeque<RequestEvent>,
+    /// Devices that wait to load until an evicted copy of the tenant is gone.
+    held_up: BTreeSet<GpuId>,
+    /// When it is too late for which ask.
+    drops: BTreeSet<(Timestamp, u32)>,
 }
 
-gshare_core::debug_fields!(WholePool { devices, instances });
+gshare_core::debug_fields!(WholePool { config, devices });
 
 impl WholePool {
     const REGIME: Regime = Regime::Whole;
 
-    /// A pool without devices under a scheduler without GPUs and models.
-    pub fn new(scheduler: Box<dyn RequestScheduler>) -> Self {
-        Self {
-            scheduler,
-            devices: BTreeMap::new(),
-            kinds: BTreeSet::new(),
-            functions: BTreeMap::new(),
-            models: BTreeMap::new(),
-            retired: BTreeMap::new(),
-            next_model: 0,
-            instances: BTreeMap::new(),
-            resident: BTreeMap::new(),
-            ending: BTreeSet::new(),
-            warming: BTreeMap::new(),
-            next_warming: MOST_REQUESTS,
-            tasks: VecDeque::new(),
-        }
-    }
-
-    /// A pool under this crate's scheduler: [`SchedulerConfig::evict_cost_aware`] prices its evictions.
+    /// A pool without devices, under locality-aware load balancing with these settings.
     ///
     /// # Errors
     /// When a field of the configuration is out of its bounds.
-    pub fn with_config(config: SchedulerConfig) -> Result<Self, ConfigError> {
-        Ok(Self::new(Box::new(LocalityScheduler::new(config)?)))
+    pub fn new(config: WholeConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self::under(config, Box::new(Locality::new(&config))))
+    }
+
+    /// The same pool under a policy of the caller's; the settings of ours do not apply to it.
+    #[must_use]
+    pub fn with_policy(self, policy: Box<dyn WholePolicy>) -> Self {
+        Self::under(self.config, policy)
+    }
+
+    fn under(config: WholeConfig, policy: Box<dyn WholePolicy>) -> Self {
+        let devices = WholeDevices::new(policy.skip_limit(), config.host_memory);
+        Self {
+            config,
+            policy,
+            devices,
+            places: Table::default(),
+            over: BTreeSet::new(),
+            ending: BTreeSet::new(),
+            held_up: BTreeSet::new(),
+            drops: BTreeSet::new(),
+        }
     }
 
     fn check_function(function: FunctionId, spec: &FunctionSpec) -> Result<Duration, PoolError> {
@@ -159,30 +139,16 @@ impl WholePool {
                 return unsuitable(&format!("{field} is {time}: need at most {hour}"));
             }
         }
-        minimum::check(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
+        check_minimum(spec.min_instances).map_err(|why| Self::REGIME.unsuitable(function, why))?;
         Ok(infer)
     }
+}
 
-    /// Passes an event to the scheduler, which may refuse it; a refused event has changed nothing.
-    fn try_tell(
-        &mut self,
-        event: RequestEvent,
-        refused: impl FnOnce(RequestError) -> PoolError,
-        cluster: &mut Cluster,
-    ) -> Result<(), PoolError> {
-        let orders = self.scheduler.orders(cluster.now, event).map_err(refused)?;
-        for order in orders {
-            self.obey(order, cluster);
-        }
-        Ok(())
-    }
-
-    /// The scheduler's event for a request of the queue.
-    fn arrival(&self, request: RequestId, cluster: &Cluster) -> Option<RequestEvent> {
-        let found = cluster.requests.get(&request)?;
-        let model = self.functions.get(&found.function)?.model;
-        let (tenant, deadline) = (cluster.functions[&found.function].spec.tenant, found.deadline);
-        Some(RequestEvent::Arrived { request, model, tenant, deadline })
+/// Refuses a minimum beyond the pool's ability: a request for a second copy would go to the first.
+fn check_minimum(min_instances: u32) -> Result<(), String> {
+    match min_instances {
+        0 | 1 => Ok(()),
+        more => Err(format!("min_instances is {more}: need at most 1 on whole devices")),
     }
 }
 
@@ -191,13 +157,6 @@ fn infer(spec: &FunctionSpec) -> Option<Duration> {
     let Work::Inference { profile: Some(profile) } = &spec.work else { return None };
     let single = profile.points().iter().filter(|point| point.batch == 1);
     single.max_by_key(|point| point.area()).map(|point| point.p50).filter(|p50| !p50.is_zero())
-}
-
-/// The costs of a function's model on a kind of device.
-fn profiled(of: &Function, spec: &FunctionSpec, kind: GpuKind) -> RequestEvent {
-    let FunctionSpec { load_disk, load_host, .. } = *spec;
-    let profile = ModelProfile { load_disk, load_host, infer: of.infer };
-    RequestEvent::ModelProfiled { model: of.model, kind, profile }
 }
 
 impl Pool for WholePool {
@@ -212,176 +171,266 @@ impl Pool for WholePool {
         spec: &DeviceSpec,
     ) -> Result<(), PoolError> {
         let DeviceSpec { node, kind, memory, .. } = *spec;
-        let joined = RequestEvent::GpuJoined { gpu, kind, node, memory };
-        self.try_tell(joined, |why| Self::REGIME.bad_device(gpu, why), cluster)?;
-        self.devices.insert(gpu, Device { node, memory });
-        let first = self.kinds.is_empty();
-        if self.kinds.insert(kind) {
-            let profiled =
-                |(id, of): (&FunctionId, &Function)| profiled(of, &cluster.functions[id].spec, kind);
-            self.tasks.extend(self.functions.iter().map(profiled));
+        let refused = |why: String| Err(Self::REGIME.bad_device(gpu, why));
+        if kind.number() >= MOST_KINDS {
+            return refused(format!("kind is {}: must be below {MOST_KINDS}", kind.number()));
         }
-        if first {
-            // Requests from before the first device have waited in their functions' queues alone.
-            let waiting = self.functions.keys().flat_map(|function| cluster.queue(*function));
-            let waiting: BTreeSet<RequestId> = waiting.map(|(_, request)| *request).collect();
-            let arrivals: Vec<_> = waiting.into_iter().filter_map(|one| self.arrival(one, cluster)).collect();
-            self.tasks.extend(arrivals);
+        let expected = *self.devices.kinds.get(&kind).unwrap_or(&memory.get());
+        if expected != memory.get() {
+            let expected = gshare_core::Bytes(expected);
+            return refused(format!("memory of {gpu} is {memory}, that of {kind} is {expected}"));
+        }
+        self.devices.now = cluster.now;
+        let new = Gpu::new(kind.number(), node, memory.get(), cluster.now);
+        self.devices.gpus.insert(gpu, new);
+        self.devices.memory = self.devices.memory.saturating_add(memory.get());
+        let index = usize::from(kind.number());
+        if self.devices.idle.len() <= index {
+            self.devices.idle.resize_with(index + 1, BTreeSet::new);
+        }
+        self.devices.idle[index].insert((0, gpu));
+        if self.devices.kinds.insert(kind, memory.get()).is_none() {
+            let functions: Vec<FunctionId> =
+                self.devices.functions.sorted().into_iter().map(|(function, _)| function).collect();
+            functions.into_iter().for_each(|function| self.devices.profile(function));
         }
         Ok(())
     }
 
     fn device_lost(&mut self, cluster: &mut Cluster, gpu: GpuId, lost: &[InstanceId]) {
-        self.devices.remove(&gpu);
-        let given: Vec<RequestId> = lost.iter().flat_map(|one| self.forget(*one)).collect();
-        self.tasks.push_back(RequestEvent::GpuLost { gpu });
-        // They wait at the scheduler by then.
-        let ended = given.into_iter().filter(|request| !cluster.is_open(*request));
-        self.tasks.extend(ended.map(|request| RequestEvent::Cancelled { request }));
-        for function in self.functions.keys().copied().collect::<Vec<_>>() {
-            self.pin(function, cluster);
+        self.devices.now = cluster.now;
+        let Some(on) = self.devices.gpus.get(&gpu) else { return };
+        if on.phase.is_idle() {
+            self.not_idle(gpu);
+        }
+        for copy in self.devices.g(gpu).copies.clone() {
+            if copy.is_cached() {
+                self.devices.unfile_copy(gpu, &copy);
+            }
+        }
+        for instance in lost {
+            if let Some((_, function)) = self.places.remove(instance) {
+                self.devices.f_mut(function).instances -= 1;
+            }
+        }
+        let Some(mut on) = self.devices.gpus.remove(&gpu) else { return };
+        self.devices.memory -= on.memory;
+        self.devices.unfiled = self.devices.unfiled.filter(|unfiled| *unfiled != gpu);
+        if self.devices.gpus.sorted().iter().all(|(_, other)| other.node != on.node) {
+            self.devices.hosts.lose(on.node);
+        }
+        let runs = match on.phase {
+            Phase::Running { request, .. } => self.ask_again(request, cluster),
+            _ => on.phase.take_ask(),
+        };
+        for slot in on.local.into_iter().chain(runs) {
+            self.requeue(slot);
+        }
+        for copy in on.copies {
+            self.keep(copy.function, cluster);
+            if !copy.is_cached() {
+                self.left(copy.function, cluster);
+            }
         }
     }
 
-    fn tenant_limited(&mut self, cluster: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
-        let limited = RequestEvent::TenantLimited { tenant, memory: limits.memory };
-        self.tasks.push_back(limited);
-        self.run(cluster);
+    fn tenant_limited(&mut self, _: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
+        self.devices.tenant(tenant).share = limits.memory;
     }
 
     fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
-        let spec = cluster.functions[&function].spec.clone();
-        let infer = Self::check_function(function, &spec)?;
-        let known = self.retired.get(&spec.memory).and_then(|models| models.last()).copied();
-        let model = known.unwrap_or(ModelId::new(self.next_model));
-        let added = RequestEvent::ModelAdded { model, memory: spec.memory };
-        let limited = RequestEvent::ModelLimited { model, copies: spec.max_instances };
-        for event in [added, limited] {
-            self.try_tell(event, |why| Self::REGIME.unsuitable(function, why), cluster)?;
-        }
-        match known {
-            Some(_) => {
-                self.retired.get_mut(&spec.memory).and_then(Vec::pop);
-            }
-            None => self.next_model += 1,
-        }
-        let new = Function { infer, memory: spec.memory, model, instances: BTreeSet::new(), pin: None };
-        self.tasks.extend(self.kinds.iter().map(|kind| profiled(&new, &spec, *kind)));
-        self.functions.insert(function, new);
-        self.models.insert(model, function);
+        let spec = &cluster.functions[&function].spec;
+        let infer = Self::check_function(function, spec)?;
+        let times = [infer, spec.load_disk, spec.load_host];
+        self.devices.functions.insert(function, Served::new(spec.memory.get(), spec.tenant, times));
+        self.devices.profile(function);
         Ok(())
     }
 
     fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
-        let (Some(of), Some(own)) = (cluster.functions.get(&function), self.functions.get(&function)) else {
-            return Ok(());
-        };
-        let refused = |why: &dyn core::fmt::Display| Self::REGIME.refused(format_args!("{function}: {why}"));
-        minimum::check(of.spec.min_instances).map_err(|why| refused(&why))?;
-        let limited = RequestEvent::ModelLimited { model: own.model, copies: of.spec.max_instances };
-        self.try_tell(limited, |why| refused(&why), cluster)?;
-        self.pin(function, cluster);
+        let Some(of) = cluster.functions.get(&function) else { return Ok(()) };
+        let refused = |why| Self::REGIME.refused(format_args!("{function}: {why}"));
+        check_minimum(of.spec.min_instances).map_err(refused)?;
+        self.over.insert(function);
+        self.keep(function, cluster);
         Ok(())
     }
 
     fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId) {
+        self.devices.now = cluster.now;
         self.ending.insert(function);
-        self.pin(function, cluster);
+        self.keep(function, cluster);
         self.cool(function);
+        for gpu in self.devices.f(function).devices() {
+            self.give_up_room(gpu, function, cluster);
+        }
+        self.devices.hosts.remove(function, &mut cluster.orders);
     }
 
     fn arrived(&mut self, cluster: &mut Cluster, request: RequestId) {
-        if !self.kinds.is_empty() {
-            self.tasks.extend(self.arrival(request, cluster));
+        self.devices.now = cluster.now;
+        let function = cluster.requests[&request].function;
+        self.devices.count_request(function);
+        let Some(slot) = self.ask_again(request, cluster) else { return };
+        self.requeue(slot);
+        if self.devices.exceeds_its_tenant(function) {
+            self.reject(slot, Rejection::NeverFits, cluster);
+            cluster.unmet(function);
+        } else if self.devices.queue.get(slot).drop_at <= cluster.now {
+            self.reject(slot, Rejection::WouldBeLate, cluster);
         }
     }
 
     fn withdrawn(&mut self, _: &Cluster, request: RequestId, _: &super::requests::Request) {
-        // A request with a GPU cannot be cancelled; its dispatch is answered at once.
-        if !self.kinds.is_empty() {
-            self.tasks.push_back(RequestEvent::Cancelled { request });
+        if let Some(slot) = self.devices.queue.find(request) {
+            self.take_back(slot);
         }
     }
 
-    fn done(&mut self, _: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration) {
-        if let Some(one) = self.instances.get_mut(&instance) {
-            one.given.remove(&request);
-            self.tasks.push_back(RequestEvent::Completed { gpu: one.gpu, request, took });
-        }
+    fn done(&mut self, cluster: &mut Cluster, request: RequestId, instance: InstanceId, took: Duration) {
+        self.devices.now = cluster.now;
+        let Some(&(gpu, function)) = self.places.get(&instance) else { return };
+        let runs = Phase::Running { function, request };
+        assert_eq!(self.devices.g(gpu).phase, runs, "{request} was answered on {gpu}, which does not run it");
+        self.completed(gpu, function, took, cluster);
     }
 
     fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
-        let Some(one) = self.instances.get_mut(&instance) else { return };
+        self.devices.now = cluster.now;
+        let Some(&(gpu, function)) = self.places.get(&instance) else { return };
         let since = cluster.instances.get(instance).map_or(cluster.now, |of| of.since);
         if report == InstanceReport::Ready {
-            one.loaded = true;
-            let took = cluster.now.saturating_since(since);
-            self.tasks.push_back(RequestEvent::Loaded { gpu: one.gpu, model: one.model, took });
+            self.loaded(gpu, function, cluster.now.saturating_since(since), cluster);
         }
     }
 
     fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, _: InstanceReport) {
-        let Some(one) = self.instances.get(&instance) else { return };
-        let Instance { function, gpu, model, loaded, .. } = *one;
-        let resident = self.resident.get(&(gpu, model)) == Some(&instance);
-        let (open, over): (Vec<_>, Vec<_>) =
-            self.forget(instance).into_iter().partition(|request| cluster.is_open(*request));
-        for request in over {
-            self.tasks.push_back(self.without_caller((gpu, model), request));
+        self.devices.now = cluster.now;
+        if let Some((gpu, function)) = self.places.remove(&instance) {
+            self.ended(instance, gpu, function, cluster);
         }
-        self.tasks.push_back(match (resident, open.first()) {
-            (false, _) => RequestEvent::Evicted { gpu, model },
-            (true, _) if !loaded => RequestEvent::LoadFailed { gpu, model },
-            (true, Some(&request)) => RequestEvent::NotResident { gpu, request },
-            (true, None) => RequestEvent::Dropped { gpu, model },
-        });
-        self.pin(function, cluster);
     }
 
     fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
-        self.warm(function, may_start, cluster);
+        self.devices.now = cluster.now;
+        if cluster.missing(function) == 0 {
+            if cluster.functions.get(&function).is_none_or(|of| of.spec.min_instances == 0) {
+                self.cool(function);
+            }
+            return;
+        }
+        if !may_start {
+            return;
+        }
+        if self.devices.exceeds_its_tenant(function) {
+            return cluster.unmet(function);
+        }
+        if self.devices.f(function).warming.is_none() && !self.devices.kinds.is_empty() {
+            let ask = Ask::new(None, function, cluster.next_request.saturating_mul(2), cluster.now);
+            let slot = self.devices.queue.add(ask);
+            self.devices.f_mut(function).warming = Some(slot);
+            self.requeue(slot);
+            self.schedule(cluster);
+        }
+        let loads = self.devices.f(function).kept_on.is_some();
+        if !loads && !self.devices.fits_beside_kept(function) {
+            cluster.unmet(function);
+        }
     }
 
-    fn deadline(&mut self, _: &mut Cluster) {
-        self.tasks.push_back(RequestEvent::DeadlineReached);
-    }
+    fn deadline(&mut self, _: &mut Cluster) {}
 
     fn settle(&mut self, cluster: &mut Cluster) {
-        self.run(cluster);
+        self.devices.now = cluster.now;
+        self.drop_late(cluster);
+        self.trim_over(cluster);
         self.end_removed(cluster);
+        self.schedule(cluster);
+        self.devices.file_all();
         #[cfg(debug_assertions)]
         self.invariants(cluster);
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        self.scheduler.next_deadline()
+        self.drops.first().map(|&(at, _)| at)
     }
 
     fn invariants(&self, cluster: &Cluster) {
-        assert!(self.tasks.is_empty(), "the scheduler was not told something");
-        let mut used: BTreeMap<GpuId, u64> = BTreeMap::new();
-        for (id, one) in &self.instances {
-            let of = &self.functions[&one.function];
-            assert!(of.instances.contains(id) && of.model == one.model, "{id} is not of its function");
-            assert!(
-                one.given.is_empty() || self.resident.get(&(one.gpu, one.model)) == Some(id),
-                "{id} runs"
-            );
-            *used.entry(one.gpu).or_default() += of.memory.get();
+        self.devices.queue.invariants();
+        let (mut placed, mut instances) = (0, 0);
+        let mut memory: BTreeMap<TenantId, u64> = BTreeMap::new();
+        for (id, on) in self.devices.gpus.sorted() {
+            let waits = |copy: &&ModelCopy| copy.is_cached() && copy.instance.is_none();
+            let taken: u64 = on.copies.iter().filter(|copy| !waits(copy)).map(|copy| copy.bytes).sum();
+            assert_eq!(taken + on.free, on.memory, "memory of {id}");
+            assert_eq!(on.filed, on.state(), "{id} is filed under its state");
+            let idle = self.devices.idle[usize::from(on.kind)].contains(&(on.dispatches, id));
+            assert_eq!(idle, on.phase.is_idle());
+            assert!(!idle || on.local.is_empty(), "{id} is idle and has something to do");
+            let local_ns: u64 = on.local.iter().map(|&slot| self.devices.queue.get(slot).local_ns).sum();
+            assert_eq!(local_ns, on.local_ns);
+            let (at_work, ask) = match on.phase {
+                Phase::Idle => (None, None),
+                Phase::MakingRoom { function, ask } | Phase::Loading { function, ask, .. } => {
+                    (ask.map(|_| function), ask)
+                }
+                Phase::Running { function, .. } => (Some(function), None),
+            };
+            for &slot in ask.iter().chain(&on.local) {
+                let place = self.devices.queue.get(slot).place;
+                assert!(place == Place::Placed(id) || place == Place::Local(id), "{place:?} on {id}");
+                placed += 1;
+            }
+            let local = on.local.iter().map(|slot| self.devices.queue.get(*slot).function);
+            let users: Vec<FunctionId> = local.chain(at_work).collect();
+            assert!(users.iter().all(|function| on.cached(*function).is_some()), "a model is not on {id}");
+            for copy in &on.copies {
+                let function = copy.function;
+                let life =
+                    copy.instance.and_then(|instance| cluster.instances.get(instance)).map(|of| of.life);
+                let lives = match (copy.state, life) {
+                    (_, Some(Life::Stopped)) => true,
+                    (CopyState::Loading, life) => life.is_none_or(|life| life == Life::Starting),
+                    (CopyState::Resident, life) => life == Some(Life::Ready),
+                    (CopyState::Evicting, _) => false,
+                };
+                assert!(lives, "the copy of {function} on {id} is {:?}, its instance {life:?}", copy.state);
+                instances += usize::from(copy.instance.is_some());
+                if !copy.is_cached() {
+                    continue;
+                }
+                let count = users.iter().filter(|user| **user == function).count();
+                assert_eq!(count, copy.users as usize, "users of {function} on {id}");
+                let of = self.devices.f(function);
+                assert!(of.copies.contains(&(on.filed.0, on.kind, on.filed.1, id)), "{function} on {id}");
+                assert_eq!(copy.kept, of.kept_on == Some(id), "the kept copy of {function} on {id}");
+                *memory.entry(of.tenant).or_default() += copy.bytes;
+            }
         }
-        for (gpu, used) in used {
-            assert!(used <= self.devices[&gpu].memory.get(), "{gpu} is too full");
+        assert_eq!(placed + self.devices.queue.len() as usize, self.devices.queue.known(), "asks");
+        assert_eq!(instances, self.places.len(), "instances on devices");
+        for (tenant, of) in &self.devices.tenants {
+            assert_eq!(of.memory, memory.get(tenant).copied().unwrap_or(0), "memory of {tenant}");
         }
-        assert_eq!(self.models.len(), self.functions.len(), "models of functions");
-        for (function, of) in &self.functions {
-            let here = |gpu| self.resident.contains_key(&(gpu, of.model));
-            assert!(of.pin.is_none_or(here), "the pinned copy of {function} is not there");
-            let kept = cluster.functions.get(function).is_some_and(|of| of.spec.min_instances > 0);
-            let any = of
-                .instances
-                .iter()
-                .any(|id| self.resident.get(&(self.instances[id].gpu, of.model)) == Some(id));
-            assert_eq!(of.pin.is_some(), kept && any && !cluster.is_removed(*function), "pin of {function}");
+        let mut all = 0;
+        for (function, of) in self.devices.functions.sorted() {
+            all += of.instances as usize;
+            let kept = cluster.functions.get(&function).is_some_and(|of| of.spec.min_instances > 0);
+            let here = |(_, _, _, gpu): &(bool, u8, u64, GpuId)| {
+                self.devices.g(*gpu).cached(function).is_some_and(|copy| copy.instance.is_some())
+            };
+            let keeps = kept && of.copies.iter().any(here) && !cluster.is_removed(function);
+            assert_eq!(of.kept_on.is_some(), keeps, "the kept copy of {function}");
+        }
+        assert_eq!(all, instances, "instances of functions");
+    }
+}
+
+impl WholePool {
+    /// Ends the ask for a kept copy that is not missing any more.
+    fn cool(&mut self, function: FunctionId) {
+        if let Some(slot) = self.devices.f_mut(function).warming.take() {
+            self.take_back(slot);
         }
     }
 }

@@ -1,18 +1,20 @@
 //! Tests of the mappings one by one, against a host with scripted answers.
 
 use super::*;
+use crate::Tier;
 use crate::platform::PlatformEvent;
 use crate::platform::testing::{self, dispatch, reject};
-use crate::request::Tier;
+use crate::platform::{PlatformAction, StopCause};
 use gshare_core::Quota;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::{Bytes, Engine, NodeId, SmShare};
 
 type Host = testing::Host<WholePool>;
 
 impl Host {
     /// GPUs of 16 GiB.
     fn new(gpus: u32) -> Self {
-        let pool = WholePool::with_config(SchedulerConfig::evict_cost_aware()).unwrap();
+        let pool = WholePool::new(WholeConfig::default()).unwrap();
         let mut host = Self::around(pool);
         for gpu in 0..gpus {
             host.join(gpu);
@@ -196,7 +198,8 @@ fn a_device_or_function_that_cannot_be_is_refused_by_field_and_bound() {
     };
     let of = |gib| DeviceSpec::new(NodeId::new(0), Bytes::from_gib(gib)).with_regime(Regime::Whole);
     assert!(device(1, of(17)).contains("memory of gpu1 is"), "GPUs of a kind are alike");
-    assert!(device(1 << 20, of(16)).contains("must be below 65536"));
+    let many = of(16).with_kind(gshare_core::GpuKind::new(63));
+    assert!(device(1, many).contains("kind is 63: must be below 63"));
     let mut function = |spec: FunctionSpec| {
         let event = PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: Box::new(spec) };
         host.try_tell(event).unwrap_err()
@@ -291,11 +294,23 @@ fn bounded(max_instances: u32) -> PlatformEvent {
     PlatformEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 0, max_instances }
 }
 
+struct LoadBalance;
+
+impl WholePolicy for LoadBalance {
+    fn seeks_copies(&self) -> bool {
+        false
+    }
+
+    fn choose(&mut self, devices: &WholeDevices, function: FunctionId, gpu: GpuId) -> Choice {
+        devices.room(function, gpu, &|copy| (copy.used, 0)).map_or(Choice::Wait, Choice::Load)
+    }
+}
+
 /// Load balancing loads a copy for each request to a busy device.
 #[test]
 fn no_more_copies_start_than_a_function_may_have() {
-    let config = SchedulerConfig::paper(crate::request::Policy::LoadBalance);
-    let mut host = Host::around(WholePool::with_config(config).unwrap());
+    let pool = WholePool::new(WholeConfig::default()).unwrap().with_policy(Box::new(LoadBalance));
+    let mut host = Host::around(pool);
     (0..4).for_each(|gpu| {
         host.join(gpu);
     });

@@ -1,4 +1,4 @@
-//! Whether a scheduler of requests keeps its promises. It runs under the platform's pool of whole devices, in a
+//! Whether a policy of whole devices keeps its promises. It runs under the platform's pool of whole devices, in a
 //! [`world`](crate::world) of up to six GPUs of two kinds and twelve functions of two tenants, with its faults and its book.
 
 use super::in_world::{repeated, text};
@@ -11,23 +11,21 @@ use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuKind, NodeId, Quota, SmShare, TenantId};
 use gshare_sched::platform::{
-    DeviceSpec, FunctionSpec, Platform, PlatformConfig, Regime, TenantLimits, WholePool, Work,
+    DeviceSpec, FunctionSpec, Platform, PlatformConfig, Regime, TenantLimits, WholeConfig, WholePolicy,
+    WholePool, Work,
 };
-use gshare_sched::request::RequestScheduler;
 
-/// Runs the suite over the schedulers of `make`, which must be equal, without GPUs and without models. Returns counts of all runs.
+/// Runs the suite over the policies of `make`, which must be equal. Returns counts of all runs.
 ///
 /// # Errors
 /// The first broken claim.
-pub fn request_scheduler(
-    make: &dyn Fn() -> Box<dyn RequestScheduler>,
-    seeds: Range<u64>,
-) -> Result<Outcome, Story> {
+pub fn whole_policy(make: &dyn Fn() -> Box<dyn WholePolicy>, seeds: Range<u64>) -> Result<Outcome, Story> {
     let mut sum = Outcome::default();
     for seed in seeds {
         let platform = |log: &Log| {
-            let pool = WholePool::new(Box::new(log.watch(make(), false)));
-            Platform::new(config(), vec![pool.into()]).map_err(text)
+            let pool = WholePool::new(WholeConfig::default()).map_err(text)?.with_policy(make());
+            let platform = Platform::new(config(), vec![pool.into()]).map_err(text)?;
+            Ok(log.watch(Box::new(platform), false))
         };
         sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }

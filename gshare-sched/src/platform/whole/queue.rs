@@ -1,4 +1,4 @@
-//! The global queue: three lists through one table of requests, and an exact skip count in O(1).
+//! The order in which waiting requests have their turn: three lists through one table, and an exact skip count in O(1).
 //!
 //! # Problem
 //! Out-of-order dispatch is bounded by how often each waiting request was overtaken (GPU-enabled FaaS, Algorithm 1, lines
@@ -23,9 +23,8 @@
 //! O(1) (amortised) for everything but the insertion of a request that comes back: it walks from the head, among the oldest
 //! requests.
 
-use super::names::Names;
-use crate::request::RequestPlace;
-use gshare_core::{GpuId, RequestId, Timestamp};
+use crate::platform::hash_table::Table;
+use gshare_core::{FunctionId, GpuId, RequestId, Timestamp};
 
 /// No request.
 pub(super) const NONE: u32 = u32::MAX;
@@ -37,8 +36,8 @@ pub(super) enum By {
     Arrival = 0,
     /// Requests that the same kinds of GPU can serve.
     Class = 1,
-    /// Requests of the same model.
-    Model = 2,
+    /// Requests for the same function.
+    Function = 2,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,73 +60,70 @@ impl Default for List {
     }
 }
 
-/// Where a request is; the GPU is in [`Request::gpu`].
+/// The present place of an ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
+    /// No device is chosen.
     Queued,
-    Local,
-    Placed,
+    /// Behind the work of this device, which has its model.
+    Local(GpuId),
+    /// On this device, which makes room for its model or loads it.
+    Placed(GpuId),
 }
 
-/// A request that is here.
+/// A request that waits, or a wish for a function's kept instance.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) id: RequestId,
+pub(super) struct Ask {
+    /// The request of the ledger; none for a kept instance.
+    pub(super) request: Option<RequestId>,
+    pub(super) function: FunctionId,
     /// Its place in the order of arrival.
     pub(super) number: u64,
     pub(super) arrived: Timestamp,
     /// The first instant at which it is too late to start; the end of time if there is none.
     pub(super) drop_at: Timestamp,
-    /// Time that was added to its GPU's local queue for it.
+    /// Time that was added to its device's local queue for it.
     pub(super) local_ns: u64,
     links: [Links; 3],
-    pub(super) model: u32,
-    pub(super) tenant: u32,
-    pub(super) gpu: u32,
     mark: u32,
     pub(super) failed_loads: u8,
     pub(super) place: Place,
 }
 
-impl Request {
-    pub(super) const fn new(id: RequestId, model: u32, tenant: u32, arrived: Timestamp) -> Self {
+impl Ask {
+    pub(super) const fn new(
+        request: Option<RequestId>,
+        function: FunctionId,
+        number: u64,
+        arrived: Timestamp,
+    ) -> Self {
         const NOWHERE: Links = Links { prev: NONE, next: NONE };
         Self {
-            id,
-            number: u64::MAX,
+            request,
+            function,
+            number,
             arrived,
             drop_at: Timestamp::MAX,
             local_ns: 0,
             links: [NOWHERE; 3],
-            model,
-            tenant,
-            gpu: NONE,
             mark: 0,
             failed_loads: 0,
             place: Place::Queued,
-        }
-    }
-
-    pub(super) const fn status(&self) -> RequestPlace {
-        match self.place {
-            Place::Queued => RequestPlace::Queued,
-            Place::Local => RequestPlace::Local { gpu: GpuId::new(self.gpu) },
-            Place::Placed => RequestPlace::Placed { gpu: GpuId::new(self.gpu) },
         }
     }
 }
 
 /// Requests that the same kinds of GPU can serve.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Class {
+struct Class {
     /// One bit per kind.
-    pub(super) kinds: u64,
-    pub(super) list: List,
+    kinds: u64,
+    list: List,
 }
 
 impl Class {
     /// Whether a request waits here for this kind of GPU.
-    pub(super) const fn serves(&self, kind: u8) -> bool {
+    const fn serves(&self, kind: u8) -> bool {
         self.list.len > 0 && self.kinds >> kind & 1 == 1
     }
 }
@@ -163,16 +159,15 @@ impl Walk {
     }
 }
 
-/// All requests that are here, and the queue of those that wait.
+/// All asks, and the queue of those without a device.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    table: Vec<Request>,
+    table: Vec<Ask>,
     free: Vec<u32>,
-    names: Names,
+    names: Table<RequestId, u32>,
     order: List,
-    pub(super) classes: Vec<Class>,
-    /// By model.
-    models: Vec<List>,
+    classes: Vec<Class>,
+    functions: Table<FunctionId, List>,
     /// Sum of the marks: how often the head was skipped.
     head_skips: u64,
     /// Skips that make a request due.
@@ -180,7 +175,6 @@ pub(super) struct Queue {
     /// The last request that is due, and how often it was skipped.
     due: u32,
     due_skips: u64,
-    next_number: u64,
 }
 
 impl Queue {
@@ -189,51 +183,54 @@ impl Queue {
         Self { limit: limit.into(), due: NONE, ..Self::default() }
     }
 
-    pub(super) fn get(&self, slot: u32) -> &Request {
+    pub(super) fn get(&self, slot: u32) -> &Ask {
         &self.table[slot as usize]
     }
 
-    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Request {
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Ask {
         &mut self.table[slot as usize]
     }
 
-    pub(super) fn find(&self, id: RequestId) -> Option<u32> {
-        self.names.find(id, |slot| self.table[slot as usize].id)
+    pub(super) fn find(&self, request: RequestId) -> Option<u32> {
+        self.names.get(&request).copied()
     }
 
-    /// Number of requests that are here, waiting or not.
+    /// Number of asks with a device or without.
     pub(super) fn known(&self) -> usize {
-        self.names.len()
+        self.table.len() - self.free.len()
     }
 
-    /// Number of requests in the queue.
+    /// Number of asks in the queue.
     pub(super) fn len(&self) -> u32 {
         self.order.len
     }
 
-    /// Adds a request to the table, not to the queue.
-    pub(super) fn add(&mut self, request: Request) -> u32 {
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.table[slot as usize] = request;
-                slot
-            }
-            None => {
-                self.table.push(request);
-                u32::try_from(self.table.len() - 1)
-                    .expect("the number of requests is limited by the configuration")
-            }
+    /// Adds an ask to the table, not to the queue.
+    pub(super) fn add(&mut self, ask: Ask) -> u32 {
+        let slot = if let Some(slot) = self.free.pop() {
+            self.table[slot as usize] = ask;
+            slot
+        } else {
+            self.table.push(ask);
+            u32::try_from(self.table.len() - 1).expect("the platform bounds the waiting requests")
         };
-        let table = &self.table;
-        self.names.insert(request.id, slot, |slot| table[slot as usize].id);
+        if let Some(request) = ask.request {
+            self.names.insert(request, slot);
+        }
         slot
     }
 
-    /// Forgets a request that is not in the queue.
+    /// Forgets an ask that is not in the queue.
     pub(super) fn forget(&mut self, slot: u32) {
-        let table = &self.table;
-        self.names.remove(table[slot as usize].id, |slot| table[slot as usize].id);
+        if let Some(request) = self.get(slot).request {
+            self.names.remove(&request);
+        }
         self.free.push(slot);
+    }
+
+    /// Forgets a function without asks.
+    pub(super) fn forget_function(&mut self, function: FunctionId) {
+        self.functions.remove(&function);
     }
 
     /// Whether a waiting request was skipped as often as the limit says.
@@ -263,9 +260,14 @@ impl Queue {
         self.get(slot).links[by as usize].prev
     }
 
-    /// The waiting requests of a model.
-    pub(super) fn of_model(&self, model: u32) -> List {
-        self.models.get(model as usize).copied().unwrap_or_default()
+    /// The queued asks for a function.
+    pub(super) fn of_function(&self, function: FunctionId) -> List {
+        self.functions.get(&function).copied().unwrap_or_default()
+    }
+
+    /// Whether a request waits that a kind of GPU can serve.
+    pub(super) fn serves(&self, kind: u8) -> bool {
+        self.classes.iter().any(|class| class.serves(kind))
     }
 
     /// The first waiting request that a kind of GPU can serve.
@@ -274,11 +276,13 @@ impl Queue {
         heads.min_by_key(|slot| self.get(*slot).number)
     }
 
-    fn list(&mut self, by: By, index: usize) -> &mut List {
+    fn list(&mut self, by: By, class: usize, function: FunctionId) -> &mut List {
         match by {
             By::Arrival => &mut self.order,
-            By::Class => &mut self.classes[index].list,
-            By::Model => &mut self.models[index],
+            By::Class => &mut self.classes[class].list,
+            By::Function => {
+                self.functions.get_mut(&function).expect("the function was listed at its first ask")
+            }
         }
     }
 
@@ -290,24 +294,19 @@ impl Queue {
         })
     }
 
-    /// Puts a request into the queue: at the end the first time, later at the place of its arrival.
+    /// Puts an ask into the queue, at the place of its arrival.
     pub(super) fn enter(&mut self, slot: u32, kinds: u64) {
-        let model = self.get(slot).model as usize;
-        if self.models.len() <= model {
-            self.models.resize(model + 1, List::default());
-        }
-        if self.get(slot).number == u64::MAX {
-            self.get_mut(slot).number = self.next_number;
-            self.next_number += 1;
+        let function = self.get(slot).function;
+        if !self.functions.contains_key(&function) {
+            self.functions.insert(function, List::default());
         }
         let class = self.class(kinds);
-        let request = self.get_mut(slot);
-        request.place = Place::Queued;
-        request.gpu = NONE;
-        request.mark = 0;
-        self.link(By::Arrival, 0, slot);
-        self.link(By::Class, class, slot);
-        self.link(By::Model, model, slot);
+        let ask = self.get_mut(slot);
+        ask.place = Place::Queued;
+        ask.mark = 0;
+        for by in [By::Arrival, By::Class, By::Function] {
+            self.link(by, class, slot);
+        }
         self.find_due();
     }
 
@@ -330,31 +329,30 @@ impl Queue {
             self.head_skips += u64::from(dispatched);
         }
         let class = self.class(kinds);
-        self.unlink(By::Arrival, 0, slot);
-        self.unlink(By::Class, class, slot);
-        let model = self.get(slot).model as usize;
-        self.unlink(By::Model, model, slot);
+        for by in [By::Arrival, By::Class, By::Function] {
+            self.unlink(by, class, slot);
+        }
         self.find_due();
     }
 
-    /// Moves the waiting requests of a model from one class to another.
-    pub(super) fn reclass(&mut self, model: u32, from: u64, to: u64) {
+    /// Moves a function's queued asks from one class to another.
+    pub(super) fn reclass(&mut self, function: FunctionId, from: u64, to: u64) {
         let (from, to) = (self.class(from), self.class(to));
-        let mut slot = self.of_model(model).head;
+        let mut slot = self.of_function(function).head;
         while slot != NONE {
             self.unlink(By::Class, from, slot);
             self.link(By::Class, to, slot);
-            slot = self.next(By::Model, slot);
+            slot = self.next(By::Function, slot);
         }
     }
 
-    fn link(&mut self, by: By, index: usize, slot: u32) {
-        let number = self.get(slot).number;
-        let list = *self.list(by, index);
+    fn link(&mut self, by: By, class: usize, slot: u32) {
+        let Ask { number, function, .. } = *self.get(slot);
+        let list = *self.list(by, class, function);
         let mut next = NONE;
         if list.tail != NONE && self.get(list.tail).number > number {
             next = list.head;
-            while self.get(next).number < number {
+            while self.get(next).number <= number {
                 next = self.next(by, next);
             }
         }
@@ -366,7 +364,7 @@ impl Queue {
         if next != NONE {
             self.get_mut(next).links[by as usize].prev = slot;
         }
-        let list = self.list(by, index);
+        let list = self.list(by, class, function);
         if prev == NONE {
             list.head = slot;
         }
@@ -376,7 +374,8 @@ impl Queue {
         list.len += 1;
     }
 
-    fn unlink(&mut self, by: By, index: usize, slot: u32) {
+    fn unlink(&mut self, by: By, class: usize, slot: u32) {
+        let function = self.get(slot).function;
         let Links { prev, next } = self.get(slot).links[by as usize];
         if prev != NONE {
             self.get_mut(prev).links[by as usize].next = next;
@@ -384,7 +383,7 @@ impl Queue {
         if next != NONE {
             self.get_mut(next).links[by as usize].prev = prev;
         }
-        let list = self.list(by, index);
+        let list = self.list(by, class, function);
         if prev == NONE {
             list.head = next;
         }
@@ -395,22 +394,21 @@ impl Queue {
     }
 
     /// Checks the properties that hold between two events.
-    #[cfg(debug_assertions)]
     pub(super) fn invariants(&self) {
-        let (mut slot, mut marks, mut last, mut len) = (self.order.head, 0, None, 0);
+        let (mut slot, mut marks, mut last, mut len) = (self.order.head, 0, 0, 0);
         while slot != NONE {
-            let request = self.get(slot);
-            assert_eq!(request.place, Place::Queued);
-            assert!(last < Some(request.number), "the queue is in the order of arrival");
-            last = Some(request.number);
-            marks += u64::from(request.mark);
+            let ask = self.get(slot);
+            assert_eq!(ask.place, Place::Queued);
+            assert!(last <= ask.number, "the queue is in the order of arrival");
+            last = ask.number;
+            marks += u64::from(ask.mark);
             len += 1;
             slot = self.next(By::Arrival, slot);
         }
         assert_eq!((marks, len), (self.head_skips, self.order.len));
         assert_eq!(self.classes.iter().map(|class| class.list.len).sum::<u32>(), len);
-        assert_eq!(self.models.iter().map(|list| list.len).sum::<u32>(), len);
-        assert_eq!(self.names.len() + self.free.len(), self.table.len());
+        assert_eq!(self.functions.sorted().iter().map(|(_, list)| list.len).sum::<u32>(), len);
+        assert!(self.names.len() <= self.known(), "a name without an ask");
     }
 }
 
@@ -423,7 +421,7 @@ mod tests {
     fn counts(queue: &Queue) -> Vec<(u64, u64, bool)> {
         let (mut counts, mut slot, mut count) = (Vec::new(), queue.order.head, queue.head_skips);
         while slot != NONE {
-            counts.push((queue.get(slot).id.number(), count, queue.is_due(slot)));
+            counts.push((queue.get(slot).number, count, queue.is_due(slot)));
             count -= u64::from(queue.get(slot).mark);
             slot = queue.next(By::Arrival, slot);
         }
@@ -442,7 +440,8 @@ mod tests {
             for (id, (what, at)) in (0..).zip(steps) {
                 match what {
                     0 | 1 => {
-                        let slot = queue.add(Request::new(RequestId::new(id), at as u32, 0, Timestamp::ZERO));
+                        let (name, function) = (RequestId::new(id), FunctionId::new(at as u32));
+                        let slot = queue.add(Ask::new(Some(name), function, id, Timestamp::ZERO));
                         queue.enter(slot, 1);
                         literal.push((id, 0));
                     }
@@ -458,7 +457,7 @@ mod tests {
                     4 if at < away.len() => {
                         let slot = away.remove(at);
                         queue.enter(slot, 1);
-                        let name = queue.get(slot).id.number();
+                        let name = queue.get(slot).number;
                         let place = literal.partition_point(|&(other, _)| other < name);
                         let count = literal.get(place).map_or(0, |&(_, count)| count);
                         literal.insert(place, (name, count));

@@ -37,13 +37,14 @@ impl Estimate {
 const ONE: u64 = 1 << 16;
 
 /// How often something happened lately: a sum that is halved every [`Recent::HALF_LIFE`].
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Recent {
     sum: u64,
     at: Timestamp,
 }
 
 impl Recent {
+    pub(super) const NONE: Self = Self { sum: 0, at: Timestamp::ZERO };
     /// 60 s x ln 2: the time constant is a minute.
     const HALF_LIFE: u64 = 41_588_830_834;
     /// Time over which the sum adds up, in ms.
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_found_and_forgotten() {
-        let mut recent = Recent::default();
+        let mut recent = Recent::NONE;
         for second in 0..600 {
             recent.count(Timestamp::from_millis(second * 1000));
         }

@@ -1,16 +1,87 @@
-//! Algorithms 1 and 2 of GPU-enabled FaaS written down literally, with their gaps closed as `gshare_sched::request` says.
+//! Algorithms 1 and 2 of GPU-enabled FaaS written down literally, with their gaps closed as the pool of whole devices says.
 //!
-//! Every decision walks the whole queue and all GPUs, and every request counts its own skips: slow, and plain to check.
-//! Takes the same events and gives the same actions as the engine, for single requests without tenants, deadlines,
-//! learning or a host tier, under LRU.
+//! Every decision walks the whole queue and all GPUs, and every request counts its own skips: slow, and plain to check. It is for
+//! requests without tenants, deadlines, minimums or a host tier, under LRU.
 
-use gshare_core::{Duration, GpuId, ModelId, RequestId, Timestamp};
-use gshare_sched::request::{ModelProfile, RejectReason, RequestAction, RequestEvent, Tier};
+use gshare_core::{Duration, Timestamp};
 use std::collections::BTreeMap;
+
+/// GPUs and models by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    GpuJoined {
+        gpu: u32,
+        kind: u8,
+        memory: u64,
+    },
+    GpuLost {
+        gpu: u32,
+    },
+    ModelAdded {
+        model: u32,
+        bytes: u64,
+        load: Duration,
+        infer: Duration,
+    },
+    ModelLimited {
+        model: u32,
+        copies: u32,
+    },
+    Arrived {
+        request: u64,
+        model: u32,
+    },
+    Evicted {
+        gpu: u32,
+        model: u32,
+    },
+    Loaded {
+        gpu: u32,
+        model: u32,
+        took: Duration,
+    },
+    LoadFailed {
+        gpu: u32,
+        model: u32,
+    },
+    /// The model's process died under its request.
+    NotResident {
+        gpu: u32,
+    },
+    /// The model's process died without a request.
+    Died {
+        gpu: u32,
+        model: u32,
+    },
+    Completed {
+        gpu: u32,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Evict {
+        gpu: u32,
+        model: u32,
+    },
+    Load {
+        gpu: u32,
+        model: u32,
+    },
+    Run {
+        gpu: u32,
+        request: u64,
+        model: u32,
+    },
+    /// As many loads for it failed as may.
+    Reject {
+        request: u64,
+    },
+}
 
 #[derive(Debug, Clone)]
 struct Request {
-    id: RequestId,
+    id: u64,
     model: u32,
     /// Place in the order of arrival.
     number: u64,
@@ -47,7 +118,6 @@ struct Gpu {
     kind: u8,
     memory: u64,
     copies: Vec<Copied>,
-    pins: Vec<u32>,
     doing: Doing,
     running: Option<Request>,
     local: Vec<Request>,
@@ -58,7 +128,9 @@ struct Gpu {
 #[derive(Debug, Clone, Default)]
 struct Model {
     bytes: u64,
-    profiles: BTreeMap<u8, ModelProfile>,
+    /// Times to load, learned, and to run, by kind.
+    times: BTreeMap<u8, (Duration, Duration)>,
+    expected: (Duration, Duration),
     /// The most copies.
     most: Option<usize>,
 }
@@ -90,128 +162,90 @@ impl Literal {
         Self { limit, skip_age, max_loads, ..Self::default() }
     }
 
-    pub(crate) fn handle(&mut self, now: Timestamp, event: RequestEvent, out: &mut Vec<RequestAction>) {
+    pub(crate) fn handle(&mut self, now: Timestamp, event: Event, out: &mut Vec<Order>) {
         self.now = now;
         match event {
-            RequestEvent::GpuJoined { gpu, kind, memory, .. } => {
-                self.kind_memory.insert(kind.number(), memory.0);
-                let gpu_state = Gpu { kind: kind.number(), memory: memory.0, until: now, ..Gpu::default() };
-                self.gpus.insert(gpu.number(), gpu_state);
-                let mut left = Vec::new();
-                let queue = std::mem::take(&mut self.queue);
-                // In the order of models, as the engine goes through them.
-                let mut gone = Vec::new();
-                for request in queue {
-                    if self.fits_any(request.model) { left.push(request) } else { gone.push(request) }
+            Event::GpuJoined { gpu, kind, memory } => {
+                self.kind_memory.insert(kind, memory);
+                self.gpus.insert(gpu, Gpu { kind, memory, until: now, ..Gpu::default() });
+                for model in self.models.values_mut() {
+                    model.times.entry(kind).or_insert(model.expected);
                 }
-                gone.sort_by_key(|request| (request.model, request.number));
-                let reason = RejectReason::ModelTooLarge;
-                out.extend(gone.iter().map(|request| RequestAction::Reject { request: request.id, reason }));
-                self.queue = left;
             }
-            RequestEvent::GpuLost { gpu } => {
-                let lost = self.gpus.remove(&gpu.number()).unwrap();
+            Event::GpuLost { gpu } => {
+                let mut lost = self.gpus.remove(&gpu).unwrap();
+                if let (Doing::Running, Some(request)) = (lost.doing, &mut lost.running) {
+                    // A dispatched request begins anew.
+                    request.failed_loads = 0;
+                }
                 for request in lost.local.into_iter().chain(lost.running) {
                     self.requeue(request);
                 }
             }
-            RequestEvent::ModelAdded { model, memory } => {
-                self.models.entry(model.number()).or_default().bytes = memory.0;
+            Event::ModelAdded { model, bytes, load, infer } => {
+                self.models.insert(model, Model { bytes, expected: (load, infer), ..Model::default() });
             }
-            RequestEvent::ModelProfiled { model, kind, profile } => {
-                self.models.get_mut(&model.number()).unwrap().profiles.insert(kind.number(), profile);
-            }
-            RequestEvent::ModelLimited { model, copies } => {
-                let model = model.number();
+            Event::ModelLimited { model, copies } => {
                 self.models.get_mut(&model).unwrap().most = Some(copies as usize);
             }
-            RequestEvent::ModelPinned { model, gpu, pinned } => {
-                let pins = &mut self.gpus.get_mut(&gpu.number()).unwrap().pins;
-                pins.retain(|pin| *pin != model.number());
-                if pinned {
-                    pins.push(model.number());
-                }
+            Event::Arrived { request: id, model } => {
+                let number = self.numbers;
+                self.numbers += 1;
+                self.queue.push(Request { id, model, number, arrived: now, skips: 0, failed_loads: 0 });
             }
-            RequestEvent::Arrived { request, model, .. } => {
-                let reason = if self.models[&model.number()].profiles.is_empty() {
-                    Some(RejectReason::NotProfiled)
-                } else if !self.fits_any(model.number()) {
-                    Some(RejectReason::ModelTooLarge)
-                } else {
-                    None
-                };
-                match reason {
-                    Some(reason) => out.push(RequestAction::Reject { request, reason }),
-                    None => {
-                        let number = self.numbers;
-                        self.numbers += 1;
-                        self.queue.push(Request {
-                            id: request,
-                            model: model.number(),
-                            number,
-                            arrived: now,
-                            skips: 0,
-                            failed_loads: 0,
-                        });
-                    }
-                }
-            }
-            RequestEvent::Evicted { gpu, model } => {
-                let on = self.gpus.get_mut(&gpu.number()).unwrap();
-                let gone =
-                    on.copies.iter().position(|c| c.model == model.number() && c.state == State::Evicting);
+            Event::Evicted { gpu, model } => {
+                let on = self.gpus.get_mut(&gpu).unwrap();
+                let gone = on.copies.iter().position(|c| c.model == model && c.state == State::Evicting);
                 on.copies.remove(gone.unwrap());
-                self.load_if_room(gpu.number(), out);
+                self.load_if_room(gpu, out);
             }
-            RequestEvent::Loaded { gpu, model, .. } => {
-                self.copy(gpu.number(), model.number()).unwrap().state = State::Resident;
-                self.run(gpu.number(), out);
+            Event::Loaded { gpu, model, took } => {
+                let kind = self.gpus[&gpu].kind;
+                let (load, _) = self.models.get_mut(&model).unwrap().times.get_mut(&kind).unwrap();
+                let (mean, took) = (load.as_nanos(), took.as_nanos());
+                let error = took.abs_diff(mean) / 8;
+                let mean = if took >= mean { mean + error } else { mean - error };
+                *load = Duration::from_nanos(mean.max(1));
+                self.copy(gpu, model).unwrap().state = State::Resident;
+                self.run(gpu, out);
             }
-            RequestEvent::LoadFailed { gpu, model } => {
-                let request = self.gpus.get_mut(&gpu.number()).unwrap().running.take().unwrap();
-                self.lose(gpu.number(), model.number());
+            Event::LoadFailed { gpu, model } => {
+                let request = self.gpus.get_mut(&gpu).unwrap().running.take().unwrap();
+                self.lose(gpu, model);
                 self.retry(request, out);
-                self.go_on(gpu.number(), out);
+                self.go_on(gpu, out);
             }
-            RequestEvent::NotResident { gpu, .. } => {
-                let on = self.gpus.get_mut(&gpu.number()).unwrap();
-                let request = on.running.take().unwrap();
+            Event::NotResident { gpu } => {
+                let mut request = self.gpus.get_mut(&gpu).unwrap().running.take().unwrap();
+                // A dispatched request begins anew.
+                request.failed_loads = 0;
                 if self.beyond(request.model) > 0 {
-                    self.lose(gpu.number(), request.model);
+                    self.lose(gpu, request.model);
                     self.requeue(request);
-                    self.go_on(gpu.number(), out);
+                    self.go_on(gpu, out);
                 } else {
-                    let (load, infer) = self.costs(request.model, gpu.number());
-                    self.copy(gpu.number(), request.model).unwrap().state = State::Loading;
-                    let on = self.gpus.get_mut(&gpu.number()).unwrap();
+                    let (load, infer) = self.costs(request.model, gpu);
+                    self.copy(gpu, request.model).unwrap().state = State::Loading;
+                    let on = self.gpus.get_mut(&gpu).unwrap();
                     on.running = Some(request);
                     on.until = now + load + infer;
                     on.doing = Doing::MakingRoom;
-                    self.load_if_room(gpu.number(), out);
+                    self.load_if_room(gpu, out);
                 }
             }
-            RequestEvent::Dropped { gpu, model } => {
-                let on = &self.gpus[&gpu.number()];
-                let used = on.running.iter().chain(&on.local).any(|request| request.model == model.number());
-                let resident =
-                    on.copies.iter().any(|c| c.model == model.number() && c.state == State::Resident);
-                if resident && !used {
-                    self.copy(gpu.number(), model.number()).unwrap().state = State::Evicting;
-                    out.push(RequestAction::Evict { gpu, model });
-                }
+            Event::Died { gpu, model } => {
+                self.lose(gpu, model);
+                self.load_if_room(gpu, out);
             }
-            RequestEvent::Completed { gpu, .. } => {
-                let on = self.gpus.get_mut(&gpu.number()).unwrap();
-                let model = on.running.take().unwrap().model;
-                let pinned = on.pins.contains(&model);
-                if self.beyond(model) > 0 && !pinned {
-                    self.copy(gpu.number(), model).unwrap().state = State::Evicting;
-                    self.requeue_local(gpu.number(), model);
-                    out.push(RequestAction::Evict { gpu, model: ModelId::new(model) });
+            Event::Completed { gpu } => {
+                let model = self.gpus.get_mut(&gpu).unwrap().running.take().unwrap().model;
+                if self.beyond(model) > 0 {
+                    self.copy(gpu, model).unwrap().state = State::Evicting;
+                    self.requeue_local(gpu, model);
+                    out.push(Order::Evict { gpu, model });
                 }
-                self.go_on(gpu.number(), out);
+                self.go_on(gpu, out);
             }
-            _ => {}
         }
         let over: Vec<u32> = self.models.keys().copied().filter(|model| self.beyond(*model) > 0).collect();
         for model in over {
@@ -221,18 +255,11 @@ impl Literal {
     }
 
     fn fits(&self, model: u32, kind: u8) -> bool {
-        let model = &self.models[&model];
-        model.profiles.contains_key(&kind)
-            && self.kind_memory.get(&kind).is_none_or(|memory| model.bytes <= *memory)
-    }
-
-    fn fits_any(&self, model: u32) -> bool {
-        self.models[&model].profiles.keys().any(|kind| self.fits(model, *kind))
+        self.models[&model].bytes <= self.kind_memory[&kind]
     }
 
     fn costs(&self, model: u32, gpu: u32) -> (Duration, Duration) {
-        let profile = self.models[&model].profiles[&self.gpus[&gpu].kind];
-        (profile.load_disk, profile.infer)
+        self.models[&model].times[&self.gpus[&gpu].kind]
     }
 
     fn copy(&mut self, gpu: u32, model: u32) -> Option<&mut Copied> {
@@ -255,11 +282,10 @@ impl Literal {
         self.queue.insert(place, request);
     }
 
-    fn retry(&mut self, mut request: Request, out: &mut Vec<RequestAction>) {
+    fn retry(&mut self, mut request: Request, out: &mut Vec<Order>) {
         request.failed_loads += 1;
         if request.failed_loads >= self.max_loads {
-            let reason = RejectReason::LoadsFailed;
-            out.push(RequestAction::Reject { request: request.id, reason });
+            out.push(Order::Reject { request: request.id });
         } else {
             self.requeue(request);
         }
@@ -291,7 +317,7 @@ impl Literal {
     }
 
     /// A limit was lowered: copies for which room is made go, then those that are unused, the least recently used first.
-    fn trim(&mut self, model: u32, out: &mut Vec<RequestAction>) {
+    fn trim(&mut self, model: u32, out: &mut Vec<Order>) {
         for gpu in self.holders(model) {
             let on = self.gpus.get_mut(&gpu).unwrap();
             let coming = on.doing == Doing::MakingRoom && on.running.as_ref().unwrap().model == model;
@@ -307,7 +333,7 @@ impl Literal {
             let on = &self.gpus[&gpu];
             let uses = on.running.iter().chain(&on.local).any(|request| request.model == model);
             let copy = on.copies.iter().find(|copy| copy.model == model && copy.state == State::Resident);
-            if let Some(copy) = copy.filter(|_| !uses && !on.pins.contains(&model)) {
+            if let Some(copy) = copy.filter(|_| !uses) {
                 unused.push((copy.used, gpu));
             }
         }
@@ -315,7 +341,7 @@ impl Literal {
         unused.truncate(self.beyond(model));
         for (_, gpu) in unused {
             self.copy(gpu, model).unwrap().state = State::Evicting;
-            out.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(model) });
+            out.push(Order::Evict { gpu, model });
         }
     }
 
@@ -333,7 +359,7 @@ impl Literal {
         back.into_iter().for_each(|request| self.requeue(request));
     }
 
-    fn go_on(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+    fn go_on(&mut self, gpu: u32, out: &mut Vec<Order>) {
         let now = self.now;
         let on = self.gpus.get_mut(&gpu).unwrap();
         on.until = now;
@@ -345,7 +371,7 @@ impl Literal {
         }
     }
 
-    fn run(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+    fn run(&mut self, gpu: u32, out: &mut Vec<Order>) {
         let (request, model) = {
             let request = self.gpus[&gpu].running.as_ref().unwrap();
             (request.id, request.model)
@@ -358,15 +384,10 @@ impl Literal {
         on.doing = Doing::Running;
         on.dispatches += 1;
         on.until = now + infer;
-        out.push(RequestAction::Dispatch {
-            gpu: GpuId::new(gpu),
-            request,
-            model: ModelId::new(model),
-            batch_more: 0,
-        });
+        out.push(Order::Run { gpu, request, model });
     }
 
-    fn load_if_room(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+    fn load_if_room(&mut self, gpu: u32, out: &mut Vec<Order>) {
         if self.gpus[&gpu].doing != Doing::MakingRoom {
             return;
         }
@@ -374,12 +395,7 @@ impl Literal {
         let leaving = self.gpus[&gpu].copies.iter().any(|c| c.model == model && c.state == State::Evicting);
         if self.free(gpu) >= self.models[&model].bytes && !leaving {
             self.gpus.get_mut(&gpu).unwrap().doing = Doing::Loading;
-            out.push(RequestAction::Load {
-                gpu: GpuId::new(gpu),
-                model: ModelId::new(model),
-                from: Tier::Disk,
-                keep_on_host: false,
-            });
+            out.push(Order::Load { gpu, model });
         }
     }
 
@@ -405,7 +421,7 @@ impl Literal {
         let mut candidates: Vec<(u64, u32)> = on
             .copies
             .iter()
-            .filter(|copy| copy.state == State::Resident && !on.pins.contains(&copy.model))
+            .filter(|copy| copy.state == State::Resident)
             .map(|copy| (copy.used, copy.model))
             .collect();
         candidates.sort_unstable();
@@ -431,18 +447,18 @@ impl Literal {
         Some(victims)
     }
 
-    fn hit(&mut self, gpu: u32, at: usize, out: &mut Vec<RequestAction>) {
+    fn hit(&mut self, gpu: u32, at: usize, out: &mut Vec<Order>) {
         let request = self.leave(at);
         self.gpus.get_mut(&gpu).unwrap().running = Some(request);
         self.run(gpu, out);
     }
 
-    fn miss(&mut self, gpu: u32, at: usize, victims: &[u32], out: &mut Vec<RequestAction>) {
+    fn miss(&mut self, gpu: u32, at: usize, victims: &[u32], out: &mut Vec<Order>) {
         let request = self.leave(at);
         let model = request.model;
         for &victim in victims {
             self.copy(gpu, victim).unwrap().state = State::Evicting;
-            out.push(RequestAction::Evict { gpu: GpuId::new(gpu), model: ModelId::new(victim) });
+            out.push(Order::Evict { gpu, model: victim });
         }
         let (load, infer) = self.costs(model, gpu);
         self.uses += 1;
@@ -456,7 +472,7 @@ impl Literal {
     }
 
     /// Algorithm 1.
-    fn schedule(&mut self, out: &mut Vec<RequestAction>) {
+    fn schedule(&mut self, out: &mut Vec<Order>) {
         let mut idle: Vec<(u64, u32)> = self
             .gpus
             .iter()
@@ -472,7 +488,7 @@ impl Literal {
         }
     }
 
-    fn serve(&mut self, gpu: u32, out: &mut Vec<RequestAction>) {
+    fn serve(&mut self, gpu: u32, out: &mut Vec<Order>) {
         let kind = self.gpus[&gpu].kind;
         let mut at = 0;
         let limit = self.limit;
@@ -508,7 +524,7 @@ impl Literal {
     }
 
     /// Algorithm 2; for load balancing only its first and last branch.
-    fn locality_load_balance(&mut self, gpu: u32, at: usize, out: &mut Vec<RequestAction>) -> Outcome {
+    fn locality_load_balance(&mut self, gpu: u32, at: usize, out: &mut Vec<Order>) -> Outcome {
         let model = self.queue[at].model;
         if self.cached(gpu, model) {
             self.hit(gpu, at, out);
