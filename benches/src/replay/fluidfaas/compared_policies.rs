@@ -4,8 +4,8 @@ use super::static_split::StaticSplit;
 use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, KeeperConfig, Late, PartitionConfig, Partitioner, Place,
-    RankMode, Route, RouterConfig, SlackRouter,
+    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, KeeperConfig, Late, LoadCosts, PartitionConfig,
+    Partitioner, Place, RankMode, Route, RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
@@ -100,7 +100,12 @@ impl Policy<'_> {
                 (config.clone(), Arc::new(partitioner))
             }
             Keeping::Own(make) => (KeeperConfig::default(), make().into()),
-            Keeping::Static => (KeeperConfig::monolithic(), Arc::new(split.clone())),
+            Keeping::Static => {
+                // It starts once, before the load, and never again.
+                let (now, start) = (u64::MAX, KeeperConfig::default().load.start);
+                let load = LoadCosts { start, host_bytes_per_second: now, storage_bytes_per_second: now };
+                (KeeperConfig::monolithic().with_load(load), Arc::new(split.clone()))
+            }
         };
         let router: Box<dyn Route> = match &self.router {
             Routing::Slack(config) => Box::new(SlackRouter::new(config.clone())),
