@@ -464,8 +464,9 @@ impl Literal {
                         self.reject(one.id);
                     } else if let Some(found) = self.requests.iter_mut().find(|other| other.id == one.id) {
                         (found.on, found.late) = (None, false);
+                        // A refused request changes nothing for the others.
+                        self.sift(now, up.function);
                     }
-                    self.sift(now, up.function);
                 }
                 self.instances.retain(|up| up.id != instance);
                 self.left(up.slice());
