@@ -25,7 +25,8 @@
 //!    surplus in proportion to `l`. The first client without room gets a **reservation**; the next `backfill_depth` may go ahead if
 //!    they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
-//! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag.
+//! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag. An
+//! ineligible client gets at most a quarter of `max_token` while an idle client has time of its request left, as that one may come.
 //!
 //! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
 //! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms cost no other client time, so it is forgiven.
@@ -185,13 +186,14 @@ impl MultiToken {
         let rest = left.saturating_sub(client.left(gpu.window, now));
         let budget = config.max_token.min(client.remain(gpu.window)).min(rest);
         let any = Duration::from_nanos(1);
+        let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if ready <= 1 {
-            return Offer { budget, least: any, until: gpu.window_end };
+            let most = if rank.ineligible && self.may_be_awaited(gpu) { quarter } else { config.max_token };
+            return Offer { budget: budget.min(most), least: any, until: gpu.window_end };
         }
         // Rounding errors would otherwise cause one extension of nanoseconds after another.
         let extends = client.holds.is_some_and(|token| token.window == gpu.window);
         let least = if extends { config.min_token } else { any };
-        let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if rank.ineligible {
             let fair = Duration::from_nanos(left.as_nanos() / ready);
             return Offer { budget: budget.min(fair.max(quarter)), least, until: gpu.window_end };
@@ -199,6 +201,12 @@ impl MultiToken {
         let lag = client.miss(gpu);
         let turn = client.left(gpu.window, now).saturating_add(lag.max(quarter));
         Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
+    }
+
+    /// Whether an idle client is short of its request: it may come at any time, and would wait for a token given now.
+    fn may_be_awaited(&self, gpu: &Gpu) -> bool {
+        let mut clients = gpu.clients.iter().filter_map(|&slot| self.ledger.clients.at(slot));
+        clients.any(|client| !client.wants() && client.miss(gpu) > Duration::ZERO)
     }
 
     /// The latest time at which `needed` SMs are free, and the number of SMs free beside them.
@@ -655,6 +663,36 @@ mod tests {
         bench.log.clear();
         bench.says(id(0), UseState::Extends);
         assert!(bench.log.is_empty(), "{:?}", bench.log);
+    }
+
+    /// A service that is idle most of the time does not wait for a whole token of a trainer beside it.
+    #[test]
+    fn a_client_beyond_its_share_holds_short_tokens_while_an_idle_one_may_come() {
+        let mut bench = Bench::new(&[("0:1", 100)], ms(1));
+        bench.join(1, "0.3:0.6", 100);
+        // The longest token of the first client after `begin`.
+        let longest = |bench: &Bench, begin: u64| {
+            let mut last = Duration::ZERO;
+            let tokens = bench.log.iter().filter_map(|(now, action)| match action {
+                TokenAction::Allow { client, allowed, .. } if *client == id(0) => {
+                    let token = allowed.saturating_sub(core::mem::replace(&mut last, *allowed));
+                    (*now > at(begin)).then_some(token)
+                }
+                _ => None,
+            });
+            tokens.max().unwrap_or_default()
+        };
+        bench.run_until(at(200));
+        let short = longest(&bench, 10);
+        assert!(short > Duration::ZERO && short <= ms(3), "a quarter of 10 ms, and up to a kernel: {short}");
+        // The service has had its request, so nobody with a claim can come in this window.
+        bench.says(id(1), UseState::Wants);
+        bench.run_until(at(245));
+        bench.running.retain(|run| run.0 == id(0));
+        bench.says(id(1), UseState::Idle);
+        assert!(bench.used_ms(1) >= 30, "{} ms", bench.used_ms(1));
+        bench.run_until(at(290));
+        assert_eq!(longest(&bench, 250), ms(10));
     }
 
     /// Two events would let the other client in between, as if the first did not want to go on.
