@@ -216,7 +216,7 @@ impl Rig {
     fn loaded(&mut self, gpu: u32, model: u32) -> Vec<Order> {
         let (_, _, since) = self.instances[&self.instance(gpu, model)];
         let end = since + ms(self.models[&model].1);
-        self.loads = self.loads + end.saturating_since(self.now);
+        self.loads += end.saturating_since(self.now);
         self.now = self.now.max(end);
         self.report(gpu, model, InstanceReport::Ready)
     }
