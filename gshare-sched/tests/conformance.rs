@@ -163,7 +163,7 @@ fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
     assert!(claims.contains(&claim), "{claim}");
 }
 
-/// Loads each model on the device at hand, whatever has to leave.
+/// Loads each model on the device at hand, and evicts any other model for it.
 struct Greedy(&'static str);
 
 impl WholePolicy for Greedy {

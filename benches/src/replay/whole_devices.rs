@@ -1,4 +1,4 @@
-//! Whole devices: the pool of a [`Platform`] in the simulated [`world`], and what it ordered and heard.
+//! Whole devices: the pool of a [`Platform`] in the simulated [`world`], its orders and the answers to them.
 
 use anyhow::{Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -115,7 +115,7 @@ pub(super) fn percentile(sorted: &[f64], thousandths: usize) -> f64 {
     sorted[(sorted.len() * thousandths / 1000).min(sorted.len() - 1)]
 }
 
-/// What the platform ordered and heard.
+/// The platform's orders and the host's answers.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     /// Requests answered, and instances started for them.

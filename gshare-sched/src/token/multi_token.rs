@@ -26,7 +26,7 @@
 //!    they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
 //! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag. An
-//! ineligible client gets at most a quarter of `max_token` while an idle client has time of its request left, as that one may come.
+//! ineligible client gets at most a quarter of `max_token` while an idle client has time of its request left, since that client may come.
 //!
 //! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
 //! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms cost no other client time, so it is forgiven.
@@ -685,7 +685,7 @@ mod tests {
         bench.run_until(at(200));
         let short = longest(&bench, 10);
         assert!(short > Duration::ZERO && short <= ms(3), "a quarter of 10 ms, and up to a kernel: {short}");
-        // The service has had its request, so nobody with a claim can come in this window.
+        // The service has used its request, so no client can come within its request in this window.
         bench.says(id(1), UseState::Wants);
         bench.run_until(at(245));
         bench.running.retain(|run| run.0 == id(0));

@@ -94,14 +94,14 @@ pub mod proxy;
 pub mod reaper;
 pub mod records;
 pub mod routes;
-pub mod settings;
+pub mod host_settings;
 pub mod state;
 pub mod traces;
 pub mod trials;
 pub mod weights;
 
 pub use builder::Builder;
-pub use settings::HostSettings;
+pub use host_settings::HostSettings;
 
 use anyhow::{Context as _, ensure};
 use deployment::Plan;
@@ -155,7 +155,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
     /// One setting, above the file: `--set host.mps=true`, `--set host.queue=8`. May be repeated.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = settings::setting)]
+    #[arg(long, value_name = "KEY=VALUE", value_parser = host_settings::setting)]
     pub set: Vec<(String, serde_json::Value)>,
     /// Settings of the host.
     #[arg(skip)]

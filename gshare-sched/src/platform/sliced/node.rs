@@ -529,8 +529,8 @@ impl Node {
         }
     }
 
-    /// The end of a function's stay from its last request on, unless it was already computed. A stay matters only after that
-    /// request is answered, and most requests are followed by another one before.
+    /// The end of a function's stay from its last request on, unless it was already computed. A stay matters only after the last
+    /// answer, and mostly the next request comes before it.
     fn first_stay(&mut self, function: FunctionId) -> Option<Timestamp> {
         let of = self.functions.get_mut(&function).filter(|of| of.stays.is_none())?;
         let last = of.last?;

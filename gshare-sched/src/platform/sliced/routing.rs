@@ -55,7 +55,7 @@ impl SlicedPool {
         self.note(Change::Left { request, function, due, to: None }, cluster);
     }
 
-    /// Rejects what the router gives up.
+    /// Rejects the requests that the router has given up.
     pub(super) fn reject_late(&mut self, cluster: &mut Cluster) {
         while let Some(request) = self.router.late(cluster.now, &self.offers) {
             cluster.order(PlatformAction::Reject { request, reason: Rejection::WouldBeLate });
@@ -176,7 +176,7 @@ impl SlicedPool {
         }
     }
 
-    /// Checks what the router knows against the ledger.
+    /// Checks the router's queues and offers against the ledger.
     pub(super) fn check_router(&self, cluster: &Cluster) {
         self.router.invariants(&self.offers);
         for function in self.functions.keys() {

@@ -147,7 +147,7 @@ impl WholePool {
         }
     }
 
-    /// The instance of a copy has died while nobody uses it.
+    /// The instance of a copy without requests has died.
     pub(super) fn died_idle(&mut self, gpu: GpuId, function: FunctionId, cluster: &mut Cluster) {
         debug_assert!(
             self.devices.g(gpu).cached(function).is_some_and(|copy| copy.state == CopyState::Resident)

@@ -358,39 +358,33 @@ impl Queue {
         }
         let prev = if next == NONE { list.tail } else { self.prev(by, next) };
         self.get_mut(slot).links[by as usize] = Links { prev, next };
-        if prev != NONE {
-            self.get_mut(prev).links[by as usize].next = slot;
-        }
-        if next != NONE {
-            self.get_mut(next).links[by as usize].prev = slot;
-        }
-        let list = self.list(by, class, function);
-        if prev == NONE {
-            list.head = slot;
-        }
-        if next == NONE {
-            list.tail = slot;
-        }
-        list.len += 1;
+        self.set_next(by, class, function, prev, slot);
+        self.set_prev(by, class, function, next, slot);
+        self.list(by, class, function).len += 1;
     }
 
     fn unlink(&mut self, by: By, class: usize, slot: u32) {
         let function = self.get(slot).function;
         let Links { prev, next } = self.get(slot).links[by as usize];
-        if prev != NONE {
-            self.get_mut(prev).links[by as usize].next = next;
+        self.set_next(by, class, function, prev, next);
+        self.set_prev(by, class, function, next, prev);
+        self.list(by, class, function).len -= 1;
+    }
+
+    /// Puts `next` after a slot, or at the list's head if the slot is [`NONE`].
+    fn set_next(&mut self, by: By, class: usize, function: FunctionId, slot: u32, next: u32) {
+        match slot {
+            NONE => self.list(by, class, function).head = next,
+            _ => self.get_mut(slot).links[by as usize].next = next,
         }
-        if next != NONE {
-            self.get_mut(next).links[by as usize].prev = prev;
+    }
+
+    /// Puts `prev` before a slot, or at the list's tail if the slot is [`NONE`].
+    fn set_prev(&mut self, by: By, class: usize, function: FunctionId, slot: u32, prev: u32) {
+        match slot {
+            NONE => self.list(by, class, function).tail = prev,
+            _ => self.get_mut(slot).links[by as usize].prev = prev,
         }
-        let list = self.list(by, class, function);
-        if prev == NONE {
-            list.head = next;
-        }
-        if next == NONE {
-            list.tail = prev;
-        }
-        list.len -= 1;
     }
 
     /// Checks the properties that hold between two events.

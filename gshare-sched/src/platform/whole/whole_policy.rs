@@ -91,7 +91,7 @@ impl Load {
 }
 
 impl Locality {
-    /// The policy with these settings; those of loads and of host memory are the pool's.
+    /// The policy with these settings; the pool uses the settings of loads and host memory.
     pub const fn new(config: &WholeConfig) -> Self {
         Self { skip_limit: config.skip_limit, price_evictions: config.price_evictions }
     }

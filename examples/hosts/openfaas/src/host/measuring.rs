@@ -161,7 +161,7 @@ impl Host {
         self.add(version, Some(function))
     }
 
-    /// The progress of a measurement; one that waits names those before it.
+    /// The progress of a measurement; a waiting measurement names the functions measured before it.
     pub(super) fn progress_of(&self, function: FunctionId) -> Option<String> {
         let text = self.versions.get(&function)?.measuring.progress.clone()?;
         let companion = |instance: &Instance| self.versions.get(&instance.function)?.measures;
