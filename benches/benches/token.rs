@@ -69,10 +69,14 @@ fn record(clients: u32) -> Log {
     let mut said: BTreeMap<ClientId, Duration> = BTreeMap::new();
     while log.len() < events() {
         for action in actions.drain(..) {
-            let TokenAction::Allow { client, allowed: upto, .. } = action else { continue };
+            let (client, upto) = match action {
+                TokenAction::Allow { client, allowed, .. } => (client, allowed),
+                TokenAction::Recall { client, allowed } => (client, allowed),
+                _ => continue,
+            };
             let used = said.get(&client).copied().unwrap_or_default();
             allowed.insert(client, upto);
-            let left = (upto - used).as_nanos();
+            let left = upto.saturating_sub(used).as_nanos();
             let part = |tenths| now.saturating_add(Duration::from_nanos(left * tenths / 10));
             for (at, step) in [(part(5), Step::Report), (part(8), Step::Ask), (part(10), Step::Return)] {
                 queue.schedule(at, (client, upto, step));
@@ -87,13 +91,13 @@ fn record(clients: u32) -> Log {
                     continue;
                 }
                 let before = said.entry(client).or_default();
-                let left = (upto - *before).as_nanos();
+                let left = upto.saturating_sub(*before).as_nanos();
                 let (used, state) = match step {
                     Step::Report => (before.saturating_add(Duration::from_nanos(left / 2)), UseState::Holds),
                     Step::Ask => (before.saturating_add(Duration::from_nanos(left / 2)), UseState::Extends),
                     Step::Return => {
                         allowed.remove(&client);
-                        (upto, UseState::Wants)
+                        (upto.max(*before), UseState::Wants)
                     }
                 };
                 *before = used;

@@ -20,7 +20,7 @@
 //! launch, launch   spent 2.0   done 0     limit 2.0        a third launch waits
 //! one is over      spent 2.1   done 1.1   limit 3.1        the next passes
 //! ```
-//! The daemon takes a permission back by a lower limit. Running work is still measured and stays in the totals.
+//! The daemon takes a permission back by a lower total ([`Credit::recall`]). Running work is still measured and stays in the totals.
 //!
 //! # Invariants
 //! - `done <= spent`, under any interleaving (checked by loom).
@@ -108,6 +108,8 @@ impl LaunchGate {
 pub struct Credit {
     /// The total up to which launches are or were last allowed.
     allowed: Duration,
+    /// The total at which launches stop: `allowed`, or less after a recall.
+    end: Duration,
     open: bool,
     done: Duration,
     bound: Duration,
@@ -130,12 +132,18 @@ impl Credit {
     /// A credit without a permission. At most `bound` of GPU time may be in flight.
     pub fn new(bound: Duration) -> Self {
         let zero = Duration::ZERO;
-        Self { allowed: zero, open: false, done: zero, bound, let_in: zero, reported: zero }
+        Self { allowed: zero, end: zero, open: false, done: zero, bound, let_in: zero, reported: zero }
     }
 
     /// Allows launches up to this total of [`used`](Self::used).
     pub fn allow(&mut self, gate: &LaunchGate, allowed: Duration) {
-        (self.allowed, self.open) = (allowed, true);
+        (self.allowed, self.end, self.open) = (allowed, allowed, true);
+        self.apply(gate);
+    }
+
+    /// Stops launches at a smaller total. The daemon may have charged the allowed total all the same.
+    pub fn recall(&mut self, gate: &LaunchGate, end: Duration) {
+        self.end = self.end.min(end);
         self.apply(gate);
     }
 
@@ -208,7 +216,7 @@ impl Credit {
     /// or in neither.
     pub fn balance(&self, gate: &LaunchGate) -> Balance {
         let spent = gate.spent();
-        let unspent = if self.open { self.allowed.saturating_sub(spent) } else { Duration::ZERO };
+        let unspent = if self.open { self.end.saturating_sub(spent) } else { Duration::ZERO };
         Balance { in_flight: spent.saturating_sub(self.done), unspent }
     }
 
@@ -234,7 +242,7 @@ impl Credit {
 
     fn apply(&self, gate: &LaunchGate) {
         let queued = self.done.saturating_add(self.bound).max(self.let_in);
-        gate.set_limit(if self.open { self.allowed.min(queued) } else { Duration::ZERO });
+        gate.set_limit(if self.open { self.end.min(queued) } else { Duration::ZERO });
     }
 }
 

@@ -19,6 +19,7 @@
 //! Used{used, Extends}  ─▶ Allow{allowed: larger, until: later}       more time ahead of the end
 //! Used{used, Holds}                                                  a report
 //! Used{used, Idle}     ─▶ room for others; Wants instead of Idle gives the token back and asks for the next one
+//! another is due       ─▶ Recall{allowed: smaller}                  the client gives back early
 //! past `until` + grace ─▶ Stop                                       charged up to `allowed`
 //! ```
 //! A scheduler charges the part of `used` beyond its earlier charges: use up to `allowed` counts for the window of the token, and
@@ -117,6 +118,15 @@ pub enum TokenAction {
         /// The time at which the client must stop launching, with the total used up or not.
         #[cfg_attr(feature = "serde", serde(rename = "until_ns"))]
         until: Timestamp,
+    },
+    /// Asks the client to give its token back early, since a client within its share waits: it must stop launching at this lower
+    /// total. The token stays as it is: it ends at the same time, and a `Stop` charges the total of the last `Allow`.
+    Recall {
+        /// The client with the token.
+        client: ClientId,
+        /// The total use, in ns, at which the client must stop launching; less than the total of its last `Allow`.
+        #[cfg_attr(feature = "serde", serde(rename = "allowed_ns"))]
+        allowed: Duration,
     },
     /// Takes the client's token back and charges it in full, since the client did not give it back in time.
     Stop {

@@ -669,7 +669,8 @@ messages! {
         /// The most GPU time to have in flight. A small bound lets the client give its token back soon.
         in_flight: Duration,
     }
-    /// Lets the client launch until its total use reaches `allowed`. An `until` in the past ends the turn instead.
+    /// Lets the client launch until its total use reaches `allowed`; a smaller total than before asks for the token back. An `until` in
+    /// the past ends the turn instead.
     4 Allow {
         /// The client with the permission.
         client: ClientId,

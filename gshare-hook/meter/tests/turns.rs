@@ -76,6 +76,27 @@ fn a_larger_total_extends_the_turn() {
     assert_eq!(bench.ends(), [15 * MS]);
 }
 
+/// The daemon wants the token back for another client. Launched work ends first: 5 ms of 10 ms.
+#[test]
+fn a_smaller_total_ends_the_turn_once_the_launched_work_is_over() {
+    let mut bench = served();
+    bench.launches(40, KERNEL);
+    bench.run(MS);
+    bench.allow(10 * MS, 60 * MS);
+    bench.run(3 * MS);
+    let (turn, queued) = (bench.turn, bench.most_queued);
+    assert!(bench.ends().is_empty() && queued <= BOUND + MS, "{queued} ns queued");
+    bench.allow_up_to(turn, 2 * MS, bench.now + 57 * MS);
+    bench.run(queued);
+    assert_eq!(bench.turn, turn + 1, "given back");
+    let (_, used, state) = *bench.uses().last().unwrap();
+    assert!(used <= 3 * MS + queued && state == UseState::Wants, "{used} ns, {state:?}");
+    assert_eq!(bench.said_of(&[UseState::Extends]), 0, "it does not ask for more of a token that goes back");
+    bench.allow(10 * MS, 60 * MS);
+    bench.run(3 * MS);
+    assert!(bench.busy > used, "the next turn is like every other");
+}
+
 /// The queue is about to run dry when the daemon's answer comes.
 #[test]
 fn an_extension_that_comes_while_the_queue_drains_goes_on_with_the_turn() {

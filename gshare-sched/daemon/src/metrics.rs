@@ -102,6 +102,7 @@ pub struct Metrics {
     registry: Registry,
     events: Counter,
     grants: Counter,
+    recalls: Counter,
     revokes: Counter,
     throttles: Counter,
     memory_denied: Counter,
@@ -134,6 +135,7 @@ impl Default for Metrics {
         };
         let events = counter("events", "Events handled by the token engine");
         let grants = counter("grants", "Tokens granted or extended");
+        let recalls = counter("recalls", "Tokens asked back early for a client within its share");
         let revokes = counter("revokes", "Tokens revoked");
         let throttles = counter("throttles", "Requests that must wait because a limit was reached");
         let memory_denied = counter("memory_denied", "Reservations of memory that did not fit");
@@ -208,6 +210,7 @@ impl Default for Metrics {
             registry,
             events,
             grants,
+            recalls,
             revokes,
             throttles,
             memory_denied,
@@ -304,6 +307,7 @@ impl Metrics {
                     }
                 }
             }
+            TokenAction::Recall { .. } => drop(self.recalls.inc()),
             TokenAction::Stop { client } => {
                 self.revokes.inc();
                 if let Some(entry) = open.get_mut(&client) {

@@ -143,6 +143,15 @@ impl Node {
                 self.send(client, ToClient::Allow { client, turn, allowed, until }, out);
                 None
             }
+            TokenAction::Recall { client: tenant, allowed } => {
+                let turns = &self.tenant_at(TenantId(tenant)).turns;
+                let more = allowed.saturating_sub(turns.total());
+                if let Some((permission, until)) = turns.recalled(more) {
+                    let (client, turn, allowed) = (permission.client, permission.turn, permission.allowed);
+                    self.send(client, ToClient::Allow { client, turn, allowed, until }, out);
+                }
+                None
+            }
             TokenAction::Throttle { client: tenant, until, reason } => {
                 let status = self.tokens.0.client(tenant).expect("the scheduler throttles its own client");
                 let (used, limit) = (status.window_used, status.share.quota.limit());

@@ -226,6 +226,15 @@ impl Turns {
         Some(Permission { client: next, turn, allowed })
     }
 
+    /// The engine asks for the token back once the tenant has used `more` GPU time. The holder's charge, if it is lost or stopped, stays
+    /// the earlier allowed total: it may have launched before it heard of this. Gives the holder to tell, with the end of its token.
+    pub(super) fn recalled(&self, more: Duration) -> Option<(Permission, Timestamp)> {
+        let held = self.held?;
+        let member = self.members.iter().find(|member| member.id == held.by)?;
+        let allowed = member.charged.saturating_add(more).min(held.allowed);
+        Some((Permission { client: held.by, turn: member.turn, allowed }, held.until))
+    }
+
     fn waiting(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.waits.is_some() && !member.away)
     }

@@ -24,6 +24,8 @@ pub(super) struct Token {
     pub(super) occupied: Duration,
     /// SMs counted for the token.
     pub(super) sm: u16,
+    /// Whether the client was asked to give the token back early.
+    pub(super) recalled: bool,
 }
 
 /// How long the ledger waits for a token: until `grace` after its end, and for at most `max_debt` of work known to run.
@@ -197,6 +199,22 @@ impl Client {
         let more = now.saturating_since(token.since).saturating_sub(token.occupied);
         token.occupied = token.occupied.saturating_add(more);
         self.lag = self.lag.saturating_sub(signed(more));
+    }
+
+    /// The total at which a token ends with the client's share, if the token allows at least `least` more. A client beyond its share
+    /// ends at once; until its share ends, its GPU is taken to have been busy since the grant.
+    pub(super) fn end_of_share(&self, now: Timestamp, least: Duration) -> Option<Duration> {
+        let token = self.holds.filter(|token| !token.recalled && token.until > now)?;
+        let held = now.saturating_since(token.since);
+        let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
+        let charged = self.charged.max(token.base);
+        let end = match u64::try_from(lag) {
+            Ok(lag) if lag > 0 => {
+                charged.max(token.base.saturating_add(held)).saturating_add(Duration::from_nanos(lag))
+            }
+            _ => charged,
+        };
+        (token.allowed >= end.saturating_add(least)).then_some(end)
     }
 
     /// Ends a token: GPU time charged beyond its occupied time comes off the lag as well.

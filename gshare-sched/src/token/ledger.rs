@@ -529,7 +529,7 @@ impl Ledger {
             Some(held) if held.window == gpu.window => {
                 // Overuse counts as used, and the budget comes on top of it.
                 let allowed = held.allowed.max(client.charged).saturating_add(budget);
-                Token { allowed, until: until.max(held.until), ..held }
+                Token { allowed, until: until.max(held.until), recalled: false, ..held }
             }
             replaced => {
                 let base = replaced.map_or(Duration::ZERO, |token| token.allowed).max(client.charged);
@@ -542,6 +542,7 @@ impl Ledger {
                     since: now,
                     occupied: Duration::ZERO,
                     sm,
+                    recalled: false,
                 }
             }
         };
@@ -558,6 +559,26 @@ impl Ledger {
         client.answered = client.asked.take().unwrap_or((0, now));
         gpu.refile(client);
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
+    }
+
+    /// Asks other holders beyond their shares to give their tokens back, if their SMs make room for the client in `slot`.
+    pub(super) fn recall(&mut self, index: usize, slot: u32, needed: u16, actions: &mut Vec<TokenAction>) {
+        let (now, least) = (self.now, self.config.min_token);
+        let gpu = &self.gpus[index];
+        let others = gpu.releases.iter().filter(|&&(_, other)| other != slot);
+        let holders = others.filter_map(|&(_, other)| self.clients.at(other));
+        let beyond: Vec<_> = holders
+            .filter_map(|client| Some((client.id, client.holds?.sm, client.end_of_share(now, least)?)))
+            .collect();
+        let room: u16 = beyond.iter().map(|(_, sm, _)| sm).sum();
+        if gpu.free + room < needed {
+            return;
+        }
+        for (client, _, allowed) in beyond {
+            let (known, _) = self.pair(client.slot());
+            known.holds.as_mut().expect("a holder has a token").recalled = true;
+            actions.push(TokenAction::Recall { client, allowed });
+        }
     }
 
     /// Checks the invariants of the module's essay.

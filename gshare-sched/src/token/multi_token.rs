@@ -25,8 +25,8 @@
 //!    surplus in proportion to `l`. The first client without room gets a **reservation**; the next `backfill_depth` may go ahead if
 //!    they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
-//! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag. An
-//! ineligible client gets at most a quarter of `max_token` while an idle client has time of its request left, since that client may come.
+//! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag.
+//! Without room for an eligible client, holders beyond their shares are **recalled**, if this makes room: each gets a lower total.
 //!
 //! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
 //! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms cost no other client time, so it is forgiven.
@@ -146,7 +146,10 @@ impl MultiToken {
                     left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
                 match &mut reservation {
                     None if needed > gpu.free => {
-                        reservation = Some(self.reserve(gpu, rank.slot, needed));
+                        if !rank.ineligible && client.miss(gpu) >= self.ledger.config.min_token {
+                            self.ledger.recall(index, rank.slot, needed, actions);
+                        }
+                        reservation = Some(self.reserve(&self.ledger.gpus[index], rank.slot, needed));
                         continue;
                     }
                     None => {}
@@ -188,8 +191,7 @@ impl MultiToken {
         let any = Duration::from_nanos(1);
         let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if ready <= 1 {
-            let most = if rank.ineligible && self.may_be_awaited(gpu) { quarter } else { config.max_token };
-            return Offer { budget: budget.min(most), least: any, until: gpu.window_end };
+            return Offer { budget, least: any, until: gpu.window_end };
         }
         // Rounding errors would otherwise cause one extension of nanoseconds after another.
         let extends = client.holds.is_some_and(|token| token.window == gpu.window);
@@ -203,20 +205,17 @@ impl MultiToken {
         Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
     }
 
-    /// Whether an idle client is short of its request: it may come at any time, and would wait for a token given now.
-    fn may_be_awaited(&self, gpu: &Gpu) -> bool {
-        let mut clients = gpu.clients.iter().filter_map(|&slot| self.ledger.clients.at(slot));
-        clients.any(|client| !client.wants() && client.miss(gpu) > Duration::ZERO)
-    }
-
-    /// The latest time at which `needed` SMs are free, and the number of SMs free beside them.
+    /// The latest time at which `needed` SMs are free, and the number of SMs free beside them. Recalled tokens come back at once.
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let mut free = gpu.free;
-        for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-            let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
-            free += held.map_or(0, |token| token.sm);
-            if free >= needed {
-                return Reservation { at: release, beside: free - needed };
+        for recalled in [true, false] {
+            for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
+                let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
+                free += held.filter(|token| token.recalled == recalled).map_or(0, |token| token.sm);
+                if free >= needed {
+                    let at = if recalled { self.ledger.now } else { release };
+                    return Reservation { at, beside: free - needed };
+                }
             }
         }
         // Free and held SMs are the whole GPU, and no client needs more.
@@ -667,32 +666,54 @@ mod tests {
 
     /// A service that is idle most of the time does not wait for a whole token of a trainer beside it.
     #[test]
-    fn a_client_beyond_its_share_holds_short_tokens_while_an_idle_one_may_come() {
-        let mut bench = Bench::new(&[("0:1", 100)], ms(1));
-        bench.join(1, "0.3:0.6", 100);
-        // The longest token of the first client after `begin`.
-        let longest = |bench: &Bench, begin: u64| {
-            let mut last = Duration::ZERO;
-            let tokens = bench.log.iter().filter_map(|(now, action)| match action {
-                TokenAction::Allow { client, allowed, .. } if *client == id(0) => {
-                    let token = allowed.saturating_sub(core::mem::replace(&mut last, *allowed));
-                    (*now > at(begin)).then_some(token)
-                }
+    fn a_holder_beyond_its_share_is_recalled_for_a_client_within_its_share() {
+        let recalls = |bench: &Bench| {
+            let orders = bench.log.iter().filter_map(|(now, action)| match action {
+                TokenAction::Recall { client, allowed } => Some((*now, *client, *allowed)),
                 _ => None,
             });
-            tokens.max().unwrap_or_default()
+            orders.collect::<Vec<_>>()
         };
-        bench.run_until(at(200));
-        let short = longest(&bench, 10);
-        assert!(short > Duration::ZERO && short <= ms(3), "a quarter of 10 ms, and up to a kernel: {short}");
-        // The service has used its request, so no client can come within its request in this window.
+        let mut bench = Bench::new(&[("0.02:1", 100)], ms(1));
+        bench.join(1, "0.3:0.6", 100);
+        bench.run_until(at(53));
+        // The trainer used its 2 ms long ago. Its token of 10 ms ends now, not after 7 ms more; its report is 3 ms old.
         bench.says(id(1), UseState::Wants);
-        bench.run_until(at(245));
-        bench.running.retain(|run| run.0 == id(0));
-        bench.says(id(1), UseState::Idle);
-        assert!(bench.used_ms(1) >= 30, "{} ms", bench.used_ms(1));
-        bench.run_until(at(290));
-        assert_eq!(longest(&bench, 250), ms(10));
+        assert_eq!(recalls(&bench), [(at(53), id(0), ms(50))]);
+        assert_eq!(
+            bench.engine.client(id(1)).unwrap().holds,
+            None,
+            "the trainer has the GPU until it says so"
+        );
+        bench.says(id(1), UseState::Wants);
+        assert_eq!(recalls(&bench).len(), 1, "once is enough");
+        bench.uses(id(0), ms(3), UseState::Wants);
+        assert!(bench.engine.client(id(1)).unwrap().holds.is_some());
+
+        // Within its share it goes on to the end of the share: 2 ms of a new client.
+        let mut bench = Bench::new(&[("0.02:1", 100)], ms(1));
+        bench.join(1, "0.3:0.6", 100);
+        bench.now = at(1);
+        bench.says(id(1), UseState::Wants);
+        assert_eq!(recalls(&bench), [(at(1), id(0), ms(2))]);
+    }
+
+    /// Narrow holders that would make too little room keep their tokens, and so does a holder about to end.
+    #[test]
+    fn no_holder_is_recalled_in_vain() {
+        let mut bench = Bench::new(&[("0:1", 40), ("0.5:1", 40)], ms(1));
+        bench.join(2, "0.3:0.6", 100);
+        bench.now = at(3);
+        bench.log.clear();
+        bench.says(id(2), UseState::Wants);
+        assert!(bench.log.is_empty(), "the second is within its share: {:?}", bench.log);
+        let mut bench = Bench::new(&[("0:1", 100)], ms(1));
+        bench.join(1, "0.3:0.6", 100);
+        bench.now = at(9);
+        bench.uses(id(0), Duration::from_micros(9_600), UseState::Holds);
+        bench.log.clear();
+        bench.says(id(1), UseState::Wants);
+        assert!(bench.log.is_empty(), "0.4 ms are left: {:?}", bench.log);
     }
 
     /// Two events would let the other client in between, as if the first did not want to go on.

@@ -137,7 +137,12 @@ impl<'a> Paced<'a> {
     fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Story> {
         self.driver.must(now, event)?;
         for action in self.driver.actions().to_vec() {
-            let (TokenAction::Allow { client, .. } | TokenAction::Stop { client }) = action else { continue };
+            let (TokenAction::Allow { client, .. }
+            | TokenAction::Recall { client, .. }
+            | TokenAction::Stop { client }) = action
+            else {
+                continue;
+            };
             let Some(program) = self.programs.get_mut(&client) else { continue };
             let turn = program.turn_there;
             program.turn_there += u32::from(matches!(action, TokenAction::Stop { .. }));
@@ -186,6 +191,12 @@ impl<'a> Paced<'a> {
                 program.token = Some(Token { allowed, until, reported });
                 if core::mem::take(&mut program.waits) {
                     self.queue.schedule(now, Event::Launches(client));
+                }
+                Ok(())
+            }
+            TokenAction::Recall { allowed, .. } => {
+                if let Some(token) = &mut program.token {
+                    token.allowed = token.allowed.min(allowed);
                 }
                 Ok(())
             }

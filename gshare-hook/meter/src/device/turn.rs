@@ -5,7 +5,7 @@
 //! ```text
 //! Idle ── a thread waits: Use{Wants} ──▶ Wanting ── Allow ──▶ Holding ── launches, up to the bound in flight, as work completes
 //! Holding ── nearly spent: Use{Extends} ──▶ Holding ── Allow ──▶ Holding, up to a larger total
-//! Holding ── spent, expired, or nothing launched for 3 ms ──▶ Draining ── queue drained: Use{Idle or Wants} ──▶ Idle or Wanting
+//! Holding ── spent, expired, recalled (a lower Allow), or nothing launched for 3 ms ──▶ Draining ── queue drained: Use{Idle or Wants} ──▶ Idle or Wanting
 //! Holding, Draining ── Allow already over: Use{Idle or Wants} ──▶ Idle or Wanting
 //! ```
 //! A **turn** is the time with a token. Process and daemon count finished turns ([`gshare_core::wire`]). Every `Use` states the
@@ -159,8 +159,19 @@ impl<G: Ground> Device<G> {
             self.credit.charged(allowed);
             return self.end_turn(client, self.waiting > 0, now, actions);
         }
-        if matches!(self.turn, Turn::Idle | Turn::Wanting) {
-            self.timeline.turn_began = now;
+        match self.turn {
+            Turn::Idle | Turn::Wanting => self.timeline.turn_began = now,
+            Turn::Holding { .. } if allowed < self.credit.allowed() => {
+                // Another client waits for the token.
+                self.credit.recall(self.ground.gate(), allowed);
+                if self.credit.balance(self.ground.gate()).unspent.is_zero() {
+                    let (by, overtime) = self.drain(until, now);
+                    self.decide_draining(client, (by, overtime), now, actions);
+                }
+                return;
+            }
+            Turn::Draining { .. } if allowed < self.credit.allowed() => return,
+            Turn::Holding { .. } | Turn::Draining { .. } => {}
         }
         self.turn = Turn::Holding { until, extends: false };
         // The last turn's end has left a bound close to zero.

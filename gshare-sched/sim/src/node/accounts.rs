@@ -238,7 +238,8 @@ impl Accounts {
             if entry.held.is_none() {
                 entry.first = allowed;
             }
-            entry.held = Some(allowed);
+            // A recall states a smaller total, and leaves the charge of a lost token as it is.
+            entry.held = entry.held.max(Some(allowed));
             return;
         }
         let more = allowed.saturating_sub(entry.charged);
@@ -247,10 +248,11 @@ impl Accounts {
         (entry.held, entry.stopped, entry.turn) = (None, true, entry.turn.wrapping_add(1));
     }
 
-    /// The time charged to a connected process ahead of its use.
-    pub(super) fn ahead(&self) -> impl Iterator<Item = (usize, Duration)> + '_ {
-        let ahead = |entry: &Attachment| entry.charged.saturating_sub(self.owners[entry.process].spent);
-        self.attachments.values().map(move |entry| (entry.process, ahead(entry)))
+    /// Each connected process: its total as charged, and as measured by itself.
+    pub(super) fn totals(&self) -> impl Iterator<Item = (usize, Duration, Duration)> + '_ {
+        self.attachments
+            .values()
+            .map(|entry| (entry.process, entry.charged, self.owners[entry.process].spent))
     }
 
     /// The client of a connection, for a reading of the daemon's account.

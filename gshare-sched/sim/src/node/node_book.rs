@@ -73,7 +73,7 @@ struct InstanceEntry {
     level: u64,
     /// The part of `level` due to long kernels, less their repayment.
     excess: u64,
-    /// The time charged ahead of its use when `level` was last 0.
+    /// The time charged to its processes ahead of its use, when `level` was last 0.
     ahead: u64,
     levelled: Timestamp,
     longest: u64,
@@ -97,6 +97,10 @@ struct ProcessEntry {
     ever_served: bool,
     /// The process started without a daemon, and knew of no siblings then.
     alone: bool,
+    /// The total as charged when the instance's `level` was last 0, the kernels since, and the part of the charge ahead of its use.
+    charged: u64,
+    ran: u64,
+    ahead: u64,
     allocated: u64,
     waits: Option<Timestamp>,
     questions: BTreeMap<Ticket, Timestamp>,
@@ -532,8 +536,24 @@ impl NodeBook {
             return;
         }
         if entry.level == 0 {
-            let own = |(process, _): &(usize, Duration)| self.processes[*process].instance == number;
-            entry.ahead = self.accounts.ahead().filter(own).map(|(_, ahead)| ahead.as_nanos()).sum();
+            entry.ahead = 0;
+            for own in self.processes.iter_mut().filter(|own| own.instance == number) {
+                (own.charged, own.ran, own.ahead) = (0, 0, 0);
+            }
+            for (of, charged, spent) in self.accounts.totals() {
+                let own = &mut self.processes[of];
+                if own.instance == number {
+                    own.charged = charged.as_nanos();
+                    own.ahead = charged.saturating_sub(spent).as_nanos();
+                    entry.ahead += own.ahead;
+                }
+            }
+        } else {
+            // A measurement may correct the use of that time later.
+            let own = &mut self.processes[process];
+            own.ran += length;
+            let ahead = own.charged.saturating_sub(spent.as_nanos().saturating_sub(own.ran)).max(own.ahead);
+            entry.ahead += ahead - core::mem::replace(&mut own.ahead, ahead);
         }
         if length <= LONG.as_nanos() {
             entry.level += length;

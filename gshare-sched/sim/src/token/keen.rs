@@ -71,12 +71,18 @@ impl<'a> Keen<'a> {
     pub fn call(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), Story> {
         self.driver.must(now, event)?;
         for order in self.driver.actions().to_vec() {
-            let TokenAction::Allow { client, allowed, until } = order else { continue };
+            let (client, allowed, until) = match order {
+                TokenAction::Allow { client, allowed, until } => (client, allowed, Some(until)),
+                TokenAction::Recall { client, allowed } => (client, allowed, None),
+                _ => continue,
+            };
             let base = self.driver.book().client(client).map_or(Duration::ZERO, |entry| entry.said);
-            let fresh = Work { allowed, until, base, since: now };
-            let work = self.work.entry(client).or_insert(fresh);
             // The client goes on from its present total.
-            *work = Work { allowed, until, base: work.used(now).max(base), since: now };
+            let known = self.work.get(&client);
+            let base = known.map_or(base, |work| work.used(now).max(base));
+            let Some(until) = until.or(known.map(|work| work.until)) else { continue };
+            let work = Work { allowed: allowed.max(base), until, base, since: now };
+            self.work.insert(client, work);
             let end = work.end();
             self.queue.schedule(end, Done { client, end, ask: false });
             if !self.ahead.is_zero() {

@@ -296,6 +296,10 @@ impl Book {
     fn write_action(&mut self, now: Timestamp, action: TokenAction) -> Result<(), String> {
         match action {
             TokenAction::Allow { client, allowed, until } => self.write_grant(now, client, allowed, until),
+            TokenAction::Recall { client, allowed } => match self.entry(client)?.held {
+                Some(held) if allowed < held.allowed && now < held.until => Ok(()),
+                held => Err(format!("{client} was recalled to {allowed}, and holds {held:?}")),
+            },
             TokenAction::Stop { client } => {
                 let terms = self.terms;
                 let entry = self.entry(client)?;

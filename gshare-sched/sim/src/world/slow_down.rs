@@ -5,9 +5,9 @@ use gshare_core::{Duration, QuotaRange, SmShare};
 /// All of a limit, or the pace in the profile with it.
 pub(super) const FULL: u64 = 1_000_000;
 
-/// The longest time until a program that begins to work has the device, beside a busy program with the other SMs: the daemon's
-/// longest token and a quarter. The other program holds a token of its request, and may already have an extension beyond it.
-pub(super) const TURN: Duration = Duration::from_micros(12_500);
+/// The time until a program that begins to work has the device, beside a busy program with the other SMs: the daemon recalls the other
+/// program's token, and this program's launched work, a daemon's bound of it, ends first. A hand-over takes a quarter more.
+pub(super) const TURN: Duration = Duration::from_micros(6_250);
 
 /// The whole device, in basis points.
 const WHOLE: u64 = 10_000;
@@ -121,9 +121,9 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_the_daemons_longest_token_and_a_quarter() {
-        let longest = gshare_sched::token::MultiTokenConfig::default().max_token;
-        assert_eq!(TURN, Duration::from_nanos(longest.as_nanos() * 5 / 4));
+    fn a_turn_is_the_work_in_flight_and_a_quarter() {
+        let bound = gshare_sched::node::NodeConfig::default().in_flight;
+        assert_eq!(TURN, Duration::from_nanos(bound.as_nanos() * 5 / 4));
     }
 
     proptest! {

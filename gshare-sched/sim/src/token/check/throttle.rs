@@ -56,7 +56,7 @@ impl Checker for Throttle {
                 }
                 Ok(1)
             }
-            Change::Event(_) => Ok(0),
+            Change::Event(_) | Change::Action(TokenAction::Recall { .. }) => Ok(0),
         }
     }
 }
