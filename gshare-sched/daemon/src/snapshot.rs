@@ -140,6 +140,9 @@ pub struct ClientSnapshot {
     /// State of the co-scaler for an SLO-sensitive client, else for the client's GPU.
     #[serde(default)]
     pub scale_state: Option<ScaleState>,
+    /// Share of time which the co-scaler guarantees to the instance now.
+    #[serde(default)]
+    pub scaled_request: Option<f64>,
     /// Largest share of time the co-scaler leaves the instance now.
     #[serde(default)]
     pub scaled_limit: Option<f64>,
@@ -193,6 +196,7 @@ impl ClientSnapshot {
             on_daemon_loss: client.on_daemon_loss,
             class: client.class,
             scale_state: client.scale_state,
+            scaled_request: client.scaled_request.map(gshare_core::Quota::as_fraction),
             scaled_limit: client.scaled_limit.map(gshare_core::Quota::as_fraction),
             held_by: None,
         }

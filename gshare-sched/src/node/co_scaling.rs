@@ -2,17 +2,19 @@
 //!
 //! # Problem
 //! The co-scaler issues tokens, microseconds of GPU time per period of 5 ms, but clients hold time from the token engine. Its orders
-//! therefore become shares: a client with 1,500 of 5,000 tokens has a limit of 30 % from this moment on. The token engine and the hooks
-//! enforce this limit like every other share.
+//! therefore become shares: an owner with 1,500 of 5,000 tokens is guaranteed 30 % from this moment on. The token engine and the hooks
+//! keep this share like every other one.
 //!
 //! # Rules
 //! 1. Only clients with a class take part; all other clients keep their share. The shares of the clients with a class may
 //!    add up to the whole GPU at most.
 //! 2. On a GPU without an SLO-sensitive client nothing is scaled: each client has its whole quota.
-//! 3. Otherwise the limit of a client is its issued part, at least its request and [`LEAST`], at most the limit of its quota.
-//!    The request is kept: a guarantee holds for best-effort clients too. A client without a guarantee asks for `0:1.0`.
-//!    The quota itself does not change: the co-scaler works within it.
-//! 4. A class beyond the GPU's time is reported, and the client keeps its share.
+//! 3. Otherwise an SLO-sensitive client's request is its issued part, at least its own request and at most its limit, as far as the
+//!    requests of all clients leave time. Before its turn others use the time that it leaves, and its token engine lets it go first.
+//! 4. A best-effort client whose SMs fit beside an SLO-sensitive client runs while the other does, and slows its kernels down. Its limit
+//!    is therefore its issued part, at least its request and [`LEAST`]. Where the two take turns, a lower limit would only idle the GPU.
+//! 5. The promised quota itself does not change: the co-scaler works within it.
+//! 6. A class beyond the GPU's time is reported, and the client keeps its share.
 //!
 //! # Cost
 //! One pass every 5 ms over the clients with a class. Without such clients, none.
@@ -22,13 +24,17 @@ use crate::scale::{
     VerticalScaler,
 };
 use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
+    ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Share, SmShare,
+    Timestamp,
 };
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The least limit, in basis points: 1 %. With less, a client spends most of its time on hand-over.
-const LEAST: u16 = 100;
+const LEAST: u32 = 100;
+
+/// The whole GPU, in basis points.
+const WHOLE: u32 = 10_000;
 
 /// A client's new share of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,12 +47,23 @@ pub(super) struct Resize {
 struct Entry {
     /// The client's name in the engine. A client that leaves and takes part again has a new name.
     id: ClientId,
-    /// The promised quota.
-    quota: QuotaRange,
+    gpu: GpuId,
+    slo_sensitive: bool,
+    /// The promised share.
+    share: Share,
     /// The quota in force now, as the scaler last set it.
     current: QuotaRange,
     /// GPU time used up to the last period.
     used: Duration,
+}
+
+/// The SLO-sensitive clients of a GPU.
+#[derive(Debug, Clone, Copy)]
+struct Owners {
+    /// The sum of their wishes beyond their requests, in basis points.
+    wishes: u32,
+    /// The fewest SMs of any of them.
+    least_sm: SmShare,
 }
 
 /// The default vertical scaler of a node: it learns the needs of its clients.
@@ -108,27 +125,29 @@ impl Scaling {
         now: Timestamp,
         client: ClientId,
         gpu: GpuId,
-        quota: QuotaRange,
+        share: Share,
         class: ServiceClass,
     ) -> Result<(), VerticalError> {
-        let id = ClientId::new(client.slot(), self.joined);
+        let (id, quota) = (ClientId::new(client.slot(), self.joined), share.quota);
         self.tell(now, VerticalEvent::ClientJoined { client: id, gpu, quota, class })?;
         self.joined = self.joined.wrapping_add(1);
-        self.clients.insert(client, Entry { id, quota, current: quota, used: Duration::ZERO });
+        let slo_sensitive = class.is_slo_sensitive();
+        let entry = Entry { id, gpu, slo_sensitive, share, current: quota, used: Duration::ZERO };
+        self.clients.insert(client, entry);
         Ok(())
     }
 
-    /// The promised quota changed, and the new one is in force. On an error the client takes no part any more.
-    pub(super) fn quota_changed(
+    /// The promised share changed, and the new one is in force. On an error the client takes no part any more.
+    pub(super) fn share_changed(
         &mut self,
         now: Timestamp,
         client: ClientId,
-        quota: QuotaRange,
+        share: Share,
     ) -> Result<(), VerticalError> {
         let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return Ok(()) };
-        let told = self.tell(now, VerticalEvent::QuotaChanged { client: id, quota });
+        let told = self.tell(now, VerticalEvent::QuotaChanged { client: id, quota: share.quota });
         match self.clients.get_mut(&client) {
-            Some(entry) if told.is_ok() => (entry.quota, entry.current) = (quota, quota),
+            Some(entry) if told.is_ok() => (entry.share, entry.current) = (share, share.quota),
             _ => self.leave(now, client),
         }
         told
@@ -157,12 +176,13 @@ impl Scaling {
             .is_ok()
     }
 
-    /// Ends the period and appends the changed shares, the shrinking shares first. `used` gives the time of each client since it came, and
-    /// whether the client waits for a token.
+    /// Ends the period and gives the changed shares, the shrinking shares first. `used` gives the time of each client since it came, and
+    /// whether the client waits for a token; `spare` the part of a GPU beside the requests of all its clients, in basis points.
     pub(super) fn period(
         &mut self,
         now: Timestamp,
         used: impl Fn(ClientId) -> Option<(Duration, bool)>,
+        spare: impl Fn(GpuId) -> u32,
         resizes: &mut Vec<Resize>,
     ) {
         if self.next_deadline().is_none_or(|due| due > now) {
@@ -181,37 +201,71 @@ impl Scaling {
             let _ = self.tell(now, report);
         }
         let _ = self.tell(now, VerticalEvent::DeadlineReached);
-        let from = resizes.len();
-        for (&client, entry) in &mut self.clients {
-            let Some(scale) = self.engine.client(entry.id) else { continue };
-            let gpu = self.engine.gpu(scale.gpu);
-            let quota = match gpu {
-                Some(gpu) if gpu.state != ScaleState::None => {
-                    share(entry.quota, scale.issued_tokens, gpu.max_tokens)
-                }
-                _ => entry.quota,
-            };
+        let owners = self.owners();
+        let mut grows = Vec::new();
+        for (&client, entry) in &self.clients {
+            let quota = self.quota(entry, owners.get(&entry.gpu), spare(entry.gpu));
             if quota != entry.current {
-                let shrinks = quota.limit() < entry.current.limit();
-                entry.current = quota;
-                let place = if shrinks { from } else { resizes.len() };
-                resizes.insert(place, Resize { client, quota });
+                let shrinks =
+                    quota.request() < entry.current.request() || quota.limit() < entry.current.limit();
+                if shrinks { &mut *resizes } else { &mut grows }.push(Resize { client, quota });
             }
         }
+        resizes.append(&mut grows);
+        for resize in resizes.iter() {
+            let entry = self.clients.get_mut(&resize.client).expect("a client of the scaler is resized");
+            entry.current = resize.quota;
+        }
+    }
+
+    /// The SLO-sensitive clients of each GPU.
+    fn owners(&self) -> BTreeMap<GpuId, Owners> {
+        let mut owners = BTreeMap::new();
+        for entry in self.clients.values().filter(|entry| entry.slo_sensitive) {
+            let of = owners.entry(entry.gpu).or_insert(Owners { wishes: 0, least_sm: SmShare::WHOLE });
+            of.wishes += self.wish(entry);
+            of.least_sm = of.least_sm.min(entry.share.sm);
+        }
+        owners
+    }
+
+    /// The issued part of a client, in basis points.
+    fn issued(&self, entry: &Entry) -> u32 {
+        let Some(scale) = self.engine.client(entry.id) else { return 0 };
+        let most = self.engine.gpu(scale.gpu).map_or(0, |gpu| gpu.max_tokens);
+        u32::try_from(scale.issued_tokens.saturating_mul(WHOLE.into()) / most.max(1)).unwrap_or(WHOLE)
+    }
+
+    /// An owner's issued part beyond its request, within its limit, in basis points.
+    fn wish(&self, entry: &Entry) -> u32 {
+        let quota = entry.share.quota;
+        self.issued(entry).min(quota.limit().get().into()).saturating_sub(quota.request().get().into())
+    }
+
+    /// The quota of a client from now on, on a GPU with these owners and `spare` time beside all requests.
+    fn quota(&self, entry: &Entry, owners: Option<&Owners>, spare: u32) -> QuotaRange {
+        let promised = entry.share.quota;
+        let (mut request, mut limit) = (promised.request(), promised.limit());
+        let points =
+            |points: u32| Quota::new(u16::try_from(points).unwrap_or(u16::MAX)).unwrap_or(Quota::WHOLE);
+        match owners {
+            None => {}
+            Some(owners) if entry.slo_sensitive => {
+                let part = self.wish(entry) * owners.wishes.min(spare) / owners.wishes.max(1);
+                request = points(u32::from(request.get()) + part);
+            }
+            Some(owners) if entry.share.sm.get() + owners.least_sm.get() <= SmShare::WHOLE.get() => {
+                limit = points(self.issued(entry).max(LEAST)).max(request).min(limit);
+            }
+            Some(_) => {}
+        }
+        QuotaRange::new(request, limit).unwrap_or(promised)
     }
 
     fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), VerticalError> {
         self.actions.clear();
         self.engine.handle(now, event, &mut self.actions)
     }
-}
-
-/// `issued` of a period's `max_tokens` as a share, within a quota.
-fn share(quota: QuotaRange, issued: u64, max_tokens: u64) -> QuotaRange {
-    let points = issued.saturating_mul(10_000) / max_tokens.max(1);
-    let points = u16::try_from(points).unwrap_or(u16::MAX).max(LEAST);
-    let limit = Quota::new(points).unwrap_or(Quota::WHOLE).max(quota.request()).min(quota.limit());
-    QuotaRange::new(quota.request(), limit).unwrap_or(quota)
 }
 
 #[cfg(test)]
@@ -229,24 +283,41 @@ mod tests {
     struct Bench {
         scaling: Scaling,
         now: Timestamp,
+        /// The SMs of the next clients.
+        sm: SmShare,
+        /// The requests of clients without a class, in basis points.
+        reserved: u32,
         used: BTreeMap<ClientId, Duration>,
         waits: Option<ClientId>,
+        promised: BTreeMap<ClientId, QuotaRange>,
         shares: BTreeMap<ClientId, QuotaRange>,
     }
 
     impl Bench {
-        fn new() -> Self {
+        fn new(sm: u16) -> Self {
             let scaling = Scaling::new(vertical_scaler(16).unwrap());
-            let now = Timestamp::from_millis(1_000);
-            Self { scaling, now, used: BTreeMap::new(), waits: None, shares: BTreeMap::new() }
+            let (now, sm) = (Timestamp::from_millis(1_000), SmShare::from_percent(sm).unwrap());
+            let (used, promised, shares) = Default::default();
+            Self { scaling, now, sm, reserved: 0, used, waits: None, promised, shares }
         }
 
         fn join(&mut self, client: ClientId, text: &str, class: ServiceClass) {
-            self.scaling.join(self.now, client, GPU, quota(text), class).unwrap();
+            let share = Share { quota: quota(text), sm: self.sm };
+            self.scaling.join(self.now, client, GPU, share, class).unwrap();
+            self.promised.insert(client, quota(text));
             self.shares.insert(client, quota(text));
         }
 
+        fn leave(&mut self, client: ClientId) {
+            self.scaling.leave(self.now, client);
+            self.promised.remove(&client);
+            self.shares.remove(&client);
+        }
+
         fn periods(&mut self, count: u32, busy: &[ClientId]) {
+            let sum = |shares: &BTreeMap<ClientId, QuotaRange>, reserved: u32| {
+                shares.values().map(|share| u32::from(share.request().get())).sum::<u32>() + reserved
+            };
             for _ in 0..count {
                 for client in busy {
                     *self.used.entry(*client).or_default() += Duration::from_micros(500);
@@ -257,19 +328,16 @@ mod tests {
                     let used = self.used.get(&client).copied().unwrap_or_default();
                     Some((used, self.waits == Some(client)))
                 };
-                self.scaling.period(self.now, used, &mut resizes);
-                for resize in resizes {
-                    let before = self.shares.insert(resize.client, resize.quota).unwrap();
-                    assert_eq!(resize.quota.request(), before.request(), "a request is kept");
+                let spare = WHOLE - sum(&self.promised, self.reserved);
+                self.scaling.period(self.now, used, |_| spare, &mut resizes);
+                for Resize { client, quota } in resizes {
+                    self.shares.insert(client, quota);
+                    assert!(sum(&self.shares, self.reserved) <= WHOLE, "at every moment: {:?}", self.shares);
                 }
-                // Beside the issued part of the owner only the kept requests may count.
-                let beyond = |share: &QuotaRange| match share.limit() == share.request() {
-                    true => 0,
-                    false => u32::from(share.limit().get()),
-                };
-                let owned = self.scaling.gpu(GPU) != Some(ScaleState::None);
-                let limits: u32 = self.shares.values().map(beyond).sum();
-                assert!(!owned || limits <= 10_000, "never more than the GPU");
+                for (client, share) in &self.shares {
+                    let promised = self.promised[client];
+                    assert!(share.request() >= promised.request() && share.limit() <= promised.limit());
+                }
             }
         }
 
@@ -281,15 +349,14 @@ mod tests {
 
     #[test]
     fn without_an_owner_everybody_keeps_what_was_promised() {
-        let mut bench = Bench::new();
+        let mut bench = Bench::new(50);
         bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
         bench.periods(20, &[TRAINER]);
         assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"));
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
         bench.periods(40, &[TRAINER]);
         assert_eq!(bench.shares[&TRAINER], quota("0.2:0.6"), "all but what the owner is promised");
-        bench.scaling.leave(bench.now, OWNER);
-        bench.shares.remove(&OWNER);
+        bench.leave(OWNER);
         bench.periods(1, &[TRAINER]);
         assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"), "and all of it again");
         bench.scaling.leave(bench.now, TRAINER);
@@ -298,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_slow_iteration_takes_from_the_trainer_and_gives_to_its_owner() {
-        let mut bench = Bench::new();
+        let mut bench = Bench::new(50);
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
         bench.join(TRAINER, "0:1.0", ServiceClass::BestEffort);
         bench.periods(40, &[TRAINER]);
@@ -308,7 +375,7 @@ mod tests {
         bench.periods(1, &both);
         // The scaler has not yet seen the client alone: it learns, and the trainer steps back.
         assert_eq!(bench.shares[&TRAINER].limit().get(), 100, "one per cent");
-        assert!(bench.shares[&OWNER].limit() >= Quota::from_percent(85).unwrap());
+        assert!(bench.shares[&OWNER].request() >= Quota::from_percent(85).unwrap());
         bench.periods(8, &both);
         bench.cycle(20);
         bench.periods(1, &both);
@@ -322,10 +389,33 @@ mod tests {
         assert_eq!(bench.shares[&TRAINER].limit(), rest, "what the owner's limit leaves");
     }
 
+    /// A lower limit of the trainer would leave the GPU idle: the owner's request alone decides its turns.
+    #[test]
+    fn a_trainer_that_takes_turns_with_its_owner_keeps_its_limit() {
+        let mut bench = Bench::new(60);
+        bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
+        bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
+        // It learns from its first iteration, and the second is slow.
+        for (reserved, millis) in [(0, 20), (1_500, 44)] {
+            bench.reserved = reserved;
+            bench.periods(40, &[TRAINER]);
+            assert_eq!(bench.shares[&OWNER], quota("0.4:0.9"), "it needs nothing");
+            bench.periods(6, &[OWNER, TRAINER]);
+            bench.cycle(millis);
+            bench.periods(1, &[OWNER, TRAINER]);
+            let most = quota(if reserved == 0 { "0.8:0.9" } else { "0.65:0.9" });
+            assert_eq!(bench.shares[&OWNER], most, "all that no other client is promised");
+            assert_eq!(bench.shares[&TRAINER], quota("0.2:1.0"));
+            bench.periods(8, &[OWNER, TRAINER]);
+            bench.cycle(20);
+            bench.periods(200, &[TRAINER]);
+        }
+    }
+
     /// The use of an iteration is charged when its token comes back, and that is after the iteration.
     #[test]
     fn between_two_iterations_the_trainer_is_lent_what_is_not_promised_unless_the_owner_waits() {
-        let mut bench = Bench::new();
+        let mut bench = Bench::new(50);
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
         bench.join(TRAINER, "0:1.0", ServiceClass::BestEffort);
         let (both, lent) = ([OWNER, TRAINER], Quota::from_percent(60).unwrap());
@@ -346,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_trainer_that_was_promised_a_share_keeps_it_whatever_its_neighbour_needs() {
-        let mut bench = Bench::new();
+        let mut bench = Bench::new(50);
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
         bench.join(TRAINER, "0.2:1.0", ServiceClass::BestEffort);
         bench.periods(40, &[TRAINER]);
@@ -358,14 +448,15 @@ mod tests {
 
     #[test]
     fn what_a_peer_makes_up_changes_nothing() {
-        let mut bench = Bench::new();
+        let mut bench = Bench::new(100);
         bench.join(OWNER, "0.4:0.9", ServiceClass::SLO_SENSITIVE);
         let (now, later) = (bench.now, bench.now.saturating_add(Duration::from_secs(9)));
         bench.scaling.iteration(now, OWNER, later, later, 3);
         bench.scaling.iteration(now, OWNER, later, now, 0);
         bench.scaling.iteration(now, ClientId::new(9, 9), now, now, 3);
         assert_eq!(bench.scaling.client(OWNER).unwrap().state, ScaleState::None);
-        let too_much = bench.scaling.join(now, TRAINER, GPU, quota("0.7:1.0"), ServiceClass::BestEffort);
+        let share = Share { quota: quota("0.7:1.0"), sm: SmShare::WHOLE };
+        let too_much = bench.scaling.join(now, TRAINER, GPU, share, ServiceClass::BestEffort);
         assert!(matches!(too_much, Err(VerticalError::Oversubscribed { .. })));
         assert!(bench.scaling.client(TRAINER).is_none());
     }

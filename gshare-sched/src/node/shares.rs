@@ -95,7 +95,13 @@ impl Node {
         let tokens = &self.tokens.0;
         let used =
             |client| tokens.client(client).map(|status| (status.total_used, status.waiting_since.is_some()));
-        self.scaling.period(now, used, &mut resizes);
+        let instances = &self.instances;
+        let spare = |gpu: GpuId| {
+            let there = instances.values().filter(|instance| instance.tenants.contains_key(&gpu));
+            let sum: u32 = there.map(|instance| u32::from(instance.spec.quota().request().get())).sum();
+            u32::from(Quota::WHOLE.get()).saturating_sub(sum)
+        };
+        self.scaling.period(now, used, spare, &mut resizes);
         for Resize { client, quota } in resizes.drain(..) {
             let Some(spec) = self.spec_of(TenantId(client)) else { continue };
             let share = Share { quota, sm: spec.sm() };
@@ -120,8 +126,8 @@ impl Node {
         let Some(tenant) = self.tenant(id) else { return };
         let Some(instance) = self.instances.get(&tenant.instance) else { return };
         let Some(class) = self.class_of(tenant) else { return };
-        let quota = instance.spec.quota();
-        if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, quota, class) {
+        let share = Share { quota: instance.spec.quota(), sm: instance.spec.sm() };
+        if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, share, class) {
             self.not_scaled(id, &error, out);
         }
     }
@@ -208,7 +214,7 @@ impl Node {
                 self.ledger.set_tenant((gpu, id), spec.memory());
                 if changed {
                     self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
-                    if let Err(error) = self.scaling.quota_changed(now, tenant.0, share.quota) {
+                    if let Err(error) = self.scaling.share_changed(now, tenant.0, share) {
                         self.not_scaled(tenant, &error, out);
                     }
                     self.divide(tenant, true, None, out);

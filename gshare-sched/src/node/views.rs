@@ -103,6 +103,8 @@ pub struct ClientView {
     pub class: Option<ServiceClass>,
     /// The state of the vertical scaler: the client's own if it is SLO-sensitive, else the device's.
     pub scale_state: Option<ScaleState>,
+    /// The request which the vertical scaler guarantees to the instance now.
+    pub scaled_request: Option<Quota>,
     /// The limit the vertical scaler leaves to the instance now.
     pub scaled_limit: Option<Quota>,
 }
@@ -183,6 +185,7 @@ impl Node {
                 ScaleState::None => self.scaling.gpu(tenant.gpu),
                 own => Some(own),
             }),
+            scaled_request: scale.map(|_| status.share.quota.request()),
             scaled_limit: scale.map(|_| status.share.quota.limit()),
         })
     }

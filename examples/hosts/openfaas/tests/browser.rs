@@ -97,7 +97,7 @@ fn crowd() -> (Value, Value) {
             "client": name, "name": name, "pid": gpu, "uid": 0, "program": "serve.py", "gpu": gpu,
             "quota_request": 0.1, "quota_limit": 0.5, "sm": 0.5, "measured": 0.09, "memory_bytes": 1u64 << 30,
             "memory_limit_bytes": null, "waited_ns": 1_000_000u64, "launches": 100_000, "holds_token": gpu < 32,
-            "waiting_ns": null, "class": null, "scale_state": null, "scaled_limit": null, "observed": false
+            "waiting_ns": null, "class": null, "scale_state": null, "scaled_request": null, "scaled_limit": null, "observed": false
         })
     };
     let share = json!({"time": {"request": 1000, "limit": 5000}, "sm_bp": 5000, "memory_bytes": 1u64 << 30});

@@ -79,8 +79,10 @@ fn state(client: &ClientSnapshot) -> String {
             }
         }
     });
-    let scaling = client.scale_state.zip(client.scaled_limit);
-    let scaling = scaling.map(|(state, limit)| format!("{state}, at most {:.1}%", limit * 100.0));
+    let scaling = client.scale_state.zip(client.scaled_request.zip(client.scaled_limit));
+    let scaling = scaling.map(|(state, (least, most))| {
+        format!("{state}, at least {:.1}%, at most {:.1}%", least * 100.0, most * 100.0)
+    });
     let parts: Vec<String> = parking.into_iter().chain(scaling).collect();
     if parts.is_empty() { "-".to_owned() } else { parts.join(", ") }
 }

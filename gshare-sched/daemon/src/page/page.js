@@ -260,10 +260,10 @@ const COLUMNS = [
   ["note", client => [client.observed ? "observed only" : "", kind(client), client.why?.text].filter(Boolean).join("; ")],
 ];
 const USED = 3;
-function kind({ class: kind, scale_state: of, scaled_limit: most }) {
+function kind({ class: kind, scale_state: of, scaled_request: least, scaled_limit: most }) {
   const tolerance = kind?.slo_sensitive?.tolerance_basis_points;
   const severity = of?.severity_basis_points ? ` ${of.severity_basis_points / 100} %` : "";
-  return [!kind ? "" : tolerance == null ? "best effort" : `SLO-sensitive, tolerance ${tolerance / 100} %`, !of || most === null ? "" : `${of.state}${severity}, at most ${percent(most)}`].filter(Boolean).join(", ");
+  return [!kind ? "" : tolerance == null ? "best effort" : `SLO-sensitive, tolerance ${tolerance / 100} %`, !of || most === null ? "" : `${of.state}${severity}, at least ${percent(least)}, at most ${percent(most)}`].filter(Boolean).join(", ");
 }
 function newRow() {
   const row = make("div", { role: "row" }, make("div", { role: "rowheader" }, make("b"), document.createElement("br"), make("small")));

@@ -407,7 +407,10 @@ fn a_process_that_comes_back_owes_its_overuse() {
 #[test]
 fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     let mut bench = Bench::new(&["0.1:1", "0.6:1"]);
-    bench.specs = vec![spec("0.1:1"), spec("0.6:1")];
+    // Half of the SMs each: they run side by side, so the owner's part limits the other.
+    let half =
+        |quota: &str| ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(50).unwrap(), None);
+    bench.specs = vec![half("0.1:1").unwrap(), half("0.6:1").unwrap()];
     let class = |bench: &mut Bench, index: usize, class| {
         let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
         bench.node.tenant_at_mut(tenant).class = Some(class);

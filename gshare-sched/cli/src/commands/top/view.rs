@@ -340,7 +340,8 @@ impl View {
     /// Facts of the selected client without a column in the table.
     fn detail(&self) -> Option<String> {
         let client = &self.rows.get(self.selected_row())?.client;
-        let scaled = client.scaled_limit.map(|limit| format!(", at most {} now", percent(limit)));
+        let scaled = client.scaled_request.zip(client.scaled_limit);
+        let scaled = scaled.map(|(least, most)| format!(", {} to {} now", percent(least), percent(most)));
         Some(format!(
             "> {}: pid {}, SMs {}{}, waited {}, {} launches, uid {}, {}",
             client.name,

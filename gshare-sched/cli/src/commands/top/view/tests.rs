@@ -38,6 +38,7 @@ fn four() -> Vec<Value> {
     ];
     four[0]["class"] = json!({"slo_sensitive": {"tolerance_basis_points": 3000}});
     four[0]["scale_state"] = json!({"state": "contention"});
+    four[0]["scaled_request"] = json!(0.4);
     four[0]["scaled_limit"] = json!(0.6);
     four[0]["waiting_ns"] = json!(12_300_000);
     four[1]["holds_token"] = json!(true);
@@ -103,7 +104,7 @@ fn all_columns_stand_in_80_cells_with_sums_and_marks_in_theirs() {
         "bob           -   0 50.0% 50.0% 25.0% ██·╡····         - holds          -      ▂",
     ];
     assert_eq!(lines[2..5], table);
-    let detail = "> alice: pid 100, SMs 24.0%, at most 60.0% now, waited 2.5s, 7 launches";
+    let detail = "> alice: pid 100, SMs 24.0%, 40.0% to 60.0% now, waited 2.5s, 7 launches";
     assert!(lines[22].starts_with(detail), "{}", lines[22]);
     assert_eq!(lines[23].trim_end(), "? help  q end  sorted by USED");
 }
