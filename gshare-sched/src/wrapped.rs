@@ -1,9 +1,9 @@
 //! A function of yours around another author's engine.
 
-use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
+use crate::scale::{ClientScale, GpuScale, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, GpuId, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -110,74 +110,32 @@ pass_on!(VerticalScaler {
     fn period(&self) -> Duration;
 });
 
-pass_on!(HorizontalScaler {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
-    fn tick(&self) -> Duration;
-    fn early_reports(&self) -> bool;
-});
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
-    use gshare_core::InstanceId;
-
-    /// A scaler that asks for reports early, and refuses nothing.
-    struct Early(Vec<HorizontalEvent>);
-
-    impl Engine for Early {
-        type Event = HorizontalEvent;
-        type Action = HorizontalAction;
-        type Error = HorizontalError;
-
-        fn handle(
-            &mut self,
-            _: Timestamp,
-            event: HorizontalEvent,
-            actions: &mut Vec<HorizontalAction>,
-        ) -> Result<(), HorizontalError> {
-            actions.push(HorizontalAction::Drain { instance: InstanceId::new(1) });
-            self.0.push(event);
-            Ok(())
-        }
-
-        fn next_deadline(&self) -> Option<Timestamp> {
-            Some(Timestamp::from_millis(3))
-        }
-    }
-
-    impl HorizontalScaler for Early {
-        fn instances(&self, _: FunctionId) -> Option<InstanceCounts> {
-            None
-        }
-
-        fn tick(&self) -> Duration {
-            Duration::from_millis(7)
-        }
-
-        fn early_reports(&self) -> bool {
-            true
-        }
-    }
+    use crate::scale::{DiluVertical, DiluVerticalConfig, VerticalError, VerticalEvent};
+    use gshare_core::{QuotaRange, ServiceClass};
 
     #[test]
     fn the_function_has_each_call_and_the_engine_answers_all_else() {
-        let removed = HorizontalEvent::FunctionRemoved { function: FunctionId::new(1) };
-        let early: Box<dyn HorizontalScaler> = Box::new(Early(Vec::new()));
-        let mut wrapped = Wrapped::new(early, |early, now, event, actions| {
-            if matches!(event, HorizontalEvent::FunctionRemoved { .. }) {
-                return Err(HorizontalError::UnknownFunction { function: FunctionId::new(9) });
+        let scaler: Box<dyn VerticalScaler> =
+            Box::new(DiluVertical::new(DiluVerticalConfig::default()).unwrap());
+        let mut wrapped = Wrapped::new(scaler, |scaler, now, event, actions| {
+            if let VerticalEvent::ClientLeft { client } = event {
+                return Err(VerticalError::UnknownClient { client });
             }
-            early.handle(now, event, actions)?;
+            scaler.handle(now, event, actions)?;
             actions.clear();
             Ok(())
         });
-        assert_eq!(wrapped.orders(Timestamp::ZERO, HorizontalEvent::DeadlineReached), Ok(Vec::new()));
-        let unknown = HorizontalError::UnknownFunction { function: FunctionId::new(9) };
-        assert_eq!(wrapped.orders(Timestamp::ZERO, removed), Err(unknown));
-        assert_eq!(wrapped.next_deadline(), Some(Timestamp::from_millis(3)));
-        // Without a method of its own the wrapper would give the trait's default answer.
-        assert!(wrapped.early_reports());
-        assert_eq!((wrapped.tick(), wrapped.instances(FunctionId::new(1))), (Duration::from_millis(7), None));
+        let (client, gpu) = (ClientId::new(0, 0), GpuId::new(0));
+        let (quota, class) = (QuotaRange::BEST_EFFORT, ServiceClass::BestEffort);
+        let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, joined), Ok(Vec::new()));
+        let left = VerticalEvent::ClientLeft { client };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, left), Err(VerticalError::UnknownClient { client }));
+        assert!(wrapped.client(client).is_some() && wrapped.gpu(gpu).is_some());
+        assert_eq!(wrapped.period(), DiluVerticalConfig::default().period);
+        assert_eq!(wrapped.next_deadline(), Some(Timestamp::ZERO + wrapped.period()));
     }
 }

@@ -2,6 +2,7 @@
 //! purpose: the suite names the claim.
 
 use gshare_core::dag::Dag;
+use gshare_core::profile::RequestRate;
 use gshare_core::{Bytes, Engine, FunctionId, GpuId, InstanceId, PlacementId, RequestId, Timestamp};
 use gshare_sched::Wrapped;
 use gshare_sched::pack::{
@@ -14,7 +15,7 @@ use gshare_sched::pipeline::{
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::platform::{Choice, Locality, WholeConfig, WholeDevices, WholePolicy};
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
+    DiluVertical, DiluVerticalConfig, Fleet, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalOrder,
     HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
 };
 use gshare_sim::Story;
@@ -112,22 +113,56 @@ fn scalers_of_instances_conform() {
     horizontal_scaler(&|| Box::new(heuristic().expect("the defaults are valid")), 0..20).unwrap();
 }
 
+/// A lazy scaler whose orders are tampered with.
+struct Tampered<F>(LazyHorizontal, F);
+
+impl<F: FnMut(&Fleet, &mut Vec<HorizontalOrder>) + Send> HorizontalScaler for Tampered<F> {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        self.0.decide(now, function, fleet, load, orders);
+        (self.1)(fleet, orders);
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.0.forget(function);
+    }
+}
+
 #[test]
-fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
-    let tamper = |actions: &mut Vec<HorizontalAction>| {
-        for action in actions {
-            if let HorizontalAction::Drain { instance } = *action {
-                *action = HorizontalAction::Stop { instance };
-            }
-        }
-    };
-    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..20));
-    assert_eq!(claim, "only an instance that was never ready is stopped without a drain");
-    let tamper = |actions: &mut Vec<HorizontalAction>| {
-        actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
-    };
-    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..3));
-    assert_eq!(claim, "load that no instance can serve is reported");
+fn a_scaler_that_breaks_a_claim_is_found_out() {
+    type Tamper = fn(&Fleet, &mut Vec<HorizontalOrder>);
+    let cases: [(&str, Tamper); 5] = [
+        ("load that no instance can serve is reported", |_, orders| {
+            orders.retain(|order| !matches!(order, HorizontalOrder::Unmet(_)));
+        }),
+        ("instances are never more than the maximum", |fleet, orders| {
+            orders.extend(fleet.startable(Timestamp::ZERO).map(|(point, _)| HorizontalOrder::Start(point)));
+        }),
+        ("a decision leaves no fewer than the minimum", |fleet, orders| {
+            orders.extend(fleet.youngest().map(|(instance, _)| HorizontalOrder::Remove(instance)));
+        }),
+        ("what is taken away is there", |_, orders| orders.extend(orders.clone())),
+        (
+            "an instance starts at a point that keeps the SLO, and that was not refused just now",
+            |_, orders| {
+                for order in orders {
+                    if let HorizontalOrder::Start(point) = order {
+                        *point = 1 - *point;
+                    }
+                }
+            },
+        ),
+    ];
+    for (claim, tamper) in cases {
+        let lazy = || LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
+        assert_eq!(broken(horizontal_scaler(&|| Box::new(Tampered(lazy(), tamper)), 0..20)), claim);
+    }
 }
 
 fn dilu_vertical() -> Box<dyn VerticalScaler> {

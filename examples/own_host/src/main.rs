@@ -3,15 +3,14 @@
 //! `cargo run --manifest-path examples/own_host/Cargo.toml -- --demo=end`
 
 use gshare_core::profile::RequestRate;
-use gshare_core::{Bytes, ConfigError, GpuId, PlacementId};
+use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Timestamp};
 use gshare_openfaas::Builder;
-use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::platform::OwnPolicies;
 use gshare_sched::scale::{
-    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler,
+    Fleet, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalOrder, HorizontalScaler,
 };
 
 /// First fit: the device with the lowest number that has room. `MaxRects` keeps the books of each device.
@@ -59,16 +58,33 @@ fn first_fit() -> Box<dyn Packer> {
 }
 
 /// A fifth of headroom: each load counts as a fifth more than it is.
+struct WithHeadroom(HeuristicHorizontal);
+
+impl HorizontalScaler for WithHeadroom {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let load = RequestRate::from_milli(load.as_milli() * 6 / 5);
+        println!("headroom: {function} is planned for {load}");
+        self.0.decide(now, function, fleet, load, orders);
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.0.forget(function);
+    }
+
+    fn early_reports(&self) -> bool {
+        self.0.early_reports()
+    }
+}
+
 fn with_headroom() -> Result<Box<dyn HorizontalScaler>, ConfigError> {
-    let ours: Box<dyn HorizontalScaler> =
-        Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?);
-    Ok(Box::new(Wrapped::new(ours, |scaler, now, mut event, actions| {
-        if let HorizontalEvent::LoadReported { function, rate } = &mut event {
-            *rate = RequestRate::from_milli(rate.as_milli() * 6 / 5);
-            println!("headroom: {function} is planned for {rate}");
-        }
-        scaler.handle(now, event, actions)
-    })))
+    Ok(Box::new(WithHeadroom(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?)))
 }
 
 fn main() -> anyhow::Result<()> {

@@ -19,7 +19,7 @@
 //! # Messages
 //! ```text
 //! host ─ ClientJoined, UsageReported, IterationFinished, DeadlineReached ─▶ VerticalScaler ─ Issue, StateChanged ─▶ host
-//! host ─ FunctionAdded, LoadReported, InstanceReady, InstanceGone ─▶ HorizontalScaler ─ Start, Drain, Stop, Unmet ─▶ host
+//! host ─ a report of load, and the function's Fleet ─▶ HorizontalScaler ─ Start, Remove, Unmet ─▶ host
 //! ```
 //! [`VerticalAction::Issue`] holds from period to period until the next for the same client, so a period without a change costs
 //! no message.
@@ -46,7 +46,7 @@ mod horizontal_scaler;
 mod queue;
 mod vertical_scaler;
 
-pub use fleet::FleetConfig;
+pub use fleet::{Fleet, FleetConfig};
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
 pub use horizontal_scaler::*;
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
