@@ -1,9 +1,8 @@
 //! A function of yours around another author's engine.
 
-use crate::scale::{ClientScale, GpuScale, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, GpuId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -86,56 +85,40 @@ impl<E: Engine + ?Sized> Engine for Wrapped<E> {
     }
 }
 
-/// Passes on all methods of a policy's trait, also those with a default, since the default would give another answer.
-macro_rules! pass_on {
-    (
-        $policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }
-    ) => {
-        impl<E: $policy + ?Sized> $policy for Wrapped<E> {
-            $(fn $method(&self $(, $name: $kind)*) $(-> $answer)? {
-                self.engine.$method($($name),*)
-            })+
-        }
-    };
+impl<E: TokenScheduler + ?Sized> TokenScheduler for Wrapped<E> {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.engine.client(client)
+    }
+
+    fn window(&self) -> Duration {
+        self.engine.window()
+    }
 }
-
-pass_on!(TokenScheduler {
-    fn client(&self, client: ClientId) -> Option<ClientStatus>;
-    fn window(&self) -> Duration;
-});
-
-pass_on!(VerticalScaler {
-    fn gpu(&self, gpu: GpuId) -> Option<GpuScale>;
-    fn client(&self, client: ClientId) -> Option<ClientScale>;
-    fn period(&self) -> Duration;
-});
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{DiluVertical, DiluVerticalConfig, VerticalError, VerticalEvent};
-    use gshare_core::{QuotaRange, ServiceClass};
+    use crate::token::{MultiToken, MultiTokenConfig};
+    use gshare_core::{GpuId, QuotaRange, Share, SmShare, TokenError, TokenEvent};
 
     #[test]
     fn the_function_has_each_call_and_the_engine_answers_all_else() {
-        let scaler: Box<dyn VerticalScaler> =
-            Box::new(DiluVertical::new(DiluVerticalConfig::default()).unwrap());
-        let mut wrapped = Wrapped::new(scaler, |scaler, now, event, actions| {
-            if let VerticalEvent::ClientLeft { client } = event {
-                return Err(VerticalError::UnknownClient { client });
+        let config = MultiTokenConfig::default();
+        let scheduler: Box<dyn TokenScheduler> = Box::new(MultiToken::new(config.clone()).unwrap());
+        let mut wrapped = Wrapped::new(scheduler, |scheduler, now, event, actions| {
+            if let TokenEvent::ClientLeft { client } = event {
+                return Err(TokenError::UnknownClient { client });
             }
-            scaler.handle(now, event, actions)?;
+            scheduler.handle(now, event, actions)?;
             actions.clear();
             Ok(())
         });
         let (client, gpu) = (ClientId::new(0, 0), GpuId::new(0));
-        let (quota, class) = (QuotaRange::BEST_EFFORT, ServiceClass::BestEffort);
-        let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
+        let share = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE };
+        let joined = TokenEvent::ClientJoined { client, gpu, share };
         assert_eq!(wrapped.orders(Timestamp::ZERO, joined), Ok(Vec::new()));
-        let left = VerticalEvent::ClientLeft { client };
-        assert_eq!(wrapped.orders(Timestamp::ZERO, left), Err(VerticalError::UnknownClient { client }));
-        assert!(wrapped.client(client).is_some() && wrapped.gpu(gpu).is_some());
-        assert_eq!(wrapped.period(), DiluVerticalConfig::default().period);
-        assert_eq!(wrapped.next_deadline(), Some(Timestamp::ZERO + wrapped.period()));
+        let left = TokenEvent::ClientLeft { client };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, left), Err(TokenError::UnknownClient { client }));
+        assert_eq!((wrapped.client(client).unwrap().gpu, wrapped.window()), (gpu, config.window));
     }
 }

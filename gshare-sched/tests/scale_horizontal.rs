@@ -3,13 +3,12 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, ServiceClass,
-    Timestamp,
+    ClientId, Duration, FunctionId, GpuId, InstanceId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, Fleet, FleetConfig, FunctionScale, HeuristicHorizontal,
-    HeuristicHorizontalConfig, HorizontalError, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
-    ScaleState, VerticalAction, VerticalEvent, VerticalScaler,
+    DiluVertical, Fleet, FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalError, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, ScaleState,
+    VerticalScaler,
 };
 use proptest::prelude::*;
 
@@ -329,35 +328,27 @@ fn a_refused_point_is_left_alone_until_its_time_and_the_youngest_instance_is_kno
 /// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
 #[test]
 fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
-    let mut vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
-    let mut horizontal = lazy(simple(1, 4));
+    let (mut vertical, mut horizontal) = (DiluVertical::default(), lazy(simple(1, 4)));
     let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId::new(0));
     let share = |request, limit| {
         QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
     };
     let mut now = Timestamp::from_millis(1_000);
-    let mut ups = Vec::new();
-    for (client, quota, class) in [
-        (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
-        (trainer, share(20, 100), ServiceClass::BestEffort),
-    ] {
-        let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
-        vertical.handle(now, joined, &mut ups).unwrap();
-    }
+    vertical.join(now, owner, gpu, share(30, 60), ServiceClass::SLO_SENSITIVE).unwrap();
+    vertical.join(now, trainer, gpu, share(20, 100), ServiceClass::BestEffort).unwrap();
     let (mut raised, mut started) = (None, None);
     // 60 iterations of 20 ms at ease; from then on more load than an instance serves, and cycles of 40 ms.
     for iteration in 0..700u64 {
         let burst = iteration >= 60;
-        let cycle = Duration::from_millis(if burst { 40 } else { 20 });
         let first_launch = now;
-        let end = now.saturating_add(cycle);
+        let end = now.saturating_add(Duration::from_millis(if burst { 40 } else { 20 }));
         while now < end {
             now = now.saturating_add(Duration::from_millis(5));
-            for client in [owner, trainer] {
-                let used = VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 10 };
-                vertical.handle(now, used, &mut ups).unwrap();
+            vertical.used(now, owner, 100);
+            vertical.used(now, trainer, 100);
+            if matches!(vertical.gpu(gpu).unwrap().state, ScaleState::Emergency { .. }) {
+                raised.get_or_insert(iteration);
             }
-            vertical.handle(now, VerticalEvent::DeadlineReached, &mut ups).unwrap();
             if now.as_nanos().is_multiple_of(1_000_000_000) {
                 horizontal.now = now;
                 if !starts(&horizontal.report(rps(if burst { 80 } else { 20 }))).is_empty() {
@@ -365,22 +356,13 @@ fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
                 }
             }
         }
-        let (client, model, batch) = (owner, ModelId::new(0), 1);
-        let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
-        vertical.handle(now, done, &mut ups).unwrap();
-        let raises = VerticalAction::Issue { client: owner, tokens: 3_000 };
-        if ups.drain(..).any(|action| action == raises) {
-            raised.get_or_insert(iteration);
-        }
+        let done = Iteration { batch: 1, first_launch, last_launch: now };
+        vertical.iterated(now, owner, done).unwrap();
     }
     let burst_began = Timestamp::from_millis(1_000 + 60 * 20);
     assert_eq!(raised, Some(61), "the period after the first bad cycle");
     let waited = started.expect("load stayed").saturating_since(burst_began);
     assert!((Duration::from_secs(19)..=Duration::from_secs(21)).contains(&waited), "{waited}");
-    assert!(matches!(
-        vertical.gpu(gpu).unwrap().state,
-        ScaleState::Emergency { .. } | ScaleState::Contention
-    ));
 }
 
 /// Lazy scaling written down from the text, for one function of equal instances: the window is kept whole.

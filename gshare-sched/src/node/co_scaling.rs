@@ -17,15 +17,9 @@
 //! # Cost
 //! One pass every 5 ms over the clients with a class. Without such clients, none.
 
-use crate::scale::{
-    ClientScale, DiluVertical, DiluVerticalConfig, ScaleState, VerticalAction, VerticalError, VerticalEvent,
-    VerticalScaler,
-};
-use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Timestamp,
-};
+use crate::scale::{ClientScale, DiluVertical, Iteration, ScaleState, VerticalError, VerticalScaler};
+use gshare_core::{ClientId, Duration, GpuId, Quota, QuotaRange, ServiceClass, Timestamp};
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The least limit, in basis points: 1 %. With less, a client spends most of its time on hand-over.
 const LEAST: u16 = 100;
@@ -39,8 +33,6 @@ pub(super) struct Resize {
 
 #[derive(Debug)]
 struct Entry {
-    /// The client's name in the engine. A client that leaves and takes part again has a new name.
-    id: ClientId,
     /// The promised quota.
     quota: QuotaRange,
     /// The quota in force now, as the scaler last set it.
@@ -49,42 +41,22 @@ struct Entry {
     used: Duration,
 }
 
-/// The default vertical scaler of a node: it learns the needs of its clients.
-///
-/// # Errors
-/// `max_clients` is out of the bounds of [`DiluVerticalConfig::max_clients`].
-pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, ConfigError> {
-    let mut config = DiluVerticalConfig::default();
-    (config.learn, config.max_clients) = (true, max_clients);
-    config.max_gpus = super::max_gpus(max_clients);
-    Ok(Box::new(DiluVertical::new(config)?))
+/// The default vertical scaler of a node.
+pub fn vertical_scaler() -> Box<dyn VerticalScaler> {
+    Box::new(DiluVertical::default())
 }
 
 /// The co-scaler of all GPUs of the node. See the [module](self).
 pub(super) struct Scaling {
     engine: Box<dyn VerticalScaler>,
     clients: BTreeMap<ClientId, Entry>,
-    /// Number of clients so far; the generation of the next client.
-    joined: u32,
-    /// The buffer for the orders of the engine.
-    actions: Vec<VerticalAction>,
 }
 
-impl fmt::Debug for Scaling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { engine, clients, joined, actions: _ } = self;
-        let next_deadline = engine.next_deadline();
-        f.debug_struct("Scaling")
-            .field("clients", clients)
-            .field("joined", joined)
-            .field("next_deadline", &next_deadline)
-            .finish()
-    }
-}
+gshare_core::debug_fields!(Scaling { clients });
 
 impl Scaling {
     pub(super) fn new(engine: Box<dyn VerticalScaler>) -> Self {
-        Self { engine, clients: BTreeMap::new(), joined: 0, actions: Vec::new() }
+        Self { engine, clients: BTreeMap::new() }
     }
 
     /// The end of the period; `None` while no client takes part.
@@ -94,7 +66,7 @@ impl Scaling {
 
     /// The state of a client; `None` if it takes no part.
     pub(super) fn client(&self, client: ClientId) -> Option<ClientScale> {
-        self.clients.get(&client).and_then(|entry| self.engine.client(entry.id))
+        self.engine.client(client)
     }
 
     /// The state of a GPU; `None` before its first client with a class.
@@ -111,10 +83,8 @@ impl Scaling {
         quota: QuotaRange,
         class: ServiceClass,
     ) -> Result<(), VerticalError> {
-        let id = ClientId::new(client.slot(), self.joined);
-        self.tell(now, VerticalEvent::ClientJoined { client: id, gpu, quota, class })?;
-        self.joined = self.joined.wrapping_add(1);
-        self.clients.insert(client, Entry { id, quota, current: quota, used: Duration::ZERO });
+        self.engine.join(now, client, gpu, quota, class)?;
+        self.clients.insert(client, Entry { quota, current: quota, used: Duration::ZERO });
         Ok(())
     }
 
@@ -125,20 +95,19 @@ impl Scaling {
         client: ClientId,
         quota: QuotaRange,
     ) -> Result<(), VerticalError> {
-        let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return Ok(()) };
-        let told = self.tell(now, VerticalEvent::QuotaChanged { client: id, quota });
-        match self.clients.get_mut(&client) {
-            Some(entry) if told.is_ok() => (entry.quota, entry.current) = (quota, quota),
-            _ => self.leave(now, client),
+        let Some(entry) = self.clients.get_mut(&client) else { return Ok(()) };
+        let told = self.engine.set_quota(now, client, quota);
+        match told {
+            Ok(()) => (entry.quota, entry.current) = (quota, quota),
+            Err(_) => self.leave(now, client),
         }
         told
     }
 
     /// A client is gone, or takes no part any more.
     pub(super) fn leave(&mut self, now: Timestamp, client: ClientId) {
-        if let Some(entry) = self.clients.remove(&client) {
-            // The engine knows the client, and the time does not go back: no refusal.
-            let _ = self.tell(now, VerticalEvent::ClientLeft { client: entry.id });
+        if self.clients.remove(&client).is_some() {
+            self.engine.leave(now, client);
         }
     }
 
@@ -151,10 +120,7 @@ impl Scaling {
         last_launch: Timestamp,
         launches: u32,
     ) -> bool {
-        let Some(client) = self.clients.get(&client).map(|entry| entry.id) else { return false };
-        let (model, batch) = (ModelId::new(0), launches);
-        self.tell(now, VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
-            .is_ok()
+        self.engine.iterated(now, client, Iteration { batch: launches, first_launch, last_launch }).is_ok()
     }
 
     /// Ends the period and appends the changed shares, the shrinking shares first. `used` gives the time of each client since it came, and
@@ -168,22 +134,16 @@ impl Scaling {
         if self.next_deadline().is_none_or(|due| due > now) {
             return;
         }
-        let mut reports = Vec::new();
         for (&client, entry) in &mut self.clients {
             let (total, waits) = used(client).unwrap_or((entry.used, false));
             let tokens = (total.saturating_sub(entry.used).as_nanos() / 1_000).max(waits.into());
             entry.used = total;
-            if tokens > 0 {
-                reports.push(VerticalEvent::UsageReported { client: entry.id, tokens, largest_kernel: 0 });
-            }
+            self.engine.used(now, client, tokens);
         }
-        for report in reports {
-            let _ = self.tell(now, report);
-        }
-        let _ = self.tell(now, VerticalEvent::DeadlineReached);
+        self.engine.catch_up(now);
         let from = resizes.len();
         for (&client, entry) in &mut self.clients {
-            let Some(scale) = self.engine.client(entry.id) else { continue };
+            let Some(scale) = self.engine.client(client) else { continue };
             let gpu = self.engine.gpu(scale.gpu);
             let quota = match gpu {
                 Some(gpu) if gpu.state != ScaleState::None => {
@@ -198,11 +158,6 @@ impl Scaling {
                 resizes.insert(place, Resize { client, quota });
             }
         }
-    }
-
-    fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), VerticalError> {
-        self.actions.clear();
-        self.engine.handle(now, event, &mut self.actions)
     }
 }
 
@@ -236,7 +191,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let scaling = Scaling::new(vertical_scaler(16).unwrap());
+            let scaling = Scaling::new(vertical_scaler());
             let now = Timestamp::from_millis(1_000);
             Self { scaling, now, used: BTreeMap::new(), waits: None, shares: BTreeMap::new() }
         }
