@@ -53,7 +53,7 @@ use crate::peaks::{PEAK_SHARE, PeakHorizontal};
 use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
-use gshare_core::{BasisPoints, Bytes, Duration, FunctionId, NodeId, Quota, SmShare, Timestamp};
+use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::Late;
 use gshare_sched::platform::{
@@ -61,8 +61,8 @@ use gshare_sched::platform::{
     Work,
 };
 use gshare_sched::scale::{
-    Fleet, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalOrder, HorizontalScaler, LazyHorizontal,
-    LazyHorizontalConfig,
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
+    Told,
 };
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::load_trace::read_rates;
@@ -151,38 +151,16 @@ const fn whole(number: f64) -> u64 {
 
 /// A scaler that rates an instance apart from its throughput, and remembers load for a while. It is told the highest of the last
 /// `counted` reports, multiplied by `factor`.
-struct Told {
-    scaler: Box<dyn HorizontalScaler>,
-    factor: f64,
-    counted: usize,
-    last: VecDeque<RequestRate>,
-}
-
-impl HorizontalScaler for Told {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
-        self.last.push_back(load);
-        if self.last.len() > self.counted {
-            self.last.pop_front();
+fn told(scaler: Box<dyn HorizontalScaler>, factor: f64, counted: usize) -> Box<dyn HorizontalScaler> {
+    let mut last = VecDeque::new();
+    Box::new(Told::new(scaler, move |_, load| {
+        last.push_back(load);
+        if last.len() > counted {
+            last.pop_front();
         }
-        let highest = self.last.iter().max().map_or(0, |rate| rate.as_milli());
-        let load = RequestRate::from_milli(whole((highest as f64 * self.factor).round()));
-        self.scaler.decide(now, function, fleet, load, orders);
-    }
-
-    fn forget(&mut self, function: FunctionId) {
-        self.scaler.forget(function);
-    }
-
-    fn early_reports(&self) -> bool {
-        self.scaler.early_reports()
-    }
+        let highest = last.iter().max().map_or(0, |rate: &RequestRate| rate.as_milli());
+        RequestRate::from_milli(whole((highest as f64 * factor).round()))
+    }))
 }
 
 impl Starts<'_> {
@@ -194,9 +172,7 @@ impl Starts<'_> {
     fn scaler(self, rated: bool) -> Result<Box<dyn HorizontalScaler>> {
         let share = PEAK_SHARE.as_fraction();
         let taken_for = if rated { share * does(self.vertical()) } else { THRESHOLD };
-        let told = |scaler, counted| -> Box<dyn HorizontalScaler> {
-            Box::new(Told { scaler, factor: does(false) / taken_for, counted, last: VecDeque::new() })
-        };
+        let told = |scaler, counted| told(scaler, does(false) / taken_for, counted);
         let eager = || -> Result<Box<dyn HorizontalScaler>> {
             let none = BasisPoints::ZERO;
             let config = HeuristicHorizontalConfig::default().with_predict_reports(1).with_headroom(none);

@@ -3,15 +3,13 @@
 //! `cargo run --manifest-path examples/own_host/Cargo.toml -- --demo=end`
 
 use gshare_core::profile::RequestRate;
-use gshare_core::{Bytes, ConfigError, FunctionId, GpuId, PlacementId, Timestamp};
+use gshare_core::{Bytes, ConfigError, GpuId, PlacementId};
 use gshare_openfaas::Builder;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::platform::OwnPolicies;
-use gshare_sched::scale::{
-    Fleet, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalOrder, HorizontalScaler,
-};
+use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, Told};
 
 /// First fit: the device with the lowest number that has room. `MaxRects` keeps the books of each device.
 struct FirstFit(MaxRects);
@@ -58,33 +56,13 @@ fn first_fit() -> Box<dyn Packer> {
 }
 
 /// A fifth of headroom: each load counts as a fifth more than it is.
-struct WithHeadroom(HeuristicHorizontal);
-
-impl HorizontalScaler for WithHeadroom {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
+fn with_headroom() -> Result<Box<dyn HorizontalScaler>, ConfigError> {
+    let ours = HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?;
+    Ok(Box::new(Told::new(Box::new(ours), |function, load| {
         let load = RequestRate::from_milli(load.as_milli() * 6 / 5);
         println!("headroom: {function} is planned for {load}");
-        self.0.decide(now, function, fleet, load, orders);
-    }
-
-    fn forget(&mut self, function: FunctionId) {
-        self.0.forget(function);
-    }
-
-    fn early_reports(&self) -> bool {
-        self.0.early_reports()
-    }
-}
-
-fn with_headroom() -> Result<Box<dyn HorizontalScaler>, ConfigError> {
-    Ok(Box::new(WithHeadroom(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?)))
+        load
+    })))
 }
 
 fn main() -> anyhow::Result<()> {

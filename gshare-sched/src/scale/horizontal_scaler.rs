@@ -98,3 +98,59 @@ pub trait HorizontalScaler: Send {
         false
     }
 }
+
+/// A scaler that is told another load, by a function of yours.
+///
+/// ```
+/// use gshare_core::profile::RequestRate;
+/// use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, Told};
+///
+/// let ours = HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?;
+/// // A fifth of headroom.
+/// let more = Told::new(Box::new(ours), |_, load| RequestRate::from_milli(load.as_milli() * 6 / 5));
+/// assert!(more.early_reports(), "all other answers are the scaler's");
+/// # Ok::<(), gshare_core::ConfigError>(())
+/// ```
+pub struct Told<F> {
+    scaler: Box<dyn HorizontalScaler>,
+    load: F,
+}
+
+impl<F: FnMut(FunctionId, RequestRate) -> RequestRate + Send> Told<F> {
+    /// Tells the scaler what `load` makes of a function's load.
+    pub const fn new(scaler: Box<dyn HorizontalScaler>, load: F) -> Self {
+        Self { scaler, load }
+    }
+}
+
+impl<F: FnMut(FunctionId, RequestRate) -> RequestRate + Send> HorizontalScaler for Told<F> {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let load = (self.load)(function, load);
+        self.scaler.decide(now, function, fleet, load, orders);
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.scaler.forget(function);
+    }
+
+    fn config(&self) -> FleetConfig {
+        self.scaler.config()
+    }
+
+    fn early_reports(&self) -> bool {
+        self.scaler.early_reports()
+    }
+}
+
+impl<F> core::fmt::Debug for Told<F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Told").finish_non_exhaustive()
+    }
+}
