@@ -14,7 +14,7 @@ use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformEvent, Work,
 };
 use gshare_sched::scale::{
-    FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction, HorizontalEvent,
+    Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler,
 };
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -205,48 +205,38 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
     let mut placed: VecDeque<_> =
         (0..sizes.instances).map(|_| packer.place(&demand).expect("room").placement.id).collect();
     let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).expect("default");
-    let mut orders = Vec::new();
     let each = sizes.instances / sizes.functions;
-    for function in 0..sizes.functions {
+    let mut names = (0..).map(InstanceId::new);
+    let mut start = |fleet: &mut Fleet, now| {
+        let (instance, point) = (names.next().expect("names"), fleet.startable(now).next().expect("room").0);
+        fleet.started(now, instance, point);
+        fleet.ready(now, instance);
+        instance
+    };
+    let mut fleets = Vec::new();
+    let mut alive = VecDeque::new();
+    for function in (0..sizes.functions).map(FunctionId::new) {
         let spec =
             FunctionScale { profile: profile(), max_p95: None, min_instances: each, max_instances: each };
-        let event = HorizontalEvent::FunctionAdded { function: FunctionId::new(function), spec };
-        scaler.handle(Timestamp::ZERO, event, &mut orders).expect("new");
+        let mut fleet = Fleet::new(function, spec, &scaler.config()).expect("new");
+        alive.extend((0..each).map(|_| (function, start(&mut fleet, Timestamp::ZERO))));
+        fleets.push(fleet);
     }
-    let mut alive: VecDeque<(FunctionId, InstanceId)> = orders
-        .drain(..)
-        .filter_map(|order| match order {
-            HorizontalAction::Start { function, instance, .. } => Some((function, instance)),
-            _ => None,
-        })
-        .collect();
-    for &(_, instance) in &alive {
-        scaler
-            .handle(Timestamp::ZERO, HorizontalEvent::InstanceReady { instance }, &mut orders)
-            .expect("known");
-    }
-    let mut now = Timestamp::ZERO;
+    let (mut now, mut orders) = (Timestamp::ZERO, Vec::new());
     let mut group = c.benchmark_group("engines_alone");
     group.bench_function("instance_dies_and_is_replaced", |b| {
         b.iter(|| {
-            orders.clear();
             now = now + Duration::from_secs(1);
             let (function, instance) = alive.pop_front().expect("instances");
-            scaler.handle(now, HorizontalEvent::InstanceGone { instance }, &mut orders).expect("known");
+            let fleet = &mut fleets[function.index()];
+            fleet.remove(instance);
             packer.release(placed.pop_front().expect("placements")).expect("known");
-            let rate = gshare_core::profile::RequestRate::ZERO;
-            scaler
-                .handle(now, HorizontalEvent::LoadReported { function, rate }, &mut orders)
-                .expect("a tick later");
-            for order in std::mem::take(&mut orders) {
-                if let HorizontalAction::Start { function, instance, .. } = order {
-                    placed.push_back(packer.place(&demand).expect("room").placement.id);
-                    scaler
-                        .handle(now, HorizontalEvent::InstanceReady { instance }, &mut orders)
-                        .expect("known");
-                    alive.push_back((function, instance));
-                }
+            while fleet.lacks() {
+                placed.push_back(packer.place(&demand).expect("room").placement.id);
+                alive.push_back((function, start(fleet, now)));
             }
+            orders.clear();
+            scaler.decide(now, function, fleet, gshare_core::profile::RequestRate::ZERO, &mut orders);
         });
     });
     group.finish();

@@ -16,7 +16,7 @@
 //! - **peak**: the highest of the last 120 reports; **sustained load**: the median of the last 20.
 //!
 //! # Algorithm
-//! On each load report `x`, once the function has its minimum:
+//! On each load report `x`:
 //! 1. nothing is deployed and `x > 0`: start one now;
 //! 2. one step of the lazy scaler: entitled rises by one, falls by one, or stays. If it is below the number of deployed instances, drain
 //!    the youngest, or stop it if it is not ready yet;
@@ -37,12 +37,11 @@
 //!
 //! # Cost
 //! O(n + reports) for a load report with n instances. A function takes about 1.5 KB.
-use gshare_core::profile::RequestRate;
-use gshare_core::{BasisPoints, FunctionId};
-use gshare_sched::scale::HorizontalAction;
-use gshare_sched::scale::fleet::{Fleet, Function};
+use gshare_core::profile::{ProfilePoint, RequestRate};
+use gshare_core::{BasisPoints, FunctionId, Timestamp};
 use gshare_sched::scale::lazy::{History as Window, LazyHorizontalConfig};
-use std::collections::VecDeque;
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Rating of an instance, as a part of its profile: the published threshold of the paper's `RoBERTa`, 48 requests/s where its profile
 /// has 117.
@@ -62,8 +61,20 @@ fn part(share: BasisPoints, of: RequestRate) -> RequestRate {
 }
 
 /// Requests per second that one more instance would answer.
-fn another(known: &Function<History>) -> RequestRate {
-    known.best().map_or(RequestRate::ZERO, |point| point.throughput)
+fn another(fleet: &Fleet) -> RequestRate {
+    fleet.best().map_or(RequestRate::ZERO, |point| point.throughput)
+}
+
+/// Requests per second of an instance at its limit.
+fn surge(own: &ProfilePoint, spec: &FunctionScale) -> RequestRate {
+    let reach = u32::from(own.sm.get()) * 2;
+    let within = |point: &&ProfilePoint| {
+        spec.max_p95.is_none_or(|max| point.p95 <= max)
+            && (point.batch, point.quota) == (own.batch, own.quota)
+            && u32::from(point.sm.get()) <= reach
+    };
+    let most = spec.profile.points().iter().filter(within).map(|point| point.throughput).max();
+    most.map_or(own.throughput, |most| most.max(own.throughput))
 }
 
 #[derive(Debug, Default)]
@@ -81,106 +92,102 @@ struct History {
 #[derive(Debug, Default)]
 pub struct PeakHorizontal {
     lazy: LazyHorizontalConfig,
-    fleet: Fleet<History>,
-    /// The last reports of one function, in no order.
-    last: Vec<RequestRate>,
+    functions: BTreeMap<FunctionId, History>,
 }
 
-impl PeakHorizontal {
-    fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let now = self.fleet.now();
-        let Some(known) = self.fleet.get_mut(function) else { return };
-        let (deployed, least, most) =
-            (known.deployed(), known.spec().min_instances, known.spec().max_instances);
-        let history = &mut known.state;
+impl HorizontalScaler for PeakHorizontal {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let (deployed, spec) = (fleet.deployed(), fleet.spec());
+        let history = self.functions.entry(function).or_default();
         if history.reports.len() >= KEEP_REPORTS {
             history.reports.pop_front();
         }
         history.reports.push_back(load);
         history.window.note(now, load, &self.lazy);
-        history.entitled = history.entitled.clamp(deployed, most);
+        history.entitled = history.entitled.clamp(deployed, spec.max_instances);
         if deployed == 0 {
             history.entitled = u32::from(!load.is_zero());
             if history.entitled > 0 {
                 history.window.stepped(now);
             }
-        } else if history.entitled == 1 && least == 0 && history.window.is_idle(now, &self.lazy) {
+        } else if history.entitled == 1 && spec.min_instances == 0 && history.window.is_idle(now, &self.lazy)
+        {
             history.entitled = 0;
             history.window.stepped(now);
         } else {
-            self.step(function);
+            history.step(now, fleet, &self.lazy);
         }
-        let Some(known) = self.fleet.get(function) else { return };
-        if known.state.entitled < deployed {
-            if let Some((youngest, _)) = known.youngest() {
-                self.fleet.take_away(youngest, actions);
-            }
+        if history.entitled < deployed {
+            orders.extend(fleet.youngest().map(|(youngest, _)| HorizontalOrder::Remove(youngest)));
         } else {
-            self.grow(function, load, actions);
+            history.grow(now, fleet, load, orders);
         }
-        let known = self.fleet.get(function);
-        debug_assert!(
-            known.is_none_or(|known| known.deployed() <= known.state.entitled),
-            "never more than the lazy scaler has"
-        );
     }
 
+    fn forget(&mut self, function: FunctionId) {
+        self.functions.remove(&function);
+    }
+}
+
+impl History {
     /// Step 2: the lazy scaler's step with the entitled instances.
-    fn step(&mut self, function: FunctionId) {
-        let now = self.fleet.now();
-        let Some(known) = self.fleet.get_mut(function) else { return };
-        let Some((_, youngest)) = known.youngest() else { return };
-        let missing = known.state.entitled - known.deployed();
-        let another = another(known);
-        let capacity = known.capacity().saturating_add(another.saturating_mul(u64::from(missing)));
+    fn step(&mut self, now: Timestamp, fleet: &Fleet, config: &LazyHorizontalConfig) {
+        let Some((_, youngest)) = fleet.youngest() else { return };
+        let missing = self.entitled - fleet.deployed();
+        let another = another(fleet);
+        let capacity = fleet.capacity().saturating_add(another.saturating_mul(u64::from(missing)));
         let without = capacity.saturating_sub(if missing > 0 { another } else { youngest });
-        let (least, most) = (known.spec().min_instances, known.spec().max_instances);
-        let (config, share) = (&self.lazy, RATED_SHARE);
-        let history = &mut known.state;
-        if !history.window.has_cooled(now, config) {
+        let (least, most) = (fleet.spec().min_instances, fleet.spec().max_instances);
+        if !self.window.has_cooled(now, config) {
             return;
         }
-        if history.window.is_short(part(share, capacity), config) {
-            if history.entitled < most {
-                history.entitled += 1;
-                history.window.stepped(now);
+        if self.window.is_short(part(RATED_SHARE, capacity), config) {
+            if self.entitled < most {
+                self.entitled += 1;
+                self.window.stepped(now);
             }
-        } else if history.entitled > least.max(1) && history.window.is_spare(part(share, without), config) {
-            history.entitled -= 1;
-            history.window.stepped(now);
+        } else if self.entitled > least.max(1) && self.window.is_spare(part(RATED_SHARE, without), config) {
+            self.entitled -= 1;
+            self.window.stepped(now);
         }
     }
 
     /// Step 3.
-    fn grow(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let now = self.fleet.now();
-        let Some(known) = self.fleet.get(function) else { return };
-        let reports = |count: usize| known.state.reports.iter().rev().take(count).copied();
+    fn grow(&self, now: Timestamp, fleet: &Fleet, load: RequestRate, orders: &mut Vec<HorizontalOrder>) {
+        let reports = |count: usize| self.reports.iter().rev().take(count).copied();
         let peak = reports(KEEP_REPORTS).max().unwrap_or(load);
-        self.last.clear();
-        self.last.extend(reports(SUSTAINED_REPORTS));
+        let mut last: Vec<RequestRate> = reports(SUSTAINED_REPORTS).collect();
         // With an even number of reports, the higher one in the middle.
-        let middle = self.last.len() / 2;
-        let sustained = *self.last.select_nth_unstable(middle).1;
-        let wanted = peak.max(sustained.saturating_add(another(known)));
-        while let Some(known) = self.fleet.get(function) {
-            let enough = known.deployed() > 0 && wanted <= part(PEAK_SHARE, known.surge());
+        let middle = last.len() / 2;
+        let sustained = *last.select_nth_unstable(middle).1;
+        let wanted = peak.max(sustained.saturating_add(another(fleet)));
+        let spec = fleet.spec();
+        let surges = fleet.instances().map(|(_, point)| surge(point, spec));
+        let mut surging = surges.fold(RequestRate::ZERO, RequestRate::saturating_add);
+        let (mut deployed, mut capacity) = (fleet.deployed(), fleet.capacity());
+        loop {
+            let enough = deployed > 0 && wanted <= part(PEAK_SHARE, surging);
             // At the maximum of instances, a rest beyond the deployed instances stays unmet.
-            let full = known.deployed() >= known.spec().max_instances;
-            if enough || (known.deployed() >= known.state.entitled && !full) {
+            let full = deployed >= spec.max_instances;
+            if enough || (deployed >= self.entitled && !full) {
                 return;
             }
-            let point = known.startable(now).next().map(|(point, _)| point).filter(|_| !full);
-            let Some(point) = point else {
-                let rate = load.saturating_sub(known.capacity());
-                if !rate.is_zero() {
-                    actions.push(HorizontalAction::Unmet { function, rate });
-                }
+            let Some((index, point)) = fleet.startable(now).next().filter(|_| !full) else {
+                let unmet = load.saturating_sub(capacity);
+                orders.extend((!unmet.is_zero()).then_some(HorizontalOrder::Unmet(unmet)));
                 return;
             };
-            self.fleet.start(function, point, actions);
+            orders.push(HorizontalOrder::Start(index));
+            deployed += 1;
+            surging = surging.saturating_add(surge(point, spec));
+            capacity = capacity.saturating_add(point.throughput);
         }
     }
 }
-
-gshare_sched::horizontal_scaler!(PeakHorizontal);

@@ -5,12 +5,10 @@ mod scaler_bench;
 
 use gshare_bench::peaks::PeakHorizontal;
 use gshare_core::InstanceId;
-use gshare_sched::scale::{
-    FunctionScale, HorizontalAction, HorizontalEvent, LazyHorizontal, LazyHorizontalConfig,
-};
+use gshare_sched::scale::{FunctionScale, LazyHorizontal, LazyHorizontalConfig};
 use gshare_sim::conformance::horizontal_scaler;
 use proptest::prelude::*;
-use scaler_bench::{Bench, F, drains, point, rps, spec, starts};
+use scaler_bench::{Bench, Change, drains, point, rps, spec, starts};
 
 /// 117 requests/s at 30 % of the SMs, 151 at its limit, which is twice as much; more SMs than that do not count.
 fn surging(min_instances: u32, max_instances: u32) -> FunctionScale {
@@ -61,7 +59,7 @@ fn what_is_not_entitled_any_more_goes_one_by_one_and_the_last_where_that_is_allo
     assert_eq!(drains(&idle.load(0)).len(), 1, "to zero where that is allowed");
     let mut full = peaks(surging(1, 1));
     let unmet = full.load(200);
-    assert_eq!(unmet, [HorizontalAction::Unmet { function: F, rate: rps(200 - 117) }]);
+    assert_eq!(unmet, [Change::Unmet(rps(200 - 117))]);
 }
 
 #[test]
@@ -69,7 +67,7 @@ fn one_that_dies_is_replaced_without_waiting_for_the_window() {
     let mut bench = peaks(surging(1, 8));
     bench.loads(40, 60);
     assert_eq!(bench.deployed(), 2);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
+    bench.remove(InstanceId::new(1));
     assert_eq!(starts(&bench.load(60)).len(), 1, "two are still entitled");
 }
 

@@ -1,9 +1,8 @@
 //! A function of yours around another author's engine.
 
-use crate::scale::{ClientScale, GpuScale, HorizontalScaler, InstanceCounts, VerticalScaler};
 use core::fmt;
 use gshare_core::token::{ClientStatus, TokenScheduler};
-use gshare_core::{ClientId, Duration, Engine, FunctionId, GpuId, Timestamp};
+use gshare_core::{ClientId, Duration, Engine, Timestamp};
 
 /// An engine with a function of yours in the place of [`handle`](Engine::handle); all other answers stay the engine's.
 ///
@@ -86,98 +85,40 @@ impl<E: Engine + ?Sized> Engine for Wrapped<E> {
     }
 }
 
-/// Passes on all methods of a policy's trait, also those with a default, since the default would give another answer.
-macro_rules! pass_on {
-    (
-        $policy:ident { $(fn $method:ident(&self $(, $name:ident: $kind:ty)*) $(-> $answer:ty)?;)+ }
-    ) => {
-        impl<E: $policy + ?Sized> $policy for Wrapped<E> {
-            $(fn $method(&self $(, $name: $kind)*) $(-> $answer)? {
-                self.engine.$method($($name),*)
-            })+
-        }
-    };
+impl<E: TokenScheduler + ?Sized> TokenScheduler for Wrapped<E> {
+    fn client(&self, client: ClientId) -> Option<ClientStatus> {
+        self.engine.client(client)
+    }
+
+    fn window(&self) -> Duration {
+        self.engine.window()
+    }
 }
-
-pass_on!(TokenScheduler {
-    fn client(&self, client: ClientId) -> Option<ClientStatus>;
-    fn window(&self) -> Duration;
-});
-
-pass_on!(VerticalScaler {
-    fn gpu(&self, gpu: GpuId) -> Option<GpuScale>;
-    fn client(&self, client: ClientId) -> Option<ClientScale>;
-    fn period(&self) -> Duration;
-});
-
-pass_on!(HorizontalScaler {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts>;
-    fn tick(&self) -> Duration;
-    fn early_reports(&self) -> bool;
-});
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{HorizontalAction, HorizontalError, HorizontalEvent};
-    use gshare_core::InstanceId;
-
-    /// A scaler that asks for reports early, and refuses nothing.
-    struct Early(Vec<HorizontalEvent>);
-
-    impl Engine for Early {
-        type Event = HorizontalEvent;
-        type Action = HorizontalAction;
-        type Error = HorizontalError;
-
-        fn handle(
-            &mut self,
-            _: Timestamp,
-            event: HorizontalEvent,
-            actions: &mut Vec<HorizontalAction>,
-        ) -> Result<(), HorizontalError> {
-            actions.push(HorizontalAction::Drain { instance: InstanceId::new(1) });
-            self.0.push(event);
-            Ok(())
-        }
-
-        fn next_deadline(&self) -> Option<Timestamp> {
-            Some(Timestamp::from_millis(3))
-        }
-    }
-
-    impl HorizontalScaler for Early {
-        fn instances(&self, _: FunctionId) -> Option<InstanceCounts> {
-            None
-        }
-
-        fn tick(&self) -> Duration {
-            Duration::from_millis(7)
-        }
-
-        fn early_reports(&self) -> bool {
-            true
-        }
-    }
+    use crate::token::{MultiToken, MultiTokenConfig};
+    use gshare_core::{GpuId, QuotaRange, Share, SmShare, TokenError, TokenEvent};
 
     #[test]
     fn the_function_has_each_call_and_the_engine_answers_all_else() {
-        let removed = HorizontalEvent::FunctionRemoved { function: FunctionId::new(1) };
-        let early: Box<dyn HorizontalScaler> = Box::new(Early(Vec::new()));
-        let mut wrapped = Wrapped::new(early, |early, now, event, actions| {
-            if matches!(event, HorizontalEvent::FunctionRemoved { .. }) {
-                return Err(HorizontalError::UnknownFunction { function: FunctionId::new(9) });
+        let config = MultiTokenConfig::default();
+        let scheduler: Box<dyn TokenScheduler> = Box::new(MultiToken::new(config.clone()).unwrap());
+        let mut wrapped = Wrapped::new(scheduler, |scheduler, now, event, actions| {
+            if let TokenEvent::ClientLeft { client } = event {
+                return Err(TokenError::UnknownClient { client });
             }
-            early.handle(now, event, actions)?;
+            scheduler.handle(now, event, actions)?;
             actions.clear();
             Ok(())
         });
-        assert_eq!(wrapped.orders(Timestamp::ZERO, HorizontalEvent::DeadlineReached), Ok(Vec::new()));
-        let unknown = HorizontalError::UnknownFunction { function: FunctionId::new(9) };
-        assert_eq!(wrapped.orders(Timestamp::ZERO, removed), Err(unknown));
-        assert_eq!(wrapped.next_deadline(), Some(Timestamp::from_millis(3)));
-        // Without a method of its own the wrapper would give the trait's default answer.
-        assert!(wrapped.early_reports());
-        assert_eq!((wrapped.tick(), wrapped.instances(FunctionId::new(1))), (Duration::from_millis(7), None));
+        let (client, gpu) = (ClientId::new(0, 0), GpuId::new(0));
+        let share = Share { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE };
+        let joined = TokenEvent::ClientJoined { client, gpu, share };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, joined), Ok(Vec::new()));
+        let left = TokenEvent::ClientLeft { client };
+        assert_eq!(wrapped.orders(Timestamp::ZERO, left), Err(TokenError::UnknownClient { client }));
+        assert_eq!((wrapped.client(client).unwrap().gpu, wrapped.window()), (gpu, config.window));
     }
 }

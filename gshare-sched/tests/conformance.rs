@@ -2,8 +2,11 @@
 //! purpose: the suite names the claim.
 
 use gshare_core::dag::Dag;
-use gshare_core::{Bytes, Engine, FunctionId, GpuId, InstanceId, PlacementId, RequestId, Timestamp};
-use gshare_sched::Wrapped;
+use gshare_core::profile::RequestRate;
+use gshare_core::{
+    Bytes, ClientId, FunctionId, GpuId, InstanceId, PlacementId, QuotaRange, RequestId, ServiceClass,
+    Timestamp,
+};
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
@@ -14,8 +17,9 @@ use gshare_sched::pipeline::{
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::platform::{Choice, Locality, WholeConfig, WholeDevices, WholePolicy};
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
-    HorizontalScaler, LazyHorizontal, LazyHorizontalConfig, VerticalAction, VerticalScaler,
+    ClientScale, DiluVertical, Fleet, GpuScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalOrder, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, VerticalError,
+    VerticalScaler,
 };
 use gshare_sim::Story;
 use gshare_sim::conformance::{Shares, horizontal_scaler, packer, slices, vertical_scaler, whole_policy};
@@ -27,19 +31,6 @@ fn broken(result: Result<(), Story>) -> &'static str {
     let story = result.expect_err("an engine that is broken on purpose passed");
     assert!(!story.events.is_empty() && !story.at.is_empty(), "a story has events and a time: {story}");
     story.claim
-}
-
-/// An engine behind a layer which tampers with its actions.
-fn tampered<E: Engine + ?Sized>(
-    engine: Box<E>,
-    mut tamper: impl FnMut(&mut Vec<E::Action>) + Send + 'static,
-) -> Box<Wrapped<E>> {
-    Box::new(Wrapped::new(engine, move |engine, now, event, actions| {
-        let mut own = engine.orders(now, event)?;
-        tamper(&mut own);
-        actions.append(&mut own);
-        Ok(())
-    }))
 }
 
 #[test]
@@ -112,55 +103,128 @@ fn scalers_of_instances_conform() {
     horizontal_scaler(&|| Box::new(heuristic().expect("the defaults are valid")), 0..20).unwrap();
 }
 
+/// A lazy scaler whose orders are tampered with.
+struct Tampered<F>(LazyHorizontal, F);
+
+impl<F: FnMut(&Fleet, &mut Vec<HorizontalOrder>) + Send> HorizontalScaler for Tampered<F> {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        self.0.decide(now, function, fleet, load, orders);
+        (self.1)(fleet, orders);
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.0.forget(function);
+    }
+}
+
 #[test]
-fn a_scaler_that_stops_what_it_should_drain_is_found_out() {
-    let tamper = |actions: &mut Vec<HorizontalAction>| {
-        for action in actions {
-            if let HorizontalAction::Drain { instance } = *action {
-                *action = HorizontalAction::Stop { instance };
-            }
-        }
-    };
-    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..20));
-    assert_eq!(claim, "only an instance that was never ready is stopped without a drain");
-    let tamper = |actions: &mut Vec<HorizontalAction>| {
-        actions.retain(|action| !matches!(action, HorizontalAction::Unmet { .. }));
-    };
-    let claim = broken(horizontal_scaler(&|| tampered(lazy(), tamper), 0..3));
-    assert_eq!(claim, "load that no instance can serve is reported");
-}
-
-fn dilu_vertical() -> Box<dyn VerticalScaler> {
-    Box::new(DiluVertical::new(DiluVerticalConfig::default()).expect("the defaults are valid"))
-}
-
-fn learning_vertical() -> Box<dyn VerticalScaler> {
-    let mut config = DiluVerticalConfig::default();
-    config.learn = true;
-    Box::new(DiluVertical::new(config).expect("the defaults are valid"))
+fn a_scaler_that_breaks_a_claim_is_found_out() {
+    type Tamper = fn(&Fleet, &mut Vec<HorizontalOrder>);
+    let cases: [(&str, Tamper); 5] = [
+        ("load that no instance can serve is reported", |_, orders| {
+            orders.retain(|order| !matches!(order, HorizontalOrder::Unmet(_)));
+        }),
+        ("instances are never more than the maximum", |fleet, orders| {
+            orders.extend(fleet.startable(Timestamp::ZERO).map(|(point, _)| HorizontalOrder::Start(point)));
+        }),
+        ("a decision leaves no fewer than the minimum", |fleet, orders| {
+            orders.extend(fleet.youngest().map(|(instance, _)| HorizontalOrder::Remove(instance)));
+        }),
+        ("what is taken away is there", |_, orders| orders.extend(orders.clone())),
+        (
+            "an instance starts at a point that keeps the SLO, and that was not refused just now",
+            |_, orders| {
+                for order in orders {
+                    if let HorizontalOrder::Start(point) = order {
+                        *point = 1 - *point;
+                    }
+                }
+            },
+        ),
+    ];
+    for (claim, tamper) in cases {
+        let lazy = || LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
+        assert_eq!(broken(horizontal_scaler(&|| Box::new(Tampered(lazy(), tamper)), 0..20)), claim);
+    }
 }
 
 #[test]
 fn the_scaler_of_tokens_conforms() {
-    vertical_scaler(&dilu_vertical, 0..30).unwrap();
-    vertical_scaler(&learning_vertical, 0..30).unwrap();
+    vertical_scaler(&|| Box::new(DiluVertical::default()), 0..30).unwrap();
+}
+
+/// Issues more tokens than a GPU has.
+#[derive(Default)]
+struct Generous(DiluVertical);
+
+impl VerticalScaler for Generous {
+    fn join(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        gpu: GpuId,
+        quota: QuotaRange,
+        class: ServiceClass,
+    ) -> Result<(), VerticalError> {
+        self.0.join(now, client, gpu, quota, class)
+    }
+
+    fn set_quota(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        quota: QuotaRange,
+    ) -> Result<(), VerticalError> {
+        self.0.set_quota(now, client, quota)
+    }
+
+    fn leave(&mut self, now: Timestamp, client: ClientId) {
+        self.0.leave(now, client);
+    }
+
+    fn used(&mut self, now: Timestamp, client: ClientId, tokens: u64) {
+        self.0.used(now, client, tokens);
+    }
+
+    fn iterated(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        iteration: Iteration,
+    ) -> Result<(), VerticalError> {
+        self.0.iterated(now, client, iteration)
+    }
+
+    fn catch_up(&mut self, now: Timestamp) {
+        self.0.catch_up(now);
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.0.next_deadline()
+    }
+
+    fn gpu(&self, gpu: GpuId) -> Option<GpuScale> {
+        let gpu = self.0.gpu(gpu)?;
+        Some(GpuScale { issued_tokens: gpu.issued_tokens * 40, ..gpu })
+    }
+
+    fn client(&self, client: ClientId) -> Option<ClientScale> {
+        let client = self.0.client(client)?;
+        Some(ClientScale { issued_tokens: client.issued_tokens * 40, ..client })
+    }
 }
 
 #[test]
 fn a_scaler_that_issues_more_than_the_gpu_has_is_found_out() {
-    let tamper = |actions: &mut Vec<VerticalAction>| {
-        for action in actions {
-            if let VerticalAction::Issue { tokens, .. } = action {
-                *tokens *= 40;
-            }
-        }
-    };
-    let claim = broken(vertical_scaler(&|| tampered(dilu_vertical(), tamper), 0..5));
-    let claims = [
-        "the tokens issued on a GPU add up to at most its `MaxTokens`, after each action",
-        "a client that leaves frees its tokens in the same call",
-    ];
-    assert!(claims.contains(&claim), "{claim}");
+    let claim = broken(vertical_scaler(&|| Box::new(Generous::default()), 0..5));
+    assert_eq!(claim, "the tokens issued on a GPU add up to at most its `MaxTokens`");
 }
 
 /// Loads each model on the device at hand, and evicts any other model for it.

@@ -3,19 +3,18 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 use gshare_core::{
-    ClientId, Duration, Engine, FunctionId, GpuId, InstanceId, ModelId, Quota, QuotaRange, ServiceClass,
-    Timestamp,
+    ClientId, Duration, FunctionId, GpuId, InstanceId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, DiluVerticalConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal,
-    LazyHorizontalConfig, ScaleState, VerticalAction, VerticalEvent, VerticalScaler,
+    DiluVertical, Fleet, FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
+    HorizontalError, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, ScaleState,
+    VerticalScaler,
 };
 use proptest::prelude::*;
 
 #[path = "support/scaler_bench.rs"]
 mod scaler_bench;
-use scaler_bench::{Bench, F, drains, point, rates, rps, simple, spec, starts};
+use scaler_bench::{Bench, Change, F, drains, point, rates, rps, simple, spec, starts};
 
 fn lazy(spec: FunctionScale) -> Bench<LazyHorizontal> {
     Bench::new(LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap(), spec)
@@ -38,7 +37,6 @@ fn lazy_waits_for_load_that_stays() {
     assert_eq!(starts(&bench.load(80)).len(), 1, "the 20th");
     assert!(bench.loads(29, 40).is_empty());
     assert_eq!(drains(&bench.load(40)), [InstanceId::new(1)], "the 30th; the youngest");
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
     assert!(bench.loads(200, 40).is_empty(), "not below the minimum");
 }
 
@@ -66,33 +64,22 @@ fn lazy_compares_strictly() {
 fn lazy_an_instance_that_does_not_start_is_replaced() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
-    bench.loads(20, 80);
-    assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
+    assert_eq!(starts(&bench.loads(20, 80)).len(), 1);
     assert!(bench.loads(100, 80).is_empty(), "it counts while it may still start");
-    assert!(bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) }).is_empty());
-    let actions = bench.loads(20, 80);
-    assert_eq!(starts(&actions).len(), 1, "its load is seen to: {actions:?}");
-    let late = bench.try_handle(HorizontalEvent::InstanceReady { instance: InstanceId::new(1) });
-    assert!(matches!(late, Err(HorizontalError::UnknownInstance { expected: "starting", .. })));
-    assert!(
-        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) }).is_empty(),
-        "and may be reported gone"
-    );
+    bench.remove(InstanceId::new(1));
+    let changes = bench.loads(20, 80);
+    assert_eq!(starts(&changes).len(), 1, "its load is seen to: {changes:?}");
 }
 
 #[test]
-fn lazy_drains_what_is_ready_and_stops_what_is_not() {
+fn lazy_takes_the_youngest_away_and_a_starting_one_before_a_ready_one() {
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
-    let stop = HorizontalAction::Stop { instance: InstanceId::new(1) };
-    assert_eq!(bench.loads(30, 10), [stop], "it was starting");
+    assert_eq!(bench.loads(30, 10), [Change::Stop(InstanceId::new(1))], "it was starting");
     bench.ready_at_once = true;
     bench.loads(20, 80);
-    assert_eq!(bench.loads(30, 10), [HorizontalAction::Drain { instance: InstanceId::new(2) }]);
-    assert_eq!(bench.scaler.instances(F).unwrap().draining, 1);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(2) });
-    assert_eq!(bench.scaler.instances(F).unwrap().draining, 0);
+    assert_eq!(bench.loads(30, 10), [Change::Drain(InstanceId::new(2))]);
 }
 
 #[test]
@@ -122,12 +109,12 @@ fn lazy_scales_to_zero_only_where_it_may_and_back_at_once() {
 #[test]
 fn lazy_reports_load_that_it_cannot_serve() {
     let mut bench = lazy(simple(1, 1));
-    let unmet = HorizontalAction::Unmet { function: F, rate: rps(30) };
+    let unmet = Change::Unmet(rps(30));
     assert_eq!(bench.loads(22, 80), vec![unmet; 3], "from the 20th on");
     let mut bench = lazy(simple(1, 10));
     bench.ready_at_once = false;
     bench.loads(20, 80);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(1) });
+    bench.refused(1);
     let actions = bench.loads(25, 80);
     assert!(starts(&actions).is_empty() && actions.contains(&unmet), "its only point was refused just now");
     assert_eq!(starts(&bench.loads(6, 80)).len(), 1, "30 s later it is tried again");
@@ -189,9 +176,7 @@ fn fast_05_points_too_slow_for_the_slo_are_no_candidates() {
     unfiltered.max_p95 = Some(Duration::from_millis(35));
     assert_eq!(starts(&heuristic(unfiltered.clone()).load(50))[0].sm.get(), 1_200);
     unfiltered.max_p95 = Some(Duration::from_millis(33));
-    let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
-    let added = HorizontalEvent::FunctionAdded { function: F, spec: unfiltered };
-    let error = scaler.handle(Timestamp::ZERO, added, &mut Vec::new()).unwrap_err();
+    let error = Fleet::new(F, unfiltered, &FleetConfig::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "fn0: no point of its profile has a p95 of at most 33ms (max_p95); the best is 34ms at (batch 1, 12% of the SMs, 100% of the time)"
@@ -205,9 +190,9 @@ fn fast_06_equal_pods_count_each_and_refused_ones_do_not() {
     bench.ready_at_once = false;
     assert_eq!(starts(&bench.load(200)).len(), 4);
     assert_eq!(bench.deployed(), 4);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(2) });
+    bench.refused(2);
     assert_eq!(bench.deployed(), 3);
-    let unmet = HorizontalAction::Unmet { function: F, rate: rps(55) };
+    let unmet = Change::Unmet(rps(55));
     assert_eq!(
         bench.load(200),
         [unmet],
@@ -222,7 +207,7 @@ fn fast_06_the_next_best_point_is_tried() {
     let mut bench = heuristic(spec(vec![point(24, 100, 55.0, 20), point(50, 100, 60.0, 20)], 0, 10));
     bench.ready_at_once = false;
     assert_eq!(starts(&bench.load(50))[0].sm.get(), 2_400);
-    bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(0) });
+    bench.refused(0);
     assert_eq!(starts(&bench.load(50))[0].sm.get(), 5_000);
 }
 
@@ -232,7 +217,7 @@ fn fast_07_scaling_down_is_one_pass_that_skips_what_is_too_large() {
     let points = vec![point(24, 100, 110.0, 20), point(12, 100, 33.0, 20)];
     let mut bench = heuristic(spec(points, 0, 10));
     bench.load(130);
-    assert_eq!(bench.capacity(), rps(143), "110 and 33");
+    assert_eq!(bench.fleet.capacity(), rps(143), "110 and 33");
     assert!(bench.loads(60, 100).is_empty(), "143 - 132 = 11 are too many, no pod is that small");
     let actions = bench.loads(10, 10);
     assert_eq!(
@@ -240,7 +225,7 @@ fn fast_07_scaling_down_is_one_pass_that_skips_what_is_too_large() {
         1,
         "129 are too many: the small one first, then the large one is too large"
     );
-    assert_eq!(bench.capacity(), rps(110));
+    assert_eq!(bench.fleet.capacity(), rps(110));
     assert_eq!(drains(&bench.loads(20, 0)).len(), 1, "no load at all: the last");
     assert!(bench.loads(20, 0).is_empty(), "an empty queue");
 }
@@ -250,7 +235,8 @@ fn fast_07_scaling_down_is_one_pass_that_skips_what_is_too_large() {
 fn fast_08_the_least_effective_goes_first_then_the_youngest() {
     let mut bench = heuristic(spec(vec![point(10, 100, 50.0, 20), point(10, 40, 15.0, 20)], 0, 10));
     bench.load(100);
-    let throughputs: Vec<_> = bench.serving.iter().map(|(_, rate)| rate.as_milli() / 1_000).collect();
+    let throughputs: Vec<_> =
+        bench.fleet.instances().map(|(_, point)| point.throughput.as_milli() / 1_000).collect();
     assert_eq!(throughputs, [50, 50, 15]);
     let actions = bench.loads(20, 35);
     // Target 38.5, and the dead band 42.4: 72.6 are too many. 15 goes (the least effective), then the younger 50.
@@ -271,52 +257,19 @@ fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away_and_a_step_is_se
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name_and_changes_nothing() {
-    let mut bench = lazy(simple(1, 2));
-    bench.loads(5, 80);
-    let rate = rps(80);
-    let other = FunctionId::new(1);
-    let refused = [
-        (HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 2) }, "function fn0 exists"),
-        (
-            HorizontalEvent::FunctionAdded { function: other, spec: simple(3, 2) },
-            "fn1: max_instances is 2, need at least min_instances (3), 1 to 4096",
-        ),
-        (
-            HorizontalEvent::FunctionAdded { function: other, spec: simple(0, 0) },
-            "fn1: max_instances is 0, need at least min_instances (0), 1 to 4096",
-        ),
-        (
-            HorizontalEvent::FunctionAdded { function: FunctionId::new(1 << 20), spec: simple(0, 1) },
-            "unknown fn1048576: number must be below 1048576 (max_functions)",
-        ),
-        (HorizontalEvent::FunctionRemoved { function: other }, "unknown function fn1"),
-        (HorizontalEvent::LoadReported { function: other, rate }, "unknown function fn1"),
-        (
-            HorizontalEvent::LoadReported { function: F, rate },
-            "fn0: load reported at 6.000000000s, next report is due at 6.500000000s",
-        ),
-        (
-            HorizontalEvent::InstanceReady { instance: InstanceId::new(0) },
-            "unknown instance0, or it is not starting",
-        ),
-        (
-            HorizontalEvent::StartRefused { instance: InstanceId::new(9) },
-            "unknown instance9, or it is not starting",
-        ),
-        (
-            HorizontalEvent::InstanceGone { instance: InstanceId::new(9) },
-            "unknown instance9, or it is not one that was started",
-        ),
-    ];
-    for (event, message) in refused {
-        let before = format!("{:?}", bench.scaler);
-        assert_eq!(bench.try_handle(event).unwrap_err().to_string(), message);
-        assert_eq!(format!("{:?}", bench.scaler), before);
+fn a_function_that_cannot_be_is_refused_by_name() {
+    let new = |number, spec| Fleet::new(FunctionId::new(number), spec, &FleetConfig::default());
+    for (number, spec, message) in [
+        (1, simple(3, 2), "fn1: max_instances is 2, need at least min_instances (3), 1 to 4096"),
+        (1, simple(0, 0), "fn1: max_instances is 0, need at least min_instances (0), 1 to 4096"),
+        (1 << 20, simple(0, 1), "unknown fn1048576: number must be below 1048576 (max_functions)"),
+    ] {
+        assert_eq!(new(number, spec).unwrap_err().to_string(), message);
     }
-    bench.now = Timestamp::ZERO;
-    let back = bench.try_handle(HorizontalEvent::DeadlineReached);
-    assert!(matches!(back, Err(HorizontalError::TimeWentBack { .. })));
+    let mut fleet = new(0, simple(1, 2)).unwrap();
+    let refused = fleet.set_bounds(F, 2, 1).unwrap_err();
+    assert!(matches!(refused, HorizontalError::BadInstanceBounds { min_instances: 2, .. }), "{refused}");
+    assert_eq!((fleet.spec().min_instances, fleet.spec().max_instances), (1, 2));
 }
 
 #[test]
@@ -339,78 +292,77 @@ fn a_configuration_out_of_bounds_is_refused_by_field() {
 
 #[test]
 fn a_function_that_is_removed_leaves_nothing_behind() {
-    let mut bench = lazy(simple(3, 10));
-    bench.ready_at_once = false;
-    bench.handle(HorizontalEvent::FunctionRemoved { function: F });
-    assert_eq!(bench.scaler.instances(F), None);
-    bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(1) });
-    bench.handle(HorizontalEvent::FunctionAdded { function: F, spec: simple(1, 10) });
-    assert_eq!(bench.scaler.instances(F).unwrap().starting, 1);
+    let mut bench = lazy(simple(1, 10));
+    bench.loads(19, 80);
+    bench.scaler.forget(F);
+    assert!(bench.loads(19, 80).is_empty());
+    assert_eq!(starts(&bench.load(80)).len(), 1);
+}
+
+#[test]
+fn a_refused_point_is_left_alone_until_its_time_and_the_youngest_instance_is_known() {
+    let points = vec![point(24, 100, 55.0, 20), point(50, 100, 60.0, 20)];
+    let mut fleet = Fleet::new(F, spec(points, 2, 4), &FleetConfig::default()).unwrap();
+    let (now, later) = (Timestamp::from_millis(1_000), Timestamp::from_millis(31_000));
+    let startable = |fleet: &Fleet, at| fleet.startable(at).map(|(point, _)| point).collect::<Vec<_>>();
+    assert_eq!(startable(&fleet, now), [0, 1], "the most effective first");
+    fleet.refuse(0, later);
+    assert_eq!((startable(&fleet, now), startable(&fleet, later)), (vec![1], vec![0, 1]));
+    fleet.retry();
+    assert_eq!(startable(&fleet, now), [0, 1]);
+    for number in 0..2 {
+        assert!(fleet.lacks());
+        fleet.started(now, InstanceId::new(number), 0);
+    }
+    assert!(!fleet.lacks() && fleet.room() == 2);
+    fleet.ready(later, InstanceId::new(1));
+    assert_eq!(fleet.start_time(), Duration::from_secs(30));
+    assert_eq!(fleet.youngest(), Some((InstanceId::new(0), rps(55))), "a starting one before a ready one");
+    assert_eq!(
+        [0, 1, 2].map(|number| fleet.remove(InstanceId::new(number))),
+        [Some(false), Some(true), None]
+    );
+    assert_eq!((fleet.capacity(), fleet.deployed()), (rps(0), 0));
 }
 
 /// Dilu, section 3.4.2: "first triggering fast scaling-up, adaptively delaying the scaling-out execution".
 #[test]
 fn a_burst_is_met_by_scaling_up_and_load_that_stays_by_scaling_out() {
-    let mut vertical = DiluVertical::new(DiluVerticalConfig::default()).unwrap();
-    let mut horizontal = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
+    let (mut vertical, mut horizontal) = (DiluVertical::default(), lazy(simple(1, 4)));
     let (owner, trainer, gpu) = (ClientId::new(0, 0), ClientId::new(1, 0), GpuId::new(0));
     let share = |request, limit| {
         QuotaRange::new(Quota::from_percent(request).unwrap(), Quota::from_percent(limit).unwrap()).unwrap()
     };
     let mut now = Timestamp::from_millis(1_000);
-    let (mut ups, mut outs) = (Vec::new(), Vec::new());
-    let spec = simple(1, 4);
-    horizontal.handle(now, HorizontalEvent::FunctionAdded { function: F, spec }, &mut outs).unwrap();
-    let instance = InstanceId::new(0);
-    horizontal.handle(now, HorizontalEvent::InstanceReady { instance }, &mut outs).unwrap();
-    for (client, quota, class) in [
-        (owner, share(30, 60), ServiceClass::SLO_SENSITIVE),
-        (trainer, share(20, 100), ServiceClass::BestEffort),
-    ] {
-        let joined = VerticalEvent::ClientJoined { client, gpu, quota, class };
-        vertical.handle(now, joined, &mut ups).unwrap();
-    }
-    outs.clear();
+    vertical.join(now, owner, gpu, share(30, 60), ServiceClass::SLO_SENSITIVE).unwrap();
+    vertical.join(now, trainer, gpu, share(20, 100), ServiceClass::BestEffort).unwrap();
     let (mut raised, mut started) = (None, None);
     // 60 iterations of 20 ms at ease; from then on more load than an instance serves, and cycles of 40 ms.
     for iteration in 0..700u64 {
         let burst = iteration >= 60;
-        let cycle = Duration::from_millis(if burst { 40 } else { 20 });
         let first_launch = now;
-        let end = now.saturating_add(cycle);
+        let end = now.saturating_add(Duration::from_millis(if burst { 40 } else { 20 }));
         while now < end {
             now = now.saturating_add(Duration::from_millis(5));
-            for client in [owner, trainer] {
-                let used = VerticalEvent::UsageReported { client, tokens: 100, largest_kernel: 10 };
-                vertical.handle(now, used, &mut ups).unwrap();
+            vertical.used(now, owner, 100);
+            vertical.used(now, trainer, 100);
+            if matches!(vertical.gpu(gpu).unwrap().state, ScaleState::Emergency { .. }) {
+                raised.get_or_insert(iteration);
             }
-            vertical.handle(now, VerticalEvent::DeadlineReached, &mut ups).unwrap();
-            horizontal.handle(now, HorizontalEvent::DeadlineReached, &mut outs).unwrap();
             if now.as_nanos().is_multiple_of(1_000_000_000) {
-                let rate = rps(if burst { 80 } else { 20 });
-                let load = HorizontalEvent::LoadReported { function: F, rate };
-                horizontal.handle(now, load, &mut outs).unwrap();
+                horizontal.now = now;
+                if !starts(&horizontal.report(rps(if burst { 80 } else { 20 }))).is_empty() {
+                    started.get_or_insert(now);
+                }
             }
         }
-        let (client, model, batch) = (owner, ModelId::new(0), 1);
-        let done = VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch: now };
-        vertical.handle(now, done, &mut ups).unwrap();
-        let raises = VerticalAction::Issue { client: owner, tokens: 3_000 };
-        if ups.drain(..).any(|action| action == raises) {
-            raised.get_or_insert(iteration);
-        }
-        if outs.drain(..).any(|action| matches!(action, HorizontalAction::Start { .. })) {
-            started.get_or_insert(now);
-        }
+        let done = Iteration { batch: 1, first_launch, last_launch: now };
+        vertical.iterated(now, owner, done).unwrap();
     }
     let burst_began = Timestamp::from_millis(1_000 + 60 * 20);
     assert_eq!(raised, Some(61), "the period after the first bad cycle");
     let waited = started.expect("load stayed").saturating_since(burst_began);
     assert!((Duration::from_secs(19)..=Duration::from_secs(21)).contains(&waited), "{waited}");
-    assert!(matches!(
-        vertical.gpu(gpu).unwrap().state,
-        ScaleState::Emergency { .. } | ScaleState::Contention
-    ));
 }
 
 /// Lazy scaling written down from the text, for one function of equal instances: the window is kept whole.
@@ -482,14 +434,14 @@ impl LazyModel {
     }
 }
 
-fn named(actions: &[HorizontalAction]) -> Vec<String> {
-    let name = |action: &HorizontalAction| match *action {
-        HorizontalAction::Start { instance, .. } => format!("start {}", instance.number()),
-        HorizontalAction::Drain { instance } => format!("drain {}", instance.number()),
-        HorizontalAction::Stop { instance, .. } => format!("stop {}", instance.number()),
-        HorizontalAction::Unmet { rate, .. } => format!("unmet {}", rate.as_milli() / 1_000),
+fn named(changes: &[Change]) -> Vec<String> {
+    let name = |change: &Change| match *change {
+        Change::Start(instance, _) => format!("start {}", instance.number()),
+        Change::Drain(instance) => format!("drain {}", instance.number()),
+        Change::Stop(instance) => format!("stop {}", instance.number()),
+        Change::Unmet(rate) => format!("unmet {}", rate.as_milli() / 1_000),
     };
-    actions.iter().map(name).collect()
+    changes.iter().map(name).collect()
 }
 
 /// The predicted load by its definition, where no instance has become ready yet.
@@ -533,40 +485,36 @@ proptest! {
             spec: spec.clone(), throughput: 50, deployed: Vec::new(), next: 0, window: Vec::new(),
             stepped: None, busy: None, refused_until: 0,
         };
-        let mut scaler = LazyHorizontal::new(LazyHorizontalConfig::default()).unwrap();
         let mut expected = Vec::new();
         model.minimum(0, &mut expected);
-        let at = |second: u64| Timestamp::from_millis(second * 1_000);
-        let actions = scaler.orders(at(0), HorizontalEvent::FunctionAdded { function: F, spec }).unwrap();
-        prop_assert_eq!(named(&actions), expected);
+        let mut bench = lazy(spec);
+        bench.ready_at_once = false;
+        for number in 0..min_instances {
+            model.deployed[number as usize].1 = true;
+        }
+        prop_assert_eq!(expected.len(), bench.deployed() as usize);
         let mut second = 0;
         for (level, length, chance) in runs {
             // Changes of the instances between two runs of load.
             let starting = model.deployed.iter().position(|(_, ready)| !ready);
-            let event = match (chance, starting, model.deployed.first().copied()) {
+            match (chance, starting, model.deployed.first().copied()) {
                 (0 | 1, Some(place), _) => {
                     model.refused_until = second + 30;
-                    Some(HorizontalEvent::StartRefused { instance: InstanceId::new(model.deployed.remove(place).0) })
+                    bench.refused(model.deployed.remove(place).0);
                 }
                 (2, _, Some((id, _))) => {
                     model.deployed.remove(0);
-                    Some(HorizontalEvent::InstanceGone { instance: InstanceId::new(id) })
+                    bench.remove(InstanceId::new(id));
                 }
                 (3..=6, Some(place), _) => {
                     model.deployed[place].1 = true;
-                    Some(HorizontalEvent::InstanceReady { instance: InstanceId::new(model.deployed[place].0) })
+                    bench.fleet.ready(bench.now, InstanceId::new(model.deployed[place].0));
                 }
-                _ => None,
-            };
-            if let Some(event) = event {
-                scaler.handle(at(second), event, &mut Vec::new()).unwrap();
+                _ => {}
             }
             for _ in 0..length {
                 second += 1;
-                let mut actions = Vec::new();
-                let rate = rps(level);
-                scaler.handle(at(second), HorizontalEvent::LoadReported { function: F, rate }, &mut actions).unwrap();
-                prop_assert_eq!(named(&actions), model.load(second, level), "at {} s", second);
+                prop_assert_eq!(named(&bench.load(level)), model.load(second, level), "at {} s", second);
             }
         }
     }
@@ -585,86 +533,30 @@ proptest! {
             .collect();
         let mut bench = heuristic(spec(points, 0, max_instances));
         bench.ready_at_once = false;
-        let mut serving: Vec<(InstanceId, u64)> = Vec::new();
         for (tick, &load) in loads.iter().enumerate() {
-            let before: u64 = serving.iter().map(|(_, rate)| rate).sum();
-            let actions = bench.load(load);
-            let mut unmet = 0;
-            for action in &actions {
-                match *action {
-                    HorizontalAction::Start { instance, point, .. } => serving.push((instance, point.throughput.as_milli())),
-                    HorizontalAction::Stop { instance, .. } | HorizontalAction::Drain { instance } => {
-                        serving.retain(|(id, _)| *id != instance);
-                    }
-                    HorizontalAction::Unmet { rate, .. } => unmet = rate.as_milli(),
-                }
-            }
-            let capacity: u64 = serving.iter().map(|(_, rate)| rate).sum();
+            let before = bench.fleet.capacity().as_milli();
+            let changes = bench.load(load);
+            let unmet: u64 = changes.iter().map(|change| match change {
+                Change::Unmet(rate) => rate.as_milli(),
+                _ => 0,
+            }).sum();
+            let capacity = bench.fleet.capacity().as_milli();
             let target = forecast(&loads[..=tick]) * 1_100.0;
-            prop_assert!(serving.len() <= max_instances as usize);
+            prop_assert!(bench.deployed() <= max_instances);
             // The engine reckons in whole thousandths.
             let (low, high) = (target * 0.99 - 1_000.0, target * 1.01 + 1_000.0);
             prop_assert!((capacity + unmet) as f64 >= low, "{capacity} and {unmet} unmet of {target}");
             if before as f64 > high {
-                prop_assert!(starts(&actions).is_empty() && unmet == 0, "{before} are there, {target} needed");
+                prop_assert!(starts(&changes).is_empty() && unmet == 0, "{before} are there, {target} needed");
             }
             // Some starts find no room.
-            if refuse.get(tick) == Some(&0) && let Some((instance, _)) = serving.pop() {
-                bench.handle(HorizontalEvent::StartRefused { instance });
+            if refuse.get(tick) == Some(&0)
+                && let Some((instance, _)) = bench.fleet.youngest()
+            {
+                bench.refused(instance.number());
             }
         }
     }
-}
-
-/// Both policies: missing instances are started, surplus instances go, the youngest first; bad bounds change nothing.
-#[test]
-fn new_bounds_are_in_force_at_once() {
-    fn check<S: HorizontalScaler>(mut bench: Bench<S>) {
-        let bounds = |min_instances, max_instances| HorizontalEvent::BoundsChanged {
-            function: F,
-            min_instances,
-            max_instances,
-        };
-        assert_eq!(bench.deployed(), 1);
-        assert_eq!(named(&bench.handle(bounds(3, 4))), ["start 1", "start 2"]);
-        let refused = bench.try_handle(bounds(2, 1)).unwrap_err();
-        assert!(matches!(refused, HorizontalError::BadInstanceBounds { min_instances: 2, .. }), "{refused}");
-        assert!(bench.try_handle(bounds(0, 0)).is_err());
-        assert_eq!(bench.deployed(), 3);
-        bench.ready_at_once = false;
-        assert_eq!(named(&bench.handle(bounds(4, 4))), ["start 3"]);
-        // An instance not yet ready counts as younger than any ready one.
-        assert_eq!(named(&bench.handle(bounds(1, 2))), ["stop 3", "drain 2"]);
-        // A falling minimum alone removes no instance.
-        assert!(bench.handle(bounds(0, 2)).is_empty());
-        let unknown = HorizontalEvent::BoundsChanged {
-            function: FunctionId::new(9),
-            min_instances: 0,
-            max_instances: 1,
-        };
-        assert!(matches!(bench.try_handle(unknown), Err(HorizontalError::UnknownFunction { .. })));
-    }
-    check(lazy(simple(1, 8)));
-    check(heuristic(simple(1, 8)));
-}
-
-/// A refused point is left alone for a while, unless the host reports an instance missing from the minimum.
-#[test]
-fn a_minimum_that_lacks_an_instance_is_started_at_a_point_that_was_refused() {
-    fn check<S: HorizontalScaler>(mut bench: Bench<S>) {
-        bench.ready_at_once = false;
-        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), [""; 0]);
-        bench.handle(HorizontalEvent::InstanceGone { instance: InstanceId::new(0) });
-        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), ["start 1"]);
-        bench.handle(HorizontalEvent::StartRefused { instance: InstanceId::new(1) });
-        let bounds = HorizontalEvent::BoundsChanged { function: F, min_instances: 1, max_instances: 8 };
-        assert_eq!(named(&bench.handle(bounds)), [""; 0], "its only point");
-        assert_eq!(named(&bench.handle(HorizontalEvent::MinimumLacking { function: F })), ["start 2"]);
-        let unknown = HorizontalEvent::MinimumLacking { function: FunctionId::new(9) };
-        assert!(matches!(bench.try_handle(unknown), Err(HorizontalError::UnknownFunction { .. })));
-    }
-    check(lazy(simple(1, 8)));
-    check(heuristic(simple(1, 8)));
 }
 
 /// Points of 34.5 requests/s, and the load that comes every second, one number after the other.

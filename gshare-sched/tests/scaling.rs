@@ -1,5 +1,4 @@
 //! Horizontal and vertical scaling.
 
 mod scale_horizontal;
-mod scale_learn;
 mod scale_vertical;

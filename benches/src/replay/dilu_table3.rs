@@ -54,7 +54,6 @@ use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, ensure};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{BasisPoints, Bytes, Duration, NodeId, Quota, SmShare, Timestamp};
-use gshare_sched::Wrapped;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
 use gshare_sched::pipeline::Late;
 use gshare_sched::platform::{
@@ -62,8 +61,8 @@ use gshare_sched::platform::{
     Work,
 };
 use gshare_sched::scale::{
-    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler, LazyHorizontal,
-    LazyHorizontalConfig,
+    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
+    Told,
 };
 use gshare_sim::arrivals::Arrivals;
 use gshare_sim::load_trace::read_rates;
@@ -154,16 +153,13 @@ const fn whole(number: f64) -> u64 {
 /// `counted` reports, multiplied by `factor`.
 fn told(scaler: Box<dyn HorizontalScaler>, factor: f64, counted: usize) -> Box<dyn HorizontalScaler> {
     let mut last = VecDeque::new();
-    Box::new(Wrapped::new(scaler, move |scaler, now, mut event, actions| {
-        if let HorizontalEvent::LoadReported { rate, .. } = &mut event {
-            last.push_back(*rate);
-            if last.len() > counted {
-                last.pop_front();
-            }
-            let highest = last.iter().max().map_or(0, |rate| rate.as_milli());
-            *rate = RequestRate::from_milli(whole((highest as f64 * factor).round()));
+    Box::new(Told::new(scaler, move |_, load| {
+        last.push_back(load);
+        if last.len() > counted {
+            last.pop_front();
         }
-        scaler.handle(now, event, actions)
+        let highest = last.iter().max().map_or(0, |rate: &RequestRate| rate.as_milli());
+        RequestRate::from_milli(whole((highest as f64 * factor).round()))
     }))
 }
 

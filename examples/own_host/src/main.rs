@@ -5,14 +5,11 @@
 use gshare_core::profile::RequestRate;
 use gshare_core::{Bytes, ConfigError, GpuId, PlacementId};
 use gshare_openfaas::Builder;
-use gshare_sched::Wrapped;
 use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::platform::OwnPolicies;
-use gshare_sched::scale::{
-    HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalEvent, HorizontalScaler,
-};
+use gshare_sched::scale::{HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, Told};
 
 /// First fit: the device with the lowest number that has room. `MaxRects` keeps the books of each device.
 struct FirstFit(MaxRects);
@@ -60,14 +57,11 @@ fn first_fit() -> Box<dyn Packer> {
 
 /// A fifth of headroom: each load counts as a fifth more than it is.
 fn with_headroom() -> Result<Box<dyn HorizontalScaler>, ConfigError> {
-    let ours: Box<dyn HorizontalScaler> =
-        Box::new(HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?);
-    Ok(Box::new(Wrapped::new(ours, |scaler, now, mut event, actions| {
-        if let HorizontalEvent::LoadReported { function, rate } = &mut event {
-            *rate = RequestRate::from_milli(rate.as_milli() * 6 / 5);
-            println!("headroom: {function} is planned for {rate}");
-        }
-        scaler.handle(now, event, actions)
+    let ours = HeuristicHorizontal::new(HeuristicHorizontalConfig::default())?;
+    Ok(Box::new(Told::new(Box::new(ours), |function, load| {
+        let load = RequestRate::from_milli(load.as_milli() * 6 / 5);
+        println!("headroom: {function} is planned for {load}");
+        load
     })))
 }
 

@@ -6,7 +6,7 @@
 //! `cargo run -p gshare-examples --bin custom`
 
 use anyhow::Context as _;
-use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
@@ -14,75 +14,33 @@ use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,
     PlatformAction, PlatformConfig, PlatformEvent, Work,
 };
-use gshare_sched::scale::{
-    HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler, InstanceCounts,
-};
+use gshare_sched::scale::{Fleet, HorizontalOrder, HorizontalScaler};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 /// The host's own policy, in place of the scalers of `gshare_sched::scale`: as many instances as the last tick needed.
-#[derive(Default)]
-struct AsManyAsNeeded {
-    points: BTreeMap<FunctionId, ProfilePoint>,
-    running: Vec<(FunctionId, InstanceId)>,
-    named: u64,
-}
-
-impl Engine for AsManyAsNeeded {
-    type Event = HorizontalEvent;
-    type Action = HorizontalAction;
-    type Error = HorizontalError;
-
-    fn handle(
-        &mut self,
-        _now: Timestamp,
-        event: HorizontalEvent,
-        actions: &mut Vec<HorizontalAction>,
-    ) -> Result<(), HorizontalError> {
-        match event {
-            HorizontalEvent::FunctionAdded { function, spec } => {
-                self.points.extend(spec.profile.most_effective(|_| true).map(|point| (function, *point)));
-            }
-            HorizontalEvent::LoadReported { function, rate } => {
-                let point =
-                    *self.points.get(&function).ok_or(HorizontalError::UnknownFunction { function })?;
-                let needed = rate.as_milli().div_ceil(point.throughput.as_milli()).max(1);
-                let mine: Vec<_> =
-                    self.running.iter().filter(|(of, _)| *of == function).map(|(_, i)| *i).collect();
-                for _ in mine.len() as u64..needed {
-                    self.named += 1;
-                    let instance = InstanceId::new(self.named);
-                    self.running.push((function, instance));
-                    actions.push(HorizontalAction::Start { function, instance, point });
-                }
-                let surplus = mine.into_iter().skip(usize::try_from(needed).unwrap_or(usize::MAX));
-                actions.extend(surplus.map(|instance| HorizontalAction::Drain { instance }));
-            }
-            HorizontalEvent::InstanceGone { instance } | HorizontalEvent::StartRefused { instance } => {
-                self.running.retain(|(_, other)| *other != instance);
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        None
-    }
-}
+struct AsManyAsNeeded;
 
 impl HorizontalScaler for AsManyAsNeeded {
-    fn instances(&self, function: FunctionId) -> Option<InstanceCounts> {
-        let ready = self.running.iter().filter(|(of, _)| *of == function).count();
-        let ready = u32::try_from(ready).ok()?;
-        self.points.contains_key(&function).then_some(InstanceCounts { ready, ..InstanceCounts::default() })
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        _: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let Some((best, point)) = fleet.startable(now).next() else { return };
+        let needed = load.as_milli().div_ceil(point.throughput.as_milli()).max(1);
+        let has = u64::from(fleet.deployed());
+        orders.extend((has..needed.min(has + u64::from(fleet.room()))).map(|_| HorizontalOrder::Start(best)));
+        let surplus = fleet.instances().skip(usize::try_from(needed).unwrap_or(usize::MAX));
+        orders.extend(surplus.map(|(instance, _)| HorizontalOrder::Remove(instance)));
     }
 
-    fn tick(&self) -> Duration {
-        Duration::from_secs(1)
-    }
+    fn forget(&mut self, _: FunctionId) {}
 
     /// Each report is for itself: the sooner the better.
     fn early_reports(&self) -> bool {
@@ -197,7 +155,7 @@ impl Host {
 fn main() -> anyhow::Result<()> {
     // Ours would be FractionalPolicies::fast()?.
     let policies = FractionalPolicies {
-        scaler: Box::new(AsManyAsNeeded::default()),
+        scaler: Box::new(AsManyAsNeeded),
         packer: Box::new(MaxRects::new(MaxRectsConfig::default())),
     };
     let pool = FractionalPool::new(FractionalConfig::default(), policies)?;

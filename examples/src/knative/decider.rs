@@ -1,8 +1,8 @@
 //! The desired number of pods for a target's load: a [`HorizontalScaler`] with the rules of Knative's annotations. Pure.
 //!
 //! # Problem
-//! The engines name each instance and are told when it is ready or gone, but a Deployment knows only numbers. And Knative's
-//! annotations add two rules to the engines': additional pods when the target wakes up (`activation-scale`), and fewer pods
+//! The engines know each instance, but a Deployment knows only numbers. And Knative's annotations add two rules to the engines':
+//! additional pods when the target wakes up (`activation-scale`), and fewer pods
 //! only after a delay (`scale-down-delay`).
 //!
 //! # Algorithm
@@ -31,8 +31,8 @@ use super::settings::{Metric, Settings};
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{ConfigError, Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::{
-    FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalAction,
-    HorizontalError, HorizontalEvent, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
+    Fleet, FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalError,
+    HorizontalOrder, HorizontalScaler, LazyHorizontal, LazyHorizontalConfig,
 };
 use std::collections::VecDeque;
 
@@ -57,9 +57,9 @@ pub enum DeciderError {
     /// A setting that the engine refuses.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An event that the engine refuses.
+    /// Bounds that exclude each other.
     #[error(transparent)]
-    Event(#[from] HorizontalError),
+    Bounds(#[from] HorizontalError),
     /// A target of load that is no number.
     #[error(transparent)]
     Profile(#[from] gshare_core::profile::ProfileError),
@@ -71,9 +71,12 @@ pub struct Decider {
     policy: Policy,
     patience: std::time::Duration,
     scaler: Box<dyn HorizontalScaler>,
+    fleet: Fleet,
+    named: u64,
     /// In the order in which they were started, with that time.
     starting: VecDeque<(InstanceId, Timestamp)>,
-    ready: VecDeque<InstanceId>,
+    /// The time of the last report of load.
+    reported: Option<Timestamp>,
     /// From 0 pods to as many as it is to wake up with.
     waking: bool,
     /// Desired numbers within the delay, with their times; the numbers never increase.
@@ -104,28 +107,30 @@ impl Decider {
             Duration::from_millis(1),
             Duration::from_millis(1),
         )?;
+        let max = settings.max.max(1);
+        let spec = FunctionScale {
+            profile: ProfileTable::sparse(vec![point])?,
+            max_p95: None,
+            min_instances: settings.min,
+            max_instances: max,
+        };
         let mut decider = Self {
             settings: settings.clone(),
             policy,
             patience,
+            fleet: Fleet::new(FUNCTION, spec, &scaler.config())?,
             scaler,
+            named: 0,
             starting: VecDeque::new(),
-            ready: VecDeque::new(),
+            reported: None,
             waking: replicas == 0,
             recent: VecDeque::new(),
             desired: None,
         };
-        let (min, max) = (settings.min, settings.max.max(1));
-        let spec = FunctionScale {
-            profile: ProfileTable::sparse(vec![point])?,
-            max_p95: None,
-            min_instances: replicas.min(max),
-            max_instances: max,
-        };
-        decider.tell(now, HorizontalEvent::FunctionAdded { function: FUNCTION, spec })?;
-        let bounds =
-            HorizontalEvent::BoundsChanged { function: FUNCTION, min_instances: min, max_instances: max };
-        decider.tell(now, bounds)?;
+        for _ in 0..replicas.min(max) {
+            decider.start(now);
+        }
+        decider.keep_minimum(now);
         Ok(decider)
     }
 
@@ -139,53 +144,52 @@ impl Decider {
         }
         let bounded = Settings { min: settings.min, max: settings.max, ..self.settings.clone() };
         if bounded == *settings {
-            self.tell(
-                now,
-                HorizontalEvent::BoundsChanged {
-                    function: FUNCTION,
-                    min_instances: settings.min,
-                    max_instances: settings.max.max(1),
-                },
-            )?;
+            let max = settings.max.max(1);
+            self.fleet.set_bounds(FUNCTION, settings.min, max)?;
+            while let Some((youngest, _)) = self.fleet.youngest().filter(|_| self.fleet.deployed() > max) {
+                self.end(youngest);
+            }
+            self.keep_minimum(now);
             self.settings = bounded;
         } else {
-            let mut new = Self::new(settings, self.policy, self.patience, now, self.deployed())?;
+            let mut new = Self::new(settings, self.policy, self.patience, now, self.fleet.deployed())?;
             (new.desired, new.waking) = (self.desired, self.waking);
             *self = new;
         }
         Ok(())
     }
 
-    /// Takes the number of ready pods and the load; `None`: no pod and no activator could be asked. Once per [`TICK`].
-    /// Returns the desired number of pods, if any load was ever known.
-    ///
-    /// # Errors
-    /// When time goes back.
-    pub fn observe(
-        &mut self,
-        now: Timestamp,
-        ready: u32,
-        load: Option<RequestRate>,
-    ) -> Result<Option<u32>, DeciderError> {
-        while self.ready.len() < ready as usize
+    /// Takes the number of ready pods and the load; `None`: no pod and no activator could be asked. Once per [`TICK`]: an earlier load is
+    /// left out. Returns the desired number of pods, if any load was ever known.
+    pub fn observe(&mut self, now: Timestamp, ready: u32, load: Option<RequestRate>) -> Option<u32> {
+        while self.fleet.deployed() as usize - self.starting.len() < ready as usize
             && let Some((instance, _)) = self.starting.pop_front()
         {
-            self.ready.push_back(instance);
-            self.tell(now, HorizontalEvent::InstanceReady { instance })?;
+            self.fleet.ready(now, instance);
         }
         let patience = Duration::from_nanos(u64::try_from(self.patience.as_nanos()).unwrap_or(u64::MAX));
         while let Some(&(instance, since)) = self.starting.front()
             && now.saturating_since(since) >= patience
         {
-            self.starting.pop_front();
-            self.tell(now, HorizontalEvent::InstanceGone { instance })?;
+            self.end(instance);
         }
-        let Some(load) = load else { return Ok(self.desired) };
-        match self.tell(now, HorizontalEvent::LoadReported { function: FUNCTION, rate: load }) {
-            Err(DeciderError::Event(HorizontalError::ReportTooEarly { .. })) => return Ok(self.desired),
-            told => told?,
+        let Some(load) = load else { return self.desired };
+        let early = |last| now < last + Duration::from_nanos(TICK.as_nanos() / 2);
+        if self.reported.is_some_and(early) {
+            return self.desired;
         }
-        let deployed = self.deployed();
+        self.reported = Some(now);
+        self.keep_minimum(now);
+        let mut orders = Vec::new();
+        self.scaler.decide(now, FUNCTION, &self.fleet, load, &mut orders);
+        for order in orders {
+            match order {
+                HorizontalOrder::Start(_) => self.start(now),
+                HorizontalOrder::Remove(instance) => self.end(instance),
+                HorizontalOrder::Unmet(_) => {}
+            }
+        }
+        let deployed = self.fleet.deployed();
         if deployed == 0 {
             self.waking = true;
         } else if ready >= self.settings.activation {
@@ -204,7 +208,7 @@ impl Decider {
             self.recent.pop_front();
         }
         self.desired = self.recent.front().map(|(_, pods)| *pods);
-        Ok(self.desired)
+        self.desired
     }
 
     /// The desired number of pods, if any load was ever known.
@@ -217,42 +221,21 @@ impl Decider {
         &self.settings
     }
 
-    fn deployed(&self) -> u32 {
-        u32::try_from(self.starting.len() + self.ready.len()).unwrap_or(u32::MAX)
+    fn start(&mut self, now: Timestamp) {
+        let instance = InstanceId::new(self.named);
+        self.named += 1;
+        self.fleet.started(now, instance, 0);
+        self.starting.push_back((instance, now));
     }
 
-    /// Passes an event on to the engine, and keeps the names of the ordered instances.
-    fn tell(&mut self, now: Timestamp, event: HorizontalEvent) -> Result<(), DeciderError> {
-        let mut todo = VecDeque::from([event]);
-        let mut orders = Vec::new();
-        while let Some(event) = todo.pop_front() {
-            self.scaler.handle(now, event, &mut orders)?;
-            for order in orders.drain(..) {
-                match order {
-                    HorizontalAction::Start { instance, .. } => self.starting.push_back((instance, now)),
-                    HorizontalAction::Drain { instance } => {
-                        self.ready.retain(|other| *other != instance);
-                        todo.push_back(HorizontalEvent::InstanceGone { instance });
-                    }
-                    HorizontalAction::Stop { instance } => {
-                        self.starting.retain(|(other, _)| *other != instance);
-                        self.ready.retain(|other| *other != instance);
-                    }
-                    HorizontalAction::Unmet { .. } => {}
-                }
-            }
-        }
-        self.invariants();
-        Ok(())
+    fn end(&mut self, instance: InstanceId) {
+        self.starting.retain(|(other, _)| *other != instance);
+        self.fleet.remove(instance);
     }
 
-    /// The names kept here are those the engine counts, in debug builds.
-    fn invariants(&self) {
-        if cfg!(debug_assertions) {
-            let counts = self.scaler.instances(FUNCTION).unwrap_or_default();
-            // One that is ready by now may not have been told of.
-            assert_eq!(counts.starting + counts.ready, self.deployed(), "{self:?}");
-            assert_eq!(counts.draining, 0);
+    fn keep_minimum(&mut self, now: Timestamp) {
+        while self.fleet.lacks() {
+            self.start(now);
         }
     }
 }
@@ -366,50 +349,49 @@ mod tests {
     fn lazy_scaling_waits_for_load_that_stays() {
         let mut lazy = decider(&[], Policy::Lazy, 1);
         for second in 0..19 {
-            assert_eq!(lazy.observe(at(second), 1, rps(15)).unwrap(), Some(1));
+            assert_eq!(lazy.observe(at(second), 1, rps(15)), Some(1));
         }
         for second in 19..50 {
-            assert_eq!(lazy.observe(at(second), 1, rps(5)).unwrap(), Some(1), "a burst");
+            assert_eq!(lazy.observe(at(second), 1, rps(5)), Some(1), "a burst");
         }
-        let desired: Vec<_> =
-            (50..90).map(|second| lazy.observe(at(second), 1, rps(15)).unwrap().unwrap()).collect();
+        let desired: Vec<_> = (50..90).map(|second| lazy.observe(at(second), 1, rps(15)).unwrap()).collect();
         assert_eq!((desired[0], desired[39]), (1, 2));
     }
 
     #[test]
     fn heuristic_scaling_starts_what_is_missing_at_once() {
         let mut heuristic = decider(&[("max-scale", "4")], Policy::Heuristic, 1);
-        assert_eq!(heuristic.observe(at(0), 1, rps(30)).unwrap(), Some(3));
-        assert_eq!(heuristic.observe(at(1), 3, rps(100)).unwrap(), Some(4));
+        assert_eq!(heuristic.observe(at(0), 1, rps(30)), Some(3));
+        assert_eq!(heuristic.observe(at(1), 3, rps(100)), Some(4));
     }
 
     #[test]
     fn nothing_is_desired_before_anything_is_known() {
         let mut new = decider(&[], Policy::Lazy, 3);
-        assert_eq!(new.observe(at(0), 3, None).unwrap(), None);
-        assert_eq!(new.observe(at(1), 3, rps(25)).unwrap(), Some(3), "what runs is kept");
-        assert_eq!(new.observe(at(2), 3, None).unwrap(), Some(3));
+        assert_eq!(new.observe(at(0), 3, None), None);
+        assert_eq!(new.observe(at(1), 3, rps(25)), Some(3), "what runs is kept");
+        assert_eq!(new.observe(at(2), 3, None), Some(3));
     }
 
     #[test]
     fn it_wakes_up_with_as_many_as_are_asked_for() {
         let mut sleeper = decider(&[("activation-scale", "3")], Policy::Lazy, 0);
-        assert_eq!(sleeper.observe(at(0), 0, rps(0)).unwrap(), Some(0));
-        assert_eq!(sleeper.observe(at(1), 0, rps(1)).unwrap(), Some(3));
-        assert_eq!(sleeper.observe(at(2), 2, rps(1)).unwrap(), Some(3));
-        assert_eq!(sleeper.observe(at(3), 3, rps(1)).unwrap(), Some(1), "were there once");
-        assert_eq!(sleeper.observe(at(4), 2, rps(1)).unwrap(), Some(1));
+        assert_eq!(sleeper.observe(at(0), 0, rps(0)), Some(0));
+        assert_eq!(sleeper.observe(at(1), 0, rps(1)), Some(3));
+        assert_eq!(sleeper.observe(at(2), 2, rps(1)), Some(3));
+        assert_eq!(sleeper.observe(at(3), 3, rps(1)), Some(1), "were there once");
+        assert_eq!(sleeper.observe(at(4), 2, rps(1)), Some(1));
     }
 
     #[test]
     fn other_bounds_hold_at_once_and_keep_what_is_known() {
         let mut lazy = decider(&[], Policy::Lazy, 1);
-        lazy.observe(at(0), 1, rps(5)).unwrap();
+        lazy.observe(at(0), 1, rps(5));
         lazy.retune(&settings(&[("min-scale", "2")]), at(1)).unwrap();
-        assert_eq!(lazy.observe(at(1), 1, rps(5)).unwrap(), Some(2));
+        assert_eq!(lazy.observe(at(1), 1, rps(5)), Some(2));
         lazy.retune(&settings(&[("min-scale", "2"), ("scale-down-delay", "10s")]), at(2)).unwrap();
         assert_eq!(lazy.desired(), Some(2));
-        assert_eq!(lazy.observe(at(2), 2, rps(5)).unwrap(), Some(2));
+        assert_eq!(lazy.observe(at(2), 2, rps(5)), Some(2));
     }
 
     #[test]
@@ -453,11 +435,11 @@ mod tests {
             let mut second = 0;
             for (ready, load, pause) in steps {
                 second += pause;
-                let desired = decider.observe(at(second), ready, load.map(RequestRate::per_second)).unwrap();
+                let desired = decider.observe(at(second), ready, load.map(RequestRate::per_second));
                 if load.is_none() {
                     continue;
                 }
-                let deployed = decider.deployed();
+                let deployed = decider.fleet.deployed();
                 let awake = if decider.waking && deployed > 0 { deployed.max(activation.min(max)) } else { deployed };
                 seen.push((second, awake));
                 let recent = seen.iter().filter(|(at, _)| second - at <= delay).map(|(_, pods)| *pods);

@@ -206,7 +206,7 @@ pub fn play(load: &[(u64, u32)], options: &Options, out: &mut impl std::io::Writ
         rate = load.iter().find(|(at, _)| *at == second).map_or(rate, |(_, rate)| *rate);
         let uptime = gshare_core::Timestamp::from_millis(second * 1_000);
         cluster.settle(now);
-        decider.observe(uptime, cluster.ready(now), Some(RequestRate::per_second(rate.into())))?;
+        decider.observe(uptime, cluster.ready(now), Some(RequestRate::per_second(rate.into())));
         cluster.pass(&settings, &options.defaults, decider.desired(), now);
         cluster.settle(now);
         let pods = cluster.ready(now) > 0;

@@ -289,12 +289,8 @@ impl Shell {
         for (key, ready, load) in looks {
             let Some(decider) = deciders.get_mut(&key) else { continue };
             let before = decider.desired();
-            match decider.observe(now.uptime, ready, load) {
-                Ok(desired) if desired != before => {
-                    changed.extend(ours.get(&key).map(|pa| ObjectRef::from_obj(&***pa)));
-                }
-                Ok(_) => {}
-                Err(error) => eprintln!("knative: {}/{}: {error}", key.0, key.1),
+            if decider.observe(now.uptime, ready, load) != before {
+                changed.extend(ours.get(&key).map(|pa| ObjectRef::from_obj(&***pa)));
             }
         }
         let metrics = &self.config.metrics;

@@ -166,10 +166,7 @@ impl DaemonBuilder {
             Some(engine) => engine,
             None => Box::new(MultiToken::new(engine_config)?),
         };
-        let scaler = match scaler.0 {
-            Some(scaler) => scaler,
-            None => vertical_scaler(config.max_clients)?,
-        };
+        let scaler = scaler.0.unwrap_or_else(vertical_scaler);
         // The wall clock is used only for this number, by which people tell runs apart. No code depends on its order.
         let epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         let epoch = u64::try_from(epoch).unwrap_or(u64::MAX);

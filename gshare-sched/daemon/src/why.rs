@@ -288,7 +288,7 @@ mod tests {
 
     fn node() -> Node {
         let tokens = Box::new(MultiToken::new(MultiTokenConfig::default()).unwrap());
-        Node::new(NodeConfig::default(), 0, tokens, gshare_sched::node::vertical_scaler(8).unwrap()).unwrap()
+        Node::new(NodeConfig::default(), 0, tokens, gshare_sched::node::vertical_scaler()).unwrap()
     }
 
     fn denied(client: ClientId, gib: u64) -> Note {

@@ -4,12 +4,10 @@ use crate::common::{self, Client, attached, within};
 use gshare_core::token::{ClientStatus, TokenError};
 use gshare_core::wire::{ToClient, ToDaemon};
 use gshare_core::{
-    Bytes, ClientId, Duration, Engine, ResourceSpec, ServiceClass, Timestamp, TokenAction, TokenEvent,
-    TokenScheduler, UseState,
+    Bytes, ClientId, Duration, Engine, GpuId, QuotaRange, ResourceSpec, ServiceClass, Timestamp, TokenAction,
+    TokenEvent, TokenScheduler, UseState,
 };
-use gshare_sched::Wrapped;
-use gshare_sched::node::vertical_scaler;
-use gshare_sched::scale::VerticalEvent;
+use gshare_sched::scale::{ClientScale, GpuScale, Iteration, ScaleState, VerticalError, VerticalScaler};
 use gshared::{Config, Daemon, DaemonError, ManualClock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -239,17 +237,57 @@ fn the_policy_is_the_hosts() {
     assert_eq!(daemon.handle().snapshot().unwrap().clients.len(), 3);
 }
 
+/// A scaler that gives each client its half of a GPU, and counts the clients.
+struct Halves(Arc<AtomicUsize>);
+
+impl VerticalScaler for Halves {
+    fn join(
+        &mut self,
+        _: Timestamp,
+        _: ClientId,
+        _: GpuId,
+        _: QuotaRange,
+        _: ServiceClass,
+    ) -> Result<(), VerticalError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn set_quota(&mut self, _: Timestamp, _: ClientId, _: QuotaRange) -> Result<(), VerticalError> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Timestamp, _: ClientId) {}
+
+    fn used(&mut self, _: Timestamp, _: ClientId, _: u64) {}
+
+    fn iterated(&mut self, _: Timestamp, _: ClientId, _: Iteration) -> Result<(), VerticalError> {
+        Ok(())
+    }
+
+    fn catch_up(&mut self, _: Timestamp) {}
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn gpu(&self, _: GpuId) -> Option<GpuScale> {
+        Some(GpuScale { state: ScaleState::Contention, max_tokens: 2, issued_tokens: 2 })
+    }
+
+    fn client(&self, _: ClientId) -> Option<ClientScale> {
+        let (gpu, class, state) = (GpuId::new(0), ServiceClass::SLO_SENSITIVE, ScaleState::Contention);
+        Some(ClientScale { gpu, class, state, issued_tokens: 1, floor_tokens: 1 })
+    }
+}
+
 /// A client of a class is the vertical scaler's, and its shares are then the host's to move.
 #[test]
 fn the_vertical_scaler_is_the_hosts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gshare.sock");
     let joined = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&joined);
-    let own = Wrapped::new(vertical_scaler(64).unwrap(), move |scaler, now, event, actions| {
-        count.fetch_add(usize::from(matches!(event, VerticalEvent::ClientJoined { .. })), Ordering::Relaxed);
-        scaler.handle(now, event, actions)
-    });
+    let own = Halves(Arc::clone(&joined));
     let daemon = Daemon::builder(Config::at(&path)).scaler(Box::new(own)).build().unwrap().spawn().unwrap();
     let mut client = Client::connect(&path);
     client.enter(1, "alice", ResourceSpec::UNLIMITED.with_quota("0.2:0.4".parse().unwrap()));

@@ -19,16 +19,9 @@
 //! # Cost
 //! One pass every 5 ms over the clients with a class. Without such clients, none.
 
-use crate::scale::{
-    ClientScale, DiluVertical, DiluVerticalConfig, ScaleState, VerticalAction, VerticalError, VerticalEvent,
-    VerticalScaler,
-};
-use gshare_core::{
-    ClientId, ConfigError, Duration, GpuId, ModelId, Quota, QuotaRange, ServiceClass, Share, SmShare,
-    Timestamp,
-};
+use crate::scale::{ClientScale, DiluVertical, Iteration, ScaleState, VerticalError, VerticalScaler};
+use gshare_core::{ClientId, Duration, GpuId, Quota, QuotaRange, ServiceClass, Share, SmShare, Timestamp};
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The least limit, in basis points: 1 %. With less, a client spends most of its time on hand-over.
 const LEAST: u32 = 100;
@@ -45,8 +38,6 @@ pub(super) struct Resize {
 
 #[derive(Debug)]
 struct Entry {
-    /// The client's name in the engine. A client that leaves and takes part again has a new name.
-    id: ClientId,
     gpu: GpuId,
     slo_sensitive: bool,
     /// The promised share.
@@ -66,42 +57,22 @@ struct Owners {
     least_sm: SmShare,
 }
 
-/// The default vertical scaler of a node: it learns the needs of its clients.
-///
-/// # Errors
-/// `max_clients` is out of the bounds of [`DiluVerticalConfig::max_clients`].
-pub fn vertical_scaler(max_clients: u32) -> Result<Box<dyn VerticalScaler>, ConfigError> {
-    let mut config = DiluVerticalConfig::default();
-    (config.learn, config.max_clients) = (true, max_clients);
-    config.max_gpus = super::max_gpus(max_clients);
-    Ok(Box::new(DiluVertical::new(config)?))
+/// The default vertical scaler of a node.
+pub fn vertical_scaler() -> Box<dyn VerticalScaler> {
+    Box::new(DiluVertical::default())
 }
 
 /// The co-scaler of all GPUs of the node. See the [module](self).
 pub(super) struct Scaling {
     engine: Box<dyn VerticalScaler>,
     clients: BTreeMap<ClientId, Entry>,
-    /// Number of clients so far; the generation of the next client.
-    joined: u32,
-    /// The buffer for the orders of the engine.
-    actions: Vec<VerticalAction>,
 }
 
-impl fmt::Debug for Scaling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { engine, clients, joined, actions: _ } = self;
-        let next_deadline = engine.next_deadline();
-        f.debug_struct("Scaling")
-            .field("clients", clients)
-            .field("joined", joined)
-            .field("next_deadline", &next_deadline)
-            .finish()
-    }
-}
+gshare_core::debug_fields!(Scaling { clients });
 
 impl Scaling {
     pub(super) fn new(engine: Box<dyn VerticalScaler>) -> Self {
-        Self { engine, clients: BTreeMap::new(), joined: 0, actions: Vec::new() }
+        Self { engine, clients: BTreeMap::new() }
     }
 
     /// The end of the period; `None` while no client takes part.
@@ -111,7 +82,7 @@ impl Scaling {
 
     /// The state of a client; `None` if it takes no part.
     pub(super) fn client(&self, client: ClientId) -> Option<ClientScale> {
-        self.clients.get(&client).and_then(|entry| self.engine.client(entry.id))
+        self.engine.client(client)
     }
 
     /// The state of a GPU; `None` before its first client with a class.
@@ -128,12 +99,9 @@ impl Scaling {
         share: Share,
         class: ServiceClass,
     ) -> Result<(), VerticalError> {
-        let (id, quota) = (ClientId::new(client.slot(), self.joined), share.quota);
-        self.tell(now, VerticalEvent::ClientJoined { client: id, gpu, quota, class })?;
-        self.joined = self.joined.wrapping_add(1);
-        let slo_sensitive = class.is_slo_sensitive();
-        let entry = Entry { id, gpu, slo_sensitive, share, current: quota, used: Duration::ZERO };
-        self.clients.insert(client, entry);
+        self.engine.join(now, client, gpu, share.quota, class)?;
+        let (slo_sensitive, current) = (class.is_slo_sensitive(), share.quota);
+        self.clients.insert(client, Entry { gpu, slo_sensitive, share, current, used: Duration::ZERO });
         Ok(())
     }
 
@@ -144,20 +112,19 @@ impl Scaling {
         client: ClientId,
         share: Share,
     ) -> Result<(), VerticalError> {
-        let Some(id) = self.clients.get(&client).map(|entry| entry.id) else { return Ok(()) };
-        let told = self.tell(now, VerticalEvent::QuotaChanged { client: id, quota: share.quota });
-        match self.clients.get_mut(&client) {
-            Some(entry) if told.is_ok() => (entry.share, entry.current) = (share, share.quota),
-            _ => self.leave(now, client),
+        let Some(entry) = self.clients.get_mut(&client) else { return Ok(()) };
+        let told = self.engine.set_quota(now, client, share.quota);
+        match told {
+            Ok(()) => (entry.share, entry.current) = (share, share.quota),
+            Err(_) => self.leave(now, client),
         }
         told
     }
 
     /// A client is gone, or takes no part any more.
     pub(super) fn leave(&mut self, now: Timestamp, client: ClientId) {
-        if let Some(entry) = self.clients.remove(&client) {
-            // The engine knows the client, and the time does not go back: no refusal.
-            let _ = self.tell(now, VerticalEvent::ClientLeft { client: entry.id });
+        if self.clients.remove(&client).is_some() {
+            self.engine.leave(now, client);
         }
     }
 
@@ -170,10 +137,7 @@ impl Scaling {
         last_launch: Timestamp,
         launches: u32,
     ) -> bool {
-        let Some(client) = self.clients.get(&client).map(|entry| entry.id) else { return false };
-        let (model, batch) = (ModelId::new(0), launches);
-        self.tell(now, VerticalEvent::IterationFinished { client, model, batch, first_launch, last_launch })
-            .is_ok()
+        self.engine.iterated(now, client, Iteration { batch: launches, first_launch, last_launch }).is_ok()
     }
 
     /// Ends the period and gives the changed shares, the shrinking shares first. `used` gives the time of each client since it came, and
@@ -188,23 +152,17 @@ impl Scaling {
         if self.next_deadline().is_none_or(|due| due > now) {
             return;
         }
-        let mut reports = Vec::new();
         for (&client, entry) in &mut self.clients {
             let (total, waits) = used(client).unwrap_or((entry.used, false));
             let tokens = (total.saturating_sub(entry.used).as_nanos() / 1_000).max(waits.into());
             entry.used = total;
-            if tokens > 0 {
-                reports.push(VerticalEvent::UsageReported { client: entry.id, tokens, largest_kernel: 0 });
-            }
+            self.engine.used(now, client, tokens);
         }
-        for report in reports {
-            let _ = self.tell(now, report);
-        }
-        let _ = self.tell(now, VerticalEvent::DeadlineReached);
+        self.engine.catch_up(now);
         let owners = self.owners();
         let mut grows = Vec::new();
         for (&client, entry) in &self.clients {
-            let quota = self.quota(entry, owners.get(&entry.gpu), spare(entry.gpu));
+            let quota = self.quota(client, entry, owners.get(&entry.gpu), spare(entry.gpu));
             if quota != entry.current {
                 let shrinks =
                     quota.request() < entry.current.request() || quota.limit() < entry.current.limit();
@@ -221,29 +179,29 @@ impl Scaling {
     /// The SLO-sensitive clients of each GPU.
     fn owners(&self) -> BTreeMap<GpuId, Owners> {
         let mut owners = BTreeMap::new();
-        for entry in self.clients.values().filter(|entry| entry.slo_sensitive) {
+        for (client, entry) in self.clients.iter().filter(|(_, entry)| entry.slo_sensitive) {
             let of = owners.entry(entry.gpu).or_insert(Owners { wishes: 0, least_sm: SmShare::WHOLE });
-            of.wishes += self.wish(entry);
+            of.wishes += self.wish(*client, entry);
             of.least_sm = of.least_sm.min(entry.share.sm);
         }
         owners
     }
 
     /// The issued part of a client, in basis points.
-    fn issued(&self, entry: &Entry) -> u32 {
-        let Some(scale) = self.engine.client(entry.id) else { return 0 };
+    fn issued(&self, client: ClientId) -> u32 {
+        let Some(scale) = self.engine.client(client) else { return 0 };
         let most = self.engine.gpu(scale.gpu).map_or(0, |gpu| gpu.max_tokens);
         u32::try_from(scale.issued_tokens.saturating_mul(WHOLE.into()) / most.max(1)).unwrap_or(WHOLE)
     }
 
     /// An owner's issued part beyond its request, within its limit, in basis points.
-    fn wish(&self, entry: &Entry) -> u32 {
+    fn wish(&self, client: ClientId, entry: &Entry) -> u32 {
         let quota = entry.share.quota;
-        self.issued(entry).min(quota.limit().get().into()).saturating_sub(quota.request().get().into())
+        self.issued(client).min(quota.limit().get().into()).saturating_sub(quota.request().get().into())
     }
 
     /// The quota of a client from now on, on a GPU with these owners and `spare` time beside all requests.
-    fn quota(&self, entry: &Entry, owners: Option<&Owners>, spare: u32) -> QuotaRange {
+    fn quota(&self, client: ClientId, entry: &Entry, owners: Option<&Owners>, spare: u32) -> QuotaRange {
         let promised = entry.share.quota;
         let (mut request, mut limit) = (promised.request(), promised.limit());
         let points =
@@ -251,20 +209,15 @@ impl Scaling {
         match owners {
             None => {}
             Some(owners) if entry.slo_sensitive => {
-                let part = self.wish(entry) * owners.wishes.min(spare) / owners.wishes.max(1);
+                let part = self.wish(client, entry) * owners.wishes.min(spare) / owners.wishes.max(1);
                 request = points(u32::from(request.get()) + part);
             }
             Some(owners) if entry.share.sm.get() + owners.least_sm.get() <= SmShare::WHOLE.get() => {
-                limit = points(self.issued(entry).max(LEAST)).max(request).min(limit);
+                limit = points(self.issued(client).max(LEAST)).max(request).min(limit);
             }
             Some(_) => {}
         }
         QuotaRange::new(request, limit).unwrap_or(promised)
-    }
-
-    fn tell(&mut self, now: Timestamp, event: VerticalEvent) -> Result<(), VerticalError> {
-        self.actions.clear();
-        self.engine.handle(now, event, &mut self.actions)
     }
 }
 
@@ -295,7 +248,7 @@ mod tests {
 
     impl Bench {
         fn new(sm: u16) -> Self {
-            let scaling = Scaling::new(vertical_scaler(16).unwrap());
+            let scaling = Scaling::new(vertical_scaler());
             let (now, sm) = (Timestamp::from_millis(1_000), SmShare::from_percent(sm).unwrap());
             let (used, promised, shares) = Default::default();
             Self { scaling, now, sm, reserved: 0, used, waits: None, promised, shares }

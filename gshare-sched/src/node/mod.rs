@@ -62,9 +62,8 @@
 //! use gshare_sched::token::{MultiToken, MultiTokenConfig};
 //!
 //! let config = NodeConfig::default();
-//! let scaler = vertical_scaler(config.max_clients)?;
 //! let tokens = Box::new(MultiToken::new(MultiTokenConfig::default())?);
-//! let mut node = Node::new(config, 1, tokens, scaler)?;
+//! let mut node = Node::new(config, 1, tokens, vertical_scaler())?;
 //! let (conn, peer) = (ConnId::new(0, 0), Peer { pid: 77, uid: 1000 });
 //! let hello = ToDaemon::Hello {
 //!     pid_start: 0,

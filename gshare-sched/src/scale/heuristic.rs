@@ -18,7 +18,7 @@
 //! - **RPR**: throughput per area `T / (S x Q)`.
 //!
 //! # Algorithm
-//! On each load report, once the function has its minimum:
+//! On each load report:
 //! 1. *target > capacity*: `gap = target - capacity = n * T_eff + r`, where `p_eff` is the candidate of the highest RPR. Start `n`
 //!    instances at `p_eff`, and if `r > 0` one at `p_ideal`: the candidate of the smallest area with `T >= r`, of equal areas the
 //!    smallest `T`. Report any rest left by the maximum of instances or the lack of candidates as unmet.
@@ -38,13 +38,13 @@
 //!
 //! # Cost
 //! O(p) for a step up over p points, O(n log n) for a step down over n instances, O(`predict_reports`) for a report without a step.
-use super::fleet::{Fleet, FleetConfig, Function};
+use super::fleet::{Fleet, FleetConfig};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
-use crate::scale::HorizontalAction;
+use crate::scale::{HorizontalOrder, HorizontalScaler};
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 crate::settings_table::settings! {
     /// Settings of [`HeuristicHorizontal`].
@@ -95,7 +95,7 @@ fn without(rate: RequestRate, more: BasisPoints) -> RequestRate {
 }
 
 /// A function's history.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct History {
     reports: VecDeque<RequestRate>,
     started: Option<Timestamp>,
@@ -120,7 +120,7 @@ struct History {
 #[derive(Debug)]
 pub struct HeuristicHorizontal {
     config: HeuristicHorizontalConfig,
-    fleet: Fleet<History>,
+    functions: BTreeMap<FunctionId, History>,
     /// `None` where the scaler ignores queues.
     late: Option<Late>,
 }
@@ -130,39 +130,51 @@ impl HeuristicHorizontal {
     pub fn new(config: HeuristicHorizontalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let late = Some(config.late_share).filter(|late| !late.is_zero()).map(Late::new);
-        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config, late })
+        Ok(Self { config, functions: BTreeMap::new(), late })
     }
 
-    fn forecast(&self, known: &Function<History>) -> Forecast {
-        Forecast::of(&known.state.reports, self.config.fleet.tick, known.start_time())
+    fn forecast(&self, history: &History, fleet: &Fleet) -> Forecast {
+        Forecast::of(&history.reports, self.config.fleet.tick, fleet.start_time())
     }
 
     /// The queue of a function before its most effective point; `None` where no setting bounds the wait.
-    fn queue(&self, known: &Function<History>, forecast: Forecast) -> Option<Queue> {
-        let (late, max_p95, server) = (self.late?, known.spec().max_p95?, known.best()?);
+    fn queue(&self, fleet: &Fleet, forecast: Forecast) -> Option<Queue> {
+        let (late, max_p95, server) = (self.late?, fleet.spec().max_p95?, fleet.best()?);
         // p95 is at most half of a request's latency target.
         let wait = max_p95.saturating_mul(2).saturating_sub(server.p95);
         Some(Queue::new(forecast.load, server.throughput, wait, forecast.dispersion, late))
     }
+}
 
-    fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let now = self.fleet.now();
-        let Some(known) = self.fleet.get_mut(function) else { return };
-        let reports = &mut known.state.reports;
-        if reports.len() >= self.config.predict_reports as usize {
-            reports.pop_front();
+impl HorizontalScaler for HeuristicHorizontal {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let history = self.functions.entry(function).or_default();
+        if history.reports.len() >= self.config.predict_reports as usize {
+            history.reports.pop_front();
         }
-        reports.push_back(load);
-        let Some(known) = self.fleet.get(function) else { return };
-        let predicted = self.forecast(known);
+        history.reports.push_back(load);
+        let Some(history) = self.functions.get(&function) else { return };
+        let predicted = self.forecast(history, fleet);
         let target = with(predicted.load, self.config.headroom);
-        let (capacity, queue) = (known.capacity(), self.queue(known, predicted));
+        let (capacity, queue) = (fleet.capacity(), self.queue(fleet, predicted));
         let waits = |capacity| queue.is_some_and(|queue| !queue.fits(capacity));
-        let cooled =
-            known.state.started.is_none_or(|at| now.saturating_since(at) >= self.config.down_cooldown);
+        let cooled = history.started.is_none_or(|at| now.saturating_since(at) >= self.config.down_cooldown);
         if target > capacity || waits(capacity) {
             let enough = queue.map_or(target, |queue| target.max(queue.least_capacity()));
-            self.scale_up(function, enough.saturating_sub(capacity), actions);
+            let before = orders.len();
+            scale_up(now, fleet, enough.saturating_sub(capacity), orders);
+            if orders[before..].iter().any(|order| matches!(order, HorizontalOrder::Start(_)))
+                && let Some(history) = self.functions.get_mut(&function)
+            {
+                history.started = Some(now);
+            }
         } else if cooled {
             // Testing a capacity costs a twentieth of computing the least one.
             let band = self.config.dead_band;
@@ -170,79 +182,74 @@ impl HeuristicHorizontal {
                 let but_the_band = without(capacity, band);
                 target <= but_the_band && !waits(but_the_band)
             };
-            self.scale_down(function, enough, actions);
+            scale_down(fleet, enough, orders);
         }
     }
 
-    fn scale_up(&mut self, function: FunctionId, gap: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let now = self.fleet.now();
-        let Some(known) = self.fleet.get_mut(function) else { return };
-        let room = u64::from(known.spec().max_instances - known.deployed());
-        let Some((best, point)) = known.startable(now).next() else {
-            actions.push(HorizontalAction::Unmet { function, rate: gap });
-            return;
-        };
-        let throughput = point.throughput;
-        let whole = (gap.as_milli() / throughput.as_milli()).min(room);
-        let rest = gap.saturating_sub(throughput.saturating_mul(whole));
-        let sufficient = known.startable(now).filter(|(_, point)| point.throughput >= rest);
-        let ideal = sufficient.min_by_key(|(_, point)| (point.area(), point.throughput, point.setting()));
-        let ideal = ideal.map_or(best, |(ideal, _)| ideal);
-        if room > 0 {
-            known.state.started = Some(now);
-        }
-        for _ in 0..whole {
-            self.fleet.start(function, best, actions);
-        }
-        if rest.is_zero() {
-            return;
-        }
-        if whole < room {
-            self.fleet.start(function, ideal, actions);
-        } else {
-            actions.push(HorizontalAction::Unmet { function, rate: rest });
-        }
+    fn forget(&mut self, function: FunctionId) {
+        self.functions.remove(&function);
     }
 
-    /// `enough` tells whether a capacity suffices.
-    fn scale_down(
-        &mut self,
-        function: FunctionId,
-        enough: impl Fn(RequestRate) -> bool,
-        actions: &mut Vec<HorizontalAction>,
-    ) {
-        let Some(known) = self.fleet.get(function) else { return };
-        let mut left = known.capacity();
-        let mut spare = known.deployed().saturating_sub(known.spec().min_instances);
-        // Mostly not even the smallest instance can go, so there is nothing to sort.
-        let smallest = if spare > 0 { known.smallest() } else { None };
-        if !smallest.is_some_and(|smallest| enough(left.saturating_sub(smallest))) {
-            return;
-        }
-        for (instance, throughput) in known.by_efficacy() {
-            let rest = left.saturating_sub(throughput);
-            if spare > 0 && enough(rest) {
-                (spare, left) = (spare - 1, rest);
-                self.fleet.take_away(instance, actions);
-            }
+    fn config(&self) -> FleetConfig {
+        self.config.fleet.clone()
+    }
+
+    fn early_reports(&self) -> bool {
+        self.config.early_reports
+    }
+}
+
+fn scale_up(now: Timestamp, fleet: &Fleet, gap: RequestRate, orders: &mut Vec<HorizontalOrder>) {
+    let room = u64::from(fleet.room());
+    let Some((best, point)) = fleet.startable(now).next() else {
+        orders.push(HorizontalOrder::Unmet(gap));
+        return;
+    };
+    let throughput = point.throughput;
+    let whole = (gap.as_milli() / throughput.as_milli()).min(room);
+    let rest = gap.saturating_sub(throughput.saturating_mul(whole));
+    orders.extend((0..whole).map(|_| HorizontalOrder::Start(best)));
+    if rest.is_zero() {
+        return;
+    }
+    if whole == room {
+        orders.push(HorizontalOrder::Unmet(rest));
+        return;
+    }
+    let sufficient = fleet.startable(now).filter(|(_, point)| point.throughput >= rest);
+    let ideal = sufficient.min_by_key(|(_, point)| (point.area(), point.throughput, point.setting()));
+    orders.push(HorizontalOrder::Start(ideal.map_or(best, |(ideal, _)| ideal)));
+}
+
+/// `enough` tells whether a capacity suffices.
+fn scale_down(fleet: &Fleet, enough: impl Fn(RequestRate) -> bool, orders: &mut Vec<HorizontalOrder>) {
+    let mut left = fleet.capacity();
+    let mut spare = fleet.deployed().saturating_sub(fleet.spec().min_instances);
+    // Mostly not even the smallest instance can go, so there is nothing to sort.
+    let smallest = if spare > 0 { fleet.smallest() } else { None };
+    if !smallest.is_some_and(|smallest| enough(left.saturating_sub(smallest))) {
+        return;
+    }
+    for (instance, throughput) in fleet.by_efficacy() {
+        let rest = left.saturating_sub(throughput);
+        if spare > 0 && enough(rest) {
+            (spare, left) = (spare - 1, rest);
+            orders.push(HorizontalOrder::Remove(instance));
         }
     }
 }
 
-crate::horizontal_scaler!(HeuristicHorizontal, |this| this.config.early_reports);
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{FunctionScale, HorizontalEvent};
+    use crate::scale::FunctionScale;
     use gshare_core::profile::{ProfilePoint, ProfileTable};
-    use gshare_core::{Engine, Quota, SmShare};
+    use gshare_core::{InstanceId, Quota, SmShare};
     use proptest::prelude::*;
 
     /// Step 2 of the essay as written: finds the least capacity, and shares out the difference.
-    fn taken_away(scaler: &HeuristicHorizontal, function: FunctionId) -> Vec<HorizontalAction> {
-        let known = scaler.fleet.get(function).unwrap();
-        let predicted = scaler.forecast(known);
+    fn taken_away(scaler: &HeuristicHorizontal, history: &History, known: &Fleet) -> Vec<HorizontalOrder> {
+        let predicted = scaler.forecast(history, known);
         let target = with(predicted.load, scaler.config.headroom);
         let at_least = target.max(scaler.queue(known, predicted).unwrap().least_capacity());
         let capacity = known.capacity();
@@ -256,7 +263,7 @@ mod tests {
             }
             goes
         });
-        order.iter().map(|&(instance, _)| HorizontalAction::Drain { instance }).collect()
+        order.iter().map(|&(instance, _)| HorizontalOrder::Remove(instance)).collect()
     }
 
     proptest! {
@@ -286,28 +293,39 @@ mod tests {
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
             let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
-            let mut actions = scaler.orders(now, HorizontalEvent::FunctionAdded { function, spec }).unwrap();
+            let mut fleet = Fleet::new(function, spec, &scaler.config()).unwrap();
+            let mut names = (0..).map(InstanceId::new);
+            let mut start = |fleet: &mut Fleet, now, point| {
+                let instance = names.next().unwrap();
+                fleet.started(now, instance, point);
+                fleet.ready(now, instance);
+            };
+            let best = fleet.startable(now).next().unwrap().0;
+            start(&mut fleet, now, best);
             for load in loads {
-                for action in std::mem::take(&mut actions) {
-                    if let HorizontalAction::Start { instance, .. } = action {
-                        scaler.handle(now, HorizontalEvent::InstanceReady { instance }, &mut actions).unwrap();
-                    }
-                }
                 now = now.saturating_add(Duration::from_secs(3));
                 let rate = RequestRate::per_second(load);
-                // Decisions follow the reports, so the expectation comes from a scaler with all of them.
-                let known = scaler.fleet.get_mut(function).unwrap();
-                let cooled = known.state.started.is_none_or(|at| now.saturating_since(at) >= scaler.config.down_cooldown);
-                let before = known.state.reports.clone();
-                if known.state.reports.len() >= 20 {
-                    known.state.reports.pop_front();
+                // Decisions follow the reports, so the expectation comes from a history with all of them.
+                let History { mut reports, started } = scaler.functions.get(&function).cloned().unwrap_or_default();
+                let cooled = started.is_none_or(|at| now.saturating_since(at) >= scaler.config.down_cooldown);
+                if reports.len() >= 20 {
+                    reports.pop_front();
                 }
-                known.state.reports.push_back(rate);
-                let expected = if cooled { taken_away(&scaler, function) } else { Vec::new() };
-                scaler.fleet.get_mut(function).unwrap().state.reports = before;
-                scaler.handle(now, HorizontalEvent::LoadReported { function, rate }, &mut actions).unwrap();
-                let gone: Vec<_> =
-                    actions.iter().filter(|action| matches!(action, HorizontalAction::Drain { .. })).copied().collect();
+                reports.push_back(rate);
+                let expected =
+                    if cooled { taken_away(&scaler, &History { reports, started }, &fleet) } else { Vec::new() };
+                let (mut orders, mut gone) = (Vec::new(), Vec::new());
+                scaler.decide(now, function, &fleet, rate, &mut orders);
+                for order in orders {
+                    match order {
+                        HorizontalOrder::Start(point) => start(&mut fleet, now, point),
+                        HorizontalOrder::Remove(instance) => {
+                            gone.push(order);
+                            fleet.remove(instance);
+                        }
+                        HorizontalOrder::Unmet(_) => {}
+                    }
+                }
                 prop_assert_eq!(gone, expected);
             }
         }

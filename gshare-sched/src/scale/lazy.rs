@@ -11,7 +11,7 @@
 //! - **window**: the last 40 load reports, one per tick of 1 s, since instances were last started or taken away.
 //!
 //! # Algorithm
-//! On each load report `x`, once the function has its minimum:
+//! On each load report `x`:
 //! 1. nothing is deployed and `x > 0`: start one now;
 //! 2. at least `out_reports` (20) reports in the window are above the capacity: start one, of the most effective point within the bound on
 //!    p95; if none may be started, report the unmet load;
@@ -30,7 +30,7 @@
 //! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler), and each step moves one instance alone.
 //!
 //! # Cost
-//! O(window) for a load report (40 comparisons), O(log n) when an instance changes. A function takes about 500 bytes and its profile.
+//! O(window) for a load report (40 comparisons) and O(n) over the function's instances. A function takes about 500 bytes.
 //!
 //! # Differences from the paper
 //! - The published implementation counts instances for ever if they never become ready. Here the host bounds a start, and reports its end.
@@ -39,10 +39,10 @@
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - The paper prints "more than" 30 reports, and the implementation has "at least". Here it is at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
-use crate::scale::HorizontalAction;
+use crate::scale::{HorizontalOrder, HorizontalScaler};
 use gshare_core::profile::RequestRate;
 use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 crate::settings_table::settings! {
     /// Settings of [`LazyHorizontal`].
@@ -119,6 +119,26 @@ impl History {
         now.saturating_since(self.busy.unwrap_or(now)) >= config.keep_alive
     }
 
+    /// Starts one instance, or reports the unmet load.
+    fn step_out(
+        &mut self,
+        now: Timestamp,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let point = fleet.startable(now).next().filter(|_| fleet.room() > 0);
+        let unmet = load.saturating_sub(fleet.capacity());
+        match point {
+            Some((point, _)) => {
+                orders.push(HorizontalOrder::Start(point));
+                self.stepped(now);
+            }
+            None if !unmet.is_zero() => orders.push(HorizontalOrder::Unmet(unmet)),
+            None => {}
+        }
+    }
+
     /// Notes a step: the window starts empty.
     pub fn stepped(&mut self, now: Timestamp) {
         self.window.clear();
@@ -130,65 +150,57 @@ impl History {
 #[derive(Debug)]
 pub struct LazyHorizontal {
     config: LazyHorizontalConfig,
-    fleet: Fleet<History>,
+    functions: BTreeMap<FunctionId, History>,
 }
 
 impl LazyHorizontal {
     /// A scaler without functions.
     pub fn new(config: LazyHorizontalConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self { fleet: Fleet::new(config.fleet.clone()), config })
-    }
-
-    fn decide(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let now = self.fleet.now();
-        let config = &self.config;
-        let Some(known) = self.fleet.get_mut(function) else { return };
-        known.state.note(now, load, config);
-        let (history, capacity) = (&known.state, known.capacity());
-        let cooled = history.has_cooled(now, config);
-        if known.deployed() == 0 {
-            if !load.is_zero() {
-                self.step_out(function, load, actions);
-            }
-        } else if history.is_short(capacity, config) {
-            if cooled {
-                self.step_out(function, load, actions);
-            }
-        } else if let Some((youngest, throughput)) = known.youngest() {
-            let (least, deployed) = (known.spec().min_instances, known.deployed());
-            let without = capacity.saturating_sub(throughput);
-            let last = deployed == 1 && least == 0 && history.is_idle(now, config);
-            let spare = deployed > least.max(1) && cooled && history.is_spare(without, config);
-            if spare || last {
-                self.fleet.take_away(youngest, actions);
-                self.stepped(function);
-            }
-        }
-    }
-
-    /// Starts one instance, or reports the unmet load.
-    fn step_out(&mut self, function: FunctionId, load: RequestRate, actions: &mut Vec<HorizontalAction>) {
-        let Some(known) = self.fleet.get(function) else { return };
-        let room = known.deployed() < known.spec().max_instances;
-        let point = known.startable(self.fleet.now()).next().map(|(point, _)| point).filter(|_| room);
-        let unmet = load.saturating_sub(known.capacity());
-        match point {
-            Some(point) => {
-                self.fleet.start(function, point, actions);
-                self.stepped(function);
-            }
-            None if !unmet.is_zero() => actions.push(HorizontalAction::Unmet { function, rate: unmet }),
-            None => {}
-        }
-    }
-
-    fn stepped(&mut self, function: FunctionId) {
-        let now = self.fleet.now();
-        if let Some(known) = self.fleet.get_mut(function) {
-            known.state.stepped(now);
-        }
+        Ok(Self { config, functions: BTreeMap::new() })
     }
 }
 
-crate::horizontal_scaler!(LazyHorizontal);
+impl HorizontalScaler for LazyHorizontal {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let config = &self.config;
+        let history = self.functions.entry(function).or_default();
+        history.note(now, load, config);
+        let (capacity, cooled) = (fleet.capacity(), history.has_cooled(now, config));
+        let Some((youngest, throughput)) = fleet.youngest() else {
+            if !load.is_zero() {
+                history.step_out(now, fleet, load, orders);
+            }
+            return;
+        };
+        if history.is_short(capacity, config) {
+            if cooled {
+                history.step_out(now, fleet, load, orders);
+            }
+            return;
+        }
+        let (least, deployed) = (fleet.spec().min_instances, fleet.deployed());
+        let without = capacity.saturating_sub(throughput);
+        let last = deployed == 1 && least == 0 && history.is_idle(now, config);
+        let spare = deployed > least.max(1) && cooled && history.is_spare(without, config);
+        if spare || last {
+            orders.push(HorizontalOrder::Remove(youngest));
+            history.stepped(now);
+        }
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.functions.remove(&function);
+    }
+
+    fn config(&self) -> FleetConfig {
+        self.config.fleet.clone()
+    }
+}

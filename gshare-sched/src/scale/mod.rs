@@ -7,8 +7,7 @@
 //! those moves have not been enough for long.
 //!
 //! # Terms
-//! - **token** here: one unit of work for a client to launch in a period: one predicted microsecond of GPU time, unless a GPU is
-//!   calibrated in another unit ([`VerticalEvent::Calibrated`]); scalers treat all alike;
+//! - **token** here: one unit of work for a client to launch in a period: one microsecond of GPU time;
 //! - **`MaxTokens`**: the tokens of one GPU in a period, never issued twice;
 //! - **owner**: an SLO-sensitive client; the owners on a GPU determine its state;
 //! - **KLC**: kernel launching cycle, the time from the first to the last kernel launch of one iteration (Dilu, 3.4.1). It grows
@@ -18,11 +17,9 @@
 //!
 //! # Messages
 //! ```text
-//! host ─ ClientJoined, UsageReported, IterationFinished, DeadlineReached ─▶ VerticalScaler ─ Issue, StateChanged ─▶ host
-//! host ─ FunctionAdded, LoadReported, InstanceReady, InstanceGone ─▶ HorizontalScaler ─ Start, Drain, Stop, Unmet ─▶ host
+//! host ─ clients, their use and their iterations ─▶ VerticalScaler ─ tokens of each client for the next period ─▶ host
+//! host ─ a report of load, and the function's Fleet ─▶ HorizontalScaler ─ Start, Remove, Unmet ─▶ host
 //! ```
-//! [`VerticalAction::Issue`] holds from period to period until the next for the same client, so a period without a change costs
-//! no message.
 //!
 //! # Policies
 //! | policy | for |
@@ -37,18 +34,18 @@
 pub mod fleet;
 pub mod heuristic;
 pub mod lazy;
-pub mod vertical;
 
 mod apportion;
 mod cycle;
 mod forecast;
 mod horizontal_scaler;
 mod queue;
+mod vertical;
 mod vertical_scaler;
 
-pub use fleet::FleetConfig;
+pub use fleet::{Fleet, FleetConfig};
 pub use heuristic::{HeuristicHorizontal, HeuristicHorizontalConfig};
 pub use horizontal_scaler::*;
 pub use lazy::{LazyHorizontal, LazyHorizontalConfig};
-pub use vertical::{DiluVertical, DiluVerticalConfig};
+pub use vertical::DiluVertical;
 pub use vertical_scaler::*;

@@ -13,7 +13,7 @@ pub(crate) fn node(config: NodeConfig) -> Node {
     let mut tokens = MultiTokenConfig::default();
     (tokens.grace, tokens.max_clients) = (Duration::from_millis(50), config.max_clients);
     tokens.max_gpus = max_gpus(config.max_clients);
-    let scaler = vertical_scaler(config.max_clients).unwrap();
+    let scaler = vertical_scaler();
     Node::new(config, 1, Box::new(MultiToken::new(tokens).unwrap()), scaler).unwrap()
 }
 

@@ -3,9 +3,7 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
-use gshare_sched::scale::{
-    FunctionScale, HorizontalAction, HorizontalError, HorizontalEvent, HorizontalScaler,
-};
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
 
 pub(crate) const F: FunctionId = FunctionId::new(0);
 
@@ -29,87 +27,113 @@ pub(crate) fn simple(min_instances: u32, max_instances: u32) -> FunctionScale {
     spec(vec![point(30, 100, 50.0, 20)], min_instances, max_instances)
 }
 
-/// A scaler on a clock of ticks. Instances become ready at once unless told otherwise.
+/// A change of the fleet.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Change {
+    Start(InstanceId, ProfilePoint),
+    Drain(InstanceId),
+    Stop(InstanceId),
+    Unmet(RequestRate),
+}
+
+/// A scaler on a clock of ticks, with a host that has room for each start. Instances become ready at once unless told otherwise.
 pub(crate) struct Bench<S> {
     pub(crate) scaler: S,
+    pub(crate) fleet: Fleet,
     pub(crate) now: Timestamp,
     pub(crate) ready_at_once: bool,
-    /// Instances that serve, with their throughput.
-    pub(crate) serving: Vec<(InstanceId, RequestRate)>,
+    given: u64,
 }
 
 impl<S: HorizontalScaler> Bench<S> {
     pub(crate) fn new(scaler: S, spec: FunctionScale) -> Self {
+        let fleet = Fleet::new(F, spec, &scaler.config()).unwrap();
         let mut bench =
-            Self { scaler, now: Timestamp::from_millis(1_000), ready_at_once: true, serving: Vec::new() };
-        bench.handle(HorizontalEvent::FunctionAdded { function: F, spec });
+            Self { scaler, fleet, now: Timestamp::from_millis(1_000), ready_at_once: true, given: 0 };
+        bench.keep_minimum();
         bench
     }
 
-    pub(crate) fn try_handle(
-        &mut self,
-        event: HorizontalEvent,
-    ) -> Result<Vec<HorizontalAction>, HorizontalError> {
-        let actions = self.scaler.orders(self.now, event)?;
-        for action in &actions {
-            match *action {
-                HorizontalAction::Start { instance, point, .. } if self.ready_at_once => {
-                    self.scaler.handle(
-                        self.now,
-                        HorizontalEvent::InstanceReady { instance },
-                        &mut Vec::new(),
-                    )?;
-                    self.serving.push((instance, point.throughput));
-                }
-                HorizontalAction::Drain { instance } | HorizontalAction::Stop { instance, .. } => {
-                    self.serving.retain(|(id, _)| *id != instance);
-                }
-                _ => {}
-            }
+    /// Starts missing instances, as a host does.
+    pub(crate) fn keep_minimum(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        while self.fleet.lacks() {
+            let Some((point, _)) = self.fleet.startable(self.now).next() else { break };
+            changes.push(self.start(point));
         }
-        Ok(actions)
+        changes
     }
 
-    pub(crate) fn handle(&mut self, event: HorizontalEvent) -> Vec<HorizontalAction> {
-        self.try_handle(event).unwrap()
+    fn start(&mut self, point: usize) -> Change {
+        let instance = InstanceId::new(self.given);
+        self.given += 1;
+        self.fleet.started(self.now, instance, point);
+        if self.ready_at_once {
+            self.fleet.ready(self.now, instance);
+        }
+        Change::Start(instance, self.fleet.spec().profile.points()[point])
+    }
+
+    pub(crate) fn remove(&mut self, instance: InstanceId) -> Change {
+        match self.fleet.remove(instance).unwrap() {
+            true => Change::Drain(instance),
+            false => Change::Stop(instance),
+        }
+    }
+
+    /// A start finds no room.
+    pub(crate) fn refused(&mut self, number: u64) {
+        let instance = InstanceId::new(number);
+        let point = self.fleet.starts_at(instance).unwrap();
+        self.fleet.refuse(point, self.now.saturating_add(self.scaler.config().retry_after));
+        self.fleet.remove(instance);
+    }
+
+    /// Reports this load now, and carries out the orders.
+    pub(crate) fn report(&mut self, rate: RequestRate) -> Vec<Change> {
+        let (mut changes, mut orders) = (self.keep_minimum(), Vec::new());
+        self.scaler.decide(self.now, F, &self.fleet, rate, &mut orders);
+        for order in orders {
+            changes.push(match order {
+                HorizontalOrder::Start(point) => self.start(point),
+                HorizontalOrder::Remove(instance) => self.remove(instance),
+                HorizontalOrder::Unmet(rate) => Change::Unmet(rate),
+            });
+        }
+        changes
     }
 
     /// One tick passes with this load.
-    pub(crate) fn load(&mut self, rate: u64) -> Vec<HorizontalAction> {
+    pub(crate) fn load(&mut self, rate: u64) -> Vec<Change> {
         self.now = self.now.saturating_add(Duration::from_secs(1));
-        self.handle(HorizontalEvent::LoadReported { function: F, rate: rps(rate) })
+        self.report(rps(rate))
     }
 
-    pub(crate) fn loads(&mut self, count: usize, rate: u64) -> Vec<HorizontalAction> {
+    pub(crate) fn loads(&mut self, count: usize, rate: u64) -> Vec<Change> {
         (0..count).flat_map(|_| self.load(rate)).collect()
     }
 
     pub(crate) fn deployed(&self) -> u32 {
-        let counts = self.scaler.instances(F).unwrap();
-        counts.starting + counts.ready
-    }
-
-    pub(crate) fn capacity(&self) -> RequestRate {
-        self.serving.iter().fold(RequestRate::ZERO, |sum, (_, rate)| sum.saturating_add(*rate))
+        self.fleet.deployed()
     }
 }
 
-pub(crate) fn starts(actions: &[HorizontalAction]) -> Vec<ProfilePoint> {
-    let start = |action: &HorizontalAction| match *action {
-        HorizontalAction::Start { point, .. } => Some(point),
+pub(crate) fn starts(changes: &[Change]) -> Vec<ProfilePoint> {
+    let start = |change: &Change| match *change {
+        Change::Start(_, point) => Some(point),
         _ => None,
     };
-    actions.iter().filter_map(start).collect()
+    changes.iter().filter_map(start).collect()
 }
 
-pub(crate) fn rates(actions: &[HorizontalAction]) -> Vec<RequestRate> {
-    starts(actions).iter().map(|point| point.throughput).collect()
+pub(crate) fn rates(changes: &[Change]) -> Vec<RequestRate> {
+    starts(changes).iter().map(|point| point.throughput).collect()
 }
 
-pub(crate) fn drains(actions: &[HorizontalAction]) -> Vec<InstanceId> {
-    let drain = |action: &HorizontalAction| match *action {
-        HorizontalAction::Drain { instance } => Some(instance),
+pub(crate) fn drains(changes: &[Change]) -> Vec<InstanceId> {
+    let drain = |change: &Change| match *change {
+        Change::Drain(instance) => Some(instance),
         _ => None,
     };
-    actions.iter().filter_map(drain).collect()
+    changes.iter().filter_map(drain).collect()
 }

@@ -67,9 +67,9 @@ impl Replay {
         let config: NodeConfig = serde_json::from_value(header.node.clone().unwrap_or_default())?;
         let bad = |error: &dyn std::fmt::Display| ReplayError::Config(error.to_string());
         let tokens = MultiToken::new(tokens).map_err(|error| bad(&error))?;
-        let scaler = vertical_scaler(config.max_clients).map_err(|error| bad(&error))?;
         let epoch = header.epoch.unwrap_or(0);
-        let node = Node::new(config, epoch, Box::new(tokens), scaler).map_err(|error| bad(&error))?;
+        let node =
+            Node::new(config, epoch, Box::new(tokens), vertical_scaler()).map_err(|error| bad(&error))?;
         Ok(Self { node, actions: Vec::new() })
     }
 

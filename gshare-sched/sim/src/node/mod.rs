@@ -84,7 +84,7 @@ const MAX_CLIENTS: u32 = 1_024;
 pub struct Setup {
     /// Makes a daemon's token scheduler, which has 1,024 slots and no clients yet.
     pub tokens: Make<dyn TokenScheduler>,
-    /// Makes a daemon's vertical scaler, which has room for 1,024 clients and no clients yet.
+    /// Makes a daemon's vertical scaler, without clients.
     pub vertical: Make<dyn VerticalScaler>,
     /// The token scheduler's own terms.
     pub terms: Terms,
@@ -106,8 +106,7 @@ impl Setup {
         let tokens = move || -> Box<dyn TokenScheduler> {
             Box::new(MultiToken::new(config.clone()).expect("the settings are within their bounds"))
         };
-        let vertical = || vertical_scaler(MAX_CLIENTS).expect("the settings are within their bounds");
-        Self { tokens: Arc::new(tokens), vertical: Arc::new(vertical), terms, error_max: ERROR_MAX }
+        Self { tokens: Arc::new(tokens), vertical: Arc::new(vertical_scaler), terms, error_max: ERROR_MAX }
     }
 }
 

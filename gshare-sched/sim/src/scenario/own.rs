@@ -299,7 +299,7 @@ mod tests {
             let count = Arc::clone(&made);
             scenario.own = Own::default().with_vertical("mine", move || {
                 count.fetch_add(1, Ordering::Relaxed);
-                vertical_scaler(1_024).unwrap()
+                vertical_scaler()
             });
             let plan = scenario.plan().map_err(|error| error.to_string())?;
             Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap().hash)

@@ -52,7 +52,7 @@ impl FractionalPool {
             cluster.unmet(function);
             return;
         }
-        let instance = self.insert(function, None, demand, (0, RequestRate::ZERO), cluster);
+        let instance = self.insert(function, demand, (0, RequestRate::ZERO), cluster);
         self.idle_gangs.remove(&function);
         for one in placed {
             self.hold(instance, one.placement.id, one.placement.gpu);

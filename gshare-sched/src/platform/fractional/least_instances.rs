@@ -1,68 +1,90 @@
-//! The minimum of a function, in the words of the scaler.
+//! The minimum of a function, at any of its points with room.
 
-use super::{Cluster, FractionalPool, FunctionId, HorizontalEvent, Setting};
+use super::{Cluster, FractionalPool, FunctionId};
+use crate::scale::{Fleet, HorizontalError};
 
 impl FractionalPool {
-    /// The scaler's bounds of the function: at least one instance while it is called.
-    pub(super) fn bounds(&self, function: FunctionId, cluster: &Cluster) -> Option<HorizontalEvent> {
-        let activated = self.functions.get(&function)?.activated;
-        let spec = &cluster.functions.get(&function)?.spec;
-        let (min_instances, max_instances) = (spec.min_instances.max(activated.into()), spec.max_instances);
-        Some(HorizontalEvent::BoundsChanged { function, min_instances, max_instances })
+    pub(super) fn fleet(&self, function: FunctionId) -> Option<&Fleet> {
+        self.functions.get(&function)?.fleet.as_ref()
     }
 
-    fn least(&self, function: FunctionId, cluster: &Cluster) -> u32 {
-        match self.bounds(function, cluster) {
-            Some(HorizontalEvent::BoundsChanged { min_instances, .. }) => min_instances,
-            _ => 0,
+    pub(super) fn fleet_mut(&mut self, function: FunctionId) -> Option<&mut Fleet> {
+        self.functions.get_mut(&function)?.fleet.as_mut()
+    }
+
+    /// Whether the function has fewer instances than its minimum.
+    pub(super) fn lacks(&self, function: FunctionId) -> bool {
+        self.fleet(function).is_some_and(Fleet::lacks)
+    }
+
+    /// Sets the bounds of the function's instances. Surplus instances go, the youngest first, and missing ones start.
+    ///
+    /// # Errors
+    /// Bounds that exclude each other; nothing changed.
+    pub(super) fn set_bounds(
+        &mut self,
+        function: FunctionId,
+        (least, most): (u32, u32),
+        cluster: &mut Cluster,
+    ) -> Result<(), HorizontalError> {
+        let Some(fleet) = self.fleet_mut(function) else { return Ok(()) };
+        fleet.set_bounds(function, least, most)?;
+        while let Some(fleet) = self.fleet(function).filter(|fleet| fleet.deployed() > most)
+            && let Some((youngest, _)) = fleet.youngest()
+        {
+            self.take_away(youngest, cluster);
+        }
+        self.set_minimum(function, cluster);
+        Ok(())
+    }
+
+    /// Sets the minimum, at least one while the function is called, and starts missing instances.
+    pub(super) fn set_minimum(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        let Some((fleet, known)) = of.fleet.as_mut().zip(cluster.functions.get(&function)) else { return };
+        fleet.set_minimum(known.spec.min_instances.max(of.activated.into()));
+        self.start_missing(function, cluster);
+    }
+
+    /// Starts missing instances.
+    pub(super) fn start_missing(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        if self.try_points(function, false, cluster) {
+            self.no_room(function, cluster);
         }
     }
 
-    pub(super) fn lacks(&self, function: FunctionId, cluster: &Cluster) -> bool {
-        let (has, least) = (self.scaler.instances(function), self.least(function, cluster));
-        !cluster.is_removed(function) && has.is_some_and(|has| has.starting + has.ready < least)
+    /// Starts missing instances, also at points that were refused just now.
+    pub(super) fn retry_missing(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        if let Some(fleet) = self.fleet_mut(function) {
+            fleet.retry();
+        }
+        self.start_missing(function, cluster);
     }
 
-    /// Starts found no room at these points: the minimum tries each of the scaler's other points once. Instances with room at none
-    /// of them wait for it at the first: others may be parked for them.
-    pub(super) fn no_room(&mut self, function: FunctionId, at: &[Setting], cluster: &mut Cluster) {
-        if self.lacks(function, cluster) {
-            if self.is_news(function, at) {
-                self.tell_bounds(function, cluster);
-            }
-            if self.lacks(function, cluster)
-                && let Some(of) = self.functions.get_mut(&function).filter(|of| !of.waits)
-            {
-                of.waits = true;
-                of.refused.clear();
-                self.scale(HorizontalEvent::MinimumLacking { function }, cluster);
-                if let Some(of) = self.functions.get_mut(&function) {
-                    of.waits = false;
-                }
-            }
-            if !self.lacks(function, cluster) {
-                return;
-            }
+    /// Starts found no room: the minimum tries the function's other points. Instances with room at none of them wait for it at the first:
+    /// others may be parked for them.
+    pub(super) fn no_room(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        let lacked = self.lacks(function);
+        self.try_points(function, false, cluster);
+        if self.lacks(function)
+            && let Some(fleet) = self.fleet_mut(function)
+        {
+            fleet.retry();
+            self.try_points(function, true, cluster);
         }
-        cluster.unmet(function);
+        if !lacked || self.lacks(function) {
+            cluster.unmet(function);
+        }
     }
 
-    /// Notes refused points. True: at least one of them is new.
-    fn is_news(&mut self, function: FunctionId, at: &[Setting]) -> bool {
-        let Some(of) = self.functions.get_mut(&function) else { return false };
-        let known = of.refused.len();
-        for point in at {
-            if !of.refused.contains(point) {
-                of.refused.push(*point);
-            }
+    /// Starts missing instances at the points that may be tried now, the most effective first, until a start `waits` for room. Answers
+    /// whether a point was refused.
+    fn try_points(&mut self, function: FunctionId, waits: bool, cluster: &mut Cluster) -> bool {
+        let mut refused = false;
+        let next = |of: &Fleet, now| of.startable(now).next().map(|(point, _)| point).filter(|_| of.lacks());
+        while let Some(point) = self.fleet(function).and_then(|fleet| next(fleet, cluster.now)) {
+            refused |= !self.start(function, point, waits, cluster);
         }
-        of.refused.len() > known
-    }
-
-    /// Tells the scaler the function's bounds; the scaler starts missing instances at a point that was not refused.
-    pub(super) fn tell_bounds(&mut self, function: FunctionId, cluster: &mut Cluster) {
-        if let Some(bounds) = self.bounds(function, cluster) {
-            self.scale(bounds, cluster);
-        }
+        refused
     }
 }

@@ -62,11 +62,11 @@ use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::pipeline::{Gaps, Stay};
 use crate::platform::{DeviceSpec, InstanceReport, Part, PlatformAction, PoolError, Regime, StopCause, Work};
-use crate::scale::{FunctionScale, HorizontalAction, HorizontalEvent, HorizontalScaler};
+use crate::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
 use gangs::Gang;
-use gshare_core::profile::{ProfilePoint, RequestRate, Setting};
+use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{
-    ConfigError, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
+    ConfigError, Duration, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
 };
 use shared_weights::SharedWeights;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -90,8 +90,6 @@ enum State {
 #[derive(Debug)]
 struct Instance {
     function: FunctionId,
-    /// The scaler's name of the instance, while the scaler counts it.
-    scaled: Option<InstanceId>,
     state: State,
     demand: Demand,
     /// Most requests of a batch, and most requests at once before the instance has room for no other: one if it takes them as
@@ -146,9 +144,8 @@ struct Function {
     /// Whether the minimum was raised to one.
     activated: bool,
     gang: Option<Gang>,
-    /// Points without room for the minimum since the last look, and whether a start waits for room now, since there is none at any.
-    refused: Vec<Setting>,
-    waits: bool,
+    /// The instances that the scaler counts; None for a training job, and for a removed function.
+    fleet: Option<Fleet>,
 }
 
 /// The purpose of a deadline.
@@ -174,7 +171,6 @@ pub struct FractionalPool {
     /// The gaps of all functions.
     gaps: Gaps,
     instances: Table<InstanceId, Instance>,
-    by_scaler: BTreeMap<InstanceId, InstanceId>,
     weights: SharedWeights,
     /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
@@ -210,7 +206,6 @@ impl FractionalPool {
             functions: Table::default(),
             gaps: Gaps::default(),
             instances: Table::default(),
-            by_scaler: BTreeMap::new(),
             weights: SharedWeights::default(),
             wanting: VecDeque::new(),
             timers: Timers::default(),
@@ -225,7 +220,7 @@ impl FractionalPool {
     /// partitions.
     fn added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
         let (spec, now) = (&cluster.functions[&function].spec, cluster.now);
-        let (mut gang, mut orders) = (None, Vec::new());
+        let (mut gang, mut fleet) = (None, None);
         match &spec.work {
             Work::Training { workers, share } => {
                 let share = if self.config.sm_partitions { *share } else { share.on_all_sms() };
@@ -239,9 +234,8 @@ impl FractionalPool {
                     min_instances: spec.min_instances,
                     max_instances: spec.max_instances,
                 };
-                let added = HorizontalEvent::FunctionAdded { function, spec: of };
-                let told = self.scaler.handle(now, added, &mut orders);
-                told.map_err(|error| REGIME.unsuitable(function, error))?;
+                let new = Fleet::new(function, of, &self.scaler.config());
+                fleet = Some(new.map_err(|error| REGIME.unsuitable(function, error))?);
             }
             _ => {}
         }
@@ -264,17 +258,16 @@ impl FractionalPool {
             loading: spec.load_host,
             activated: false,
             gang,
-            refused: Vec::new(),
-            waits: false,
+            fleet,
         };
         self.functions.insert(function, of);
         if trains {
             self.idle_gangs.insert(function);
             self.start_gang(function, cluster);
         } else {
-            self.timers.set(Timer::Report(function), now.saturating_add(self.scaler.tick()));
+            self.timers.set(Timer::Report(function), now.saturating_add(self.scaler.config().tick));
+            self.start_missing(function, cluster);
         }
-        self.scaled(orders, cluster);
         Ok(())
     }
 
@@ -323,30 +316,21 @@ impl Pool for FractionalPool {
     }
 
     fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
-        let Some((event, of)) = self.bounds(function, cluster).zip(self.functions.get(&function)) else {
-            return Ok(());
-        };
-        if of.gang.is_none() {
-            let mut orders = Vec::new();
-            let told = self.scaler.handle(cluster.now, event, &mut orders);
-            told.map_err(|error| REGIME.unsuitable(function, error))?;
-            self.scaled(orders, cluster);
-        }
-        Ok(())
+        let spec = &cluster.functions[&function].spec;
+        let bounds = (spec.min_instances, spec.max_instances);
+        self.set_bounds(function, bounds, cluster).map_err(|error| REGIME.unsuitable(function, error))
     }
 
     fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId) {
-        let Some(of) = self.functions.get(&function) else { return };
-        let (instances, trains) = (of.instances.clone(), of.gang.is_some());
+        let Some(of) = self.functions.get_mut(&function) else { return };
+        of.fleet = None;
+        let instances = of.instances.clone();
         self.timers.clear(Timer::Report(function));
         self.timers.clear(Timer::Restart(function));
         self.timers.clear(Timer::Batch(function));
         self.idle_gangs.remove(&function);
-        if !trains {
-            self.scale(HorizontalEvent::FunctionRemoved { function }, cluster);
-        }
+        self.scaler.forget(function);
         for instance in instances {
-            self.forget_scaled(instance);
             self.drain(instance, StopCause::Removed, cluster);
         }
         self.cache.remove(function, &mut cluster.orders);
@@ -403,14 +387,16 @@ impl Pool for FractionalPool {
 
     fn gone(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
         let Some(of) = self.instances.get(&instance) else { return };
-        let (function, scaled) = (of.function, of.scaled);
+        let function = of.function;
         match (report, of.state) {
             (InstanceReport::Refused, State::Starting) => {
-                self.forget_scaled(instance);
-                self.forget(instance, cluster);
-                if let Some(scaled) = scaled {
-                    self.scale(HorizontalEvent::StartRefused { instance: scaled }, cluster);
+                let until = cluster.now.saturating_add(self.scaler.config().retry_after);
+                if let Some(fleet) = self.fleet_mut(function)
+                    && let Some(point) = fleet.starts_at(instance)
+                {
+                    fleet.refuse(point, until);
                 }
+                self.forget(instance, cluster);
             }
             (InstanceReport::Completed, _) => {
                 self.completed(function);
@@ -421,18 +407,12 @@ impl Pool for FractionalPool {
     }
 
     fn keep_minimum(&mut self, cluster: &mut Cluster, function: FunctionId, may_start: bool) {
-        if may_start && self.lacks(function, cluster) {
-            if let Some(of) = self.functions.get_mut(&function) {
-                of.refused.clear();
-            }
-            self.scale(HorizontalEvent::MinimumLacking { function }, cluster);
+        if may_start && self.lacks(function) {
+            self.retry_missing(function, cluster);
         }
     }
 
     fn deadline(&mut self, cluster: &mut Cluster) {
-        if self.scaler.next_deadline().is_some_and(|due| due <= cluster.now) {
-            self.scale(HorizontalEvent::DeadlineReached, cluster);
-        }
         while let Some(timer) = self.timers.pop(cluster.now) {
             match timer {
                 Timer::Report(function) => self.report(function, cluster),
@@ -460,7 +440,7 @@ impl Pool for FractionalPool {
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
-        [self.scaler.next_deadline(), self.timers.next()].into_iter().flatten().min()
+        self.timers.next()
     }
 
     fn invariants(&self, cluster: &Cluster) {
@@ -487,6 +467,12 @@ impl Pool for FractionalPool {
                 "{id} has room, and requests that wait"
             );
             assert!(of.open.len() <= of.instances.len(), "{id} has more open instances than instances");
+            let serves = |one: InstanceId| match self.instances.get(&one)?.state {
+                State::WaitingForRoom | State::Starting => Some(false),
+                State::Draining | State::Stopping => None,
+                _ => Some(true),
+            };
+            of.fleet.iter().for_each(|fleet| fleet.invariants(serves));
             let ready = of.instances.iter().map(|one| &self.instances[one]);
             let ready = ready.filter(|of| of.state == State::Ready);
             let (mut serves, mut at_once) = (0, 0);

@@ -1,58 +1,48 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalAction, HorizontalEvent, Instance,
-    InstanceId, Part, PlacementId, PlatformAction, ProfilePoint, RequestRate, Setting, State, StopCause,
+    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
+    PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::Tier;
 use crate::pack::{Demand, PackError};
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 impl FractionalPool {
-    /// Passes an event to the scaler and carries out its orders.
-    pub(super) fn scale(&mut self, event: HorizontalEvent, cluster: &mut Cluster) {
+    /// Reports the load to the scaler, and carries out its orders.
+    pub(super) fn scale(&mut self, function: FunctionId, load: RequestRate, cluster: &mut Cluster) {
+        self.start_missing(function, cluster);
+        let Some(fleet) = self.functions.get(&function).and_then(|of| of.fleet.as_ref()) else { return };
         let mut orders = Vec::new();
-        // The scaler's own view decides: an event for an instance it gave up changes nothing.
-        if self.scaler.handle(cluster.now, event, &mut orders).is_ok() {
-            self.scaled(orders, cluster);
-        }
-    }
-
-    pub(super) fn scaled(&mut self, orders: Vec<HorizontalAction>, cluster: &mut Cluster) {
-        let mut refused: BTreeMap<FunctionId, Vec<Setting>> = BTreeMap::new();
+        self.scaler.decide(cluster.now, function, fleet, load, &mut orders);
+        let mut refused = false;
         for order in orders {
             match order {
-                HorizontalAction::Start { function, instance, point } => {
-                    if self.start(function, instance, &point, cluster) {
-                        refused.entry(function).or_default().push(point.setting());
-                    }
-                }
-                HorizontalAction::Drain { instance } => {
-                    if let Some(&instance) = self.by_scaler.get(&instance) {
-                        self.drain(instance, StopCause::Drained, cluster);
-                    }
-                }
-                HorizontalAction::Stop { instance } => {
-                    let Some(&instance) = self.by_scaler.get(&instance) else { continue };
-                    self.forget_scaled(instance);
-                    self.stop(instance, StopCause::NotNeeded, cluster);
-                }
+                HorizontalOrder::Start(point) => refused |= !self.start(function, point, false, cluster),
+                HorizontalOrder::Remove(instance) => self.take_away(instance, cluster),
                 // Load beyond the function's maximum of instances is no lack of devices.
-                HorizontalAction::Unmet { function, .. } if self.is_full(function, cluster) => {}
-                HorizontalAction::Unmet { function, .. } => cluster.unmet(function),
+                HorizontalOrder::Unmet(_) => {
+                    if self.fleet(function).is_some_and(|fleet| fleet.room() > 0) {
+                        cluster.unmet(function);
+                    }
+                }
             }
         }
-        for (function, at) in refused {
-            self.no_room(function, &at, cluster);
+        if refused {
+            self.no_room(function, cluster);
         }
     }
 
-    /// Whether a function has as many instances as it may have.
-    fn is_full(&self, function: FunctionId, cluster: &Cluster) -> bool {
-        let has = self.scaler.instances(function).map_or(0, |has| has.starting + has.ready);
-        cluster.functions.get(&function).is_some_and(|of| has >= of.spec.max_instances)
+    /// Takes an instance from its function's fleet: drains it if it serves, else stops it.
+    pub(super) fn take_away(&mut self, instance: InstanceId, cluster: &mut Cluster) {
+        let Some(function) = self.instances.get(&instance).map(|of| of.function) else { return };
+        match self.fleet_mut(function).and_then(|fleet| fleet.remove(instance)) {
+            Some(true) => self.drain(instance, StopCause::Drained, cluster),
+            Some(false) => self.stop(instance, StopCause::NotNeeded, cluster),
+            None => {}
+        }
     }
 
     fn demand(&self, function: FunctionId, point: &ProfilePoint, cluster: &Cluster) -> Demand {
@@ -64,53 +54,55 @@ impl FractionalPool {
             .with_function(function)
     }
 
-    /// Starts an instance of the scaler. True: it is refused for lack of room.
-    fn start(
+    /// Starts an instance at a point, by its index in the profile. Without room it waits for it if it should, or if it is its function's
+    /// only instance; else the point is refused, and the answer is false.
+    pub(super) fn start(
         &mut self,
         function: FunctionId,
-        scaled: InstanceId,
-        point: &ProfilePoint,
+        point: usize,
+        waits: bool,
         cluster: &mut Cluster,
     ) -> bool {
-        let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
-            return false;
-        };
+        let Some(of) = self.functions.get(&function) else { return false };
+        let Some(fleet) = &of.fleet else { return false };
+        let at = fleet.spec().profile.points()[point];
+        let leaves =
+            |one: &InstanceId| matches!(self.instances[one].state, State::Draining | State::Stopping);
         // The minimum tries all points before an instance waits for room.
-        let waits = of.waits
-            || cluster.functions[&function].spec.min_instances == 0
-                && of
-                    .instances
-                    .iter()
-                    .all(|one| matches!(self.instances[one].state, State::Draining | State::Stopping));
-        let demand = self.demand(function, point, cluster);
-        let serves = (point.batch.max(1), point.throughput);
-        match self.place_beside(function, &demand, None, &BTreeSet::new(), cluster) {
-            Ok(placed) => {
-                let instance = self.insert(function, Some(scaled), demand, serves, cluster);
-                for one in placed {
-                    self.hold(instance, one.placement.id, one.placement.gpu);
-                }
-                self.order_start(instance, cluster);
+        let waits =
+            waits || cluster.functions[&function].spec.min_instances == 0 && of.instances.iter().all(leaves);
+        let demand = self.demand(function, &at, cluster);
+        let serves = (at.batch.max(1), at.throughput);
+        let placed = self.place_beside(function, &demand, None, &BTreeSet::new(), cluster);
+        let lacks_room = matches!(placed, Err(PackError::NoRoom { .. } | PackError::Memory { .. }));
+        if placed.is_err() && !(lacks_room && waits) {
+            let until = cluster.now.saturating_add(self.scaler.config().retry_after);
+            if let Some(fleet) = self.fleet_mut(function) {
+                fleet.refuse(point, until);
             }
-            // A point within the size of some device may find room when other instances leave.
-            Err(PackError::NoRoom { .. } | PackError::Memory { .. }) if waits => {
-                let instance = self.insert(function, Some(scaled), demand, serves, cluster);
-                self.want(instance, cluster);
-                cluster.unmet(function);
-            }
-            Err(_) => {
-                self.scale(HorizontalEvent::StartRefused { instance: scaled }, cluster);
-                return true;
-            }
+            return false;
         }
-        false
+        let instance = self.insert(function, demand, serves, cluster);
+        if let Some(fleet) = self.fleet_mut(function) {
+            fleet.started(cluster.now, instance, point);
+        }
+        if let Ok(placed) = placed {
+            for one in placed {
+                self.hold(instance, one.placement.id, one.placement.gpu);
+            }
+            self.order_start(instance, cluster);
+        } else {
+            // A point within the size of some device may find room when other instances leave.
+            self.want(instance, cluster);
+            cluster.unmet(function);
+        }
+        true
     }
 
     /// Adds an instance without a place.
     pub(super) fn insert(
         &mut self,
         function: FunctionId,
-        scaled: Option<InstanceId>,
         demand: Demand,
         (capacity, throughput): (u32, RequestRate),
         cluster: &mut Cluster,
@@ -118,7 +110,6 @@ impl FractionalPool {
         let batches = cluster.functions.get(&function).is_some_and(|of| of.spec.batches);
         let of = Instance {
             function,
-            scaled,
             state: State::WaitingForRoom,
             demand,
             capacity,
@@ -133,9 +124,6 @@ impl FractionalPool {
             takes: Duration::ZERO,
         };
         let instance = cluster.instances.name();
-        if let Some(scaled) = scaled {
-            self.by_scaler.insert(scaled, instance);
-        }
         if let Some(function) = self.functions.get_mut(&function) {
             function.instances.insert(instance);
         }
@@ -238,14 +226,14 @@ impl FractionalPool {
     pub(super) fn ready(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.open(instance, cluster);
         let Some(of) = self.instances.get(&instance) else { return };
-        let (function, node, scaled) = (of.function, of.node, of.scaled);
+        let (function, node) = (of.function, of.node);
         if let Some(node) = node {
             let bytes = cluster.functions[&function].spec.memory;
             self.cache.loaded(node, function, bytes, &mut cluster.orders);
         }
         self.gang_ready(function);
-        if let Some(instance) = scaled {
-            self.scale(HorizontalEvent::InstanceReady { instance }, cluster);
+        if let Some(fleet) = self.fleet_mut(function) {
+            fleet.ready(cluster.now, instance);
         }
     }
 
@@ -291,27 +279,16 @@ impl FractionalPool {
         }
     }
 
-    /// Removes the instance from the scaler's count.
-    pub(super) fn forget_scaled(&mut self, instance: InstanceId) {
-        if let Some(scaled) = self.instances.get_mut(&instance).and_then(|of| of.scaled.take()) {
-            self.by_scaler.remove(&scaled);
-        }
-    }
-
     /// Forgets an instance that has ended entirely.
     pub(super) fn forget(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.close(instance);
         self.unwant(instance);
-        let scaled = self.instances.get(&instance).and_then(|of| of.scaled);
-        self.forget_scaled(instance);
         self.enter(instance, State::Stopping);
         let Some(of) = self.instances.remove(&instance) else { return };
         self.release(of.placements);
         if let Some(function) = self.functions.get_mut(&of.function) {
             function.instances.remove(&instance);
-        }
-        if let Some(instance) = scaled {
-            self.scale(HorizontalEvent::InstanceGone { instance }, cluster);
+            function.fleet.as_mut().and_then(|fleet| fleet.remove(instance));
         }
         self.gang_gone(of.function, cluster);
         self.serve_soon(of.function);

@@ -2,8 +2,8 @@
 
 use super::pool_config::PARK_IDLE;
 use super::{
-    Cluster, Duration, FractionalPool, Function, FunctionId, HorizontalEvent, Instance, InstanceId, OpenKey,
-    PlatformAction, RequestRate, State, StopCause, TYPICAL_AREA, Timer,
+    Cluster, Duration, FractionalPool, Function, FunctionId, Instance, InstanceId, OpenKey, PlatformAction,
+    RequestRate, State, StopCause, TYPICAL_AREA, Timer,
 };
 use crate::pipeline::KeepAlive;
 use crate::platform::batch::{self, Batch};
@@ -54,12 +54,11 @@ impl FractionalPool {
     /// Gives a called function without instances its first.
     pub(super) fn activate(&mut self, function: FunctionId, cluster: &mut Cluster) {
         let Some(of) = self.functions.get_mut(&function).filter(|of| !of.activated) else { return };
-        if self.scaler.instances(function).is_none_or(|counts| counts.starting + counts.ready > 0) {
-            return;
+        if of.fleet.as_ref().is_some_and(|fleet| fleet.deployed() == 0) {
+            of.activated = true;
+            self.plan_stays(function);
+            self.set_minimum(function, cluster);
         }
-        of.activated = true;
-        self.plan_stays(function);
-        self.tell_bounds(function, cluster);
     }
 
     pub(super) fn serve(&mut self, function: FunctionId, cluster: &mut Cluster) {
@@ -161,7 +160,8 @@ impl FractionalPool {
         let waiting = cluster.queue(function).len();
         if waiting > 0
             && waiting as u64 >= of.at_once
-            && cluster.now.saturating_since(of.reported).as_nanos() >= self.scaler.tick().as_nanos() / 2
+            && cluster.now.saturating_since(of.reported).as_nanos()
+                >= self.scaler.config().tick.as_nanos() / 2
         {
             self.report(function, cluster);
         }
@@ -169,7 +169,7 @@ impl FractionalPool {
 
     /// Reports the load since the last report.
     pub(super) fn report(&mut self, function: FunctionId, cluster: &mut Cluster) {
-        let (now, tick) = (cluster.now, self.scaler.tick());
+        let (now, tick) = (cluster.now, self.scaler.config().tick);
         let waiting = cluster.queue(function).len();
         let Some(of) = self.functions.get_mut(&function) else { return };
         let arrived = u64::from(core::mem::take(&mut of.arrived));
@@ -191,9 +191,9 @@ impl FractionalPool {
         }
         self.timers.set(Timer::Report(function), now.saturating_add(tick));
         if rest {
-            self.tell_bounds(function, cluster);
+            self.set_minimum(function, cluster);
         }
-        self.scale(HorizontalEvent::LoadReported { function, rate }, cluster);
+        self.scale(function, rate, cluster);
         if waits || warm {
             self.activate(function, cluster);
         }
