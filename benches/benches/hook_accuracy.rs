@@ -51,7 +51,9 @@ use gshare_core::{
 
 mod hook_common;
 mod hook_paces;
-use hook_common::{Kind, Programs, Setup, Then, Truth, build, daemon, launch_forever, missed, role};
+use hook_common::{
+    Kind, Programs, SIMULATED, Setup, Then, Truth, build, daemon, launch_forever, missed, role,
+};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
@@ -184,7 +186,7 @@ struct Stage {
 impl Stage {
     fn new(call_ns: Option<String>) -> Self {
         let place = tempfile::tempdir().expect("a temporary directory");
-        let (hook, driver) = build(place.path());
+        let (hook, driver) = build(place.path(), SIMULATED);
         Self { hook, driver, place, call_ns }
     }
 

@@ -14,12 +14,11 @@
 #![allow(unsafe_code, reason = "the driver's C functions")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::process::Command;
 use std::ptr::null_mut;
 use std::time::Duration;
 
 mod hook_common;
-use hook_common::{Alloc, Free, Kind, Setup, Way, launches, ok, role};
+use hook_common::{Alloc, Free, Kind, Setup, Way, launches, ok};
 
 type OnHandle = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Two = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
@@ -203,23 +202,5 @@ fn main() {
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("hooked") {
         return table(gshare_bench::runs_as_test(), &only);
     }
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let (hook, driver) = hook_common::build(place.path());
-    let library = hook.with_file_name("libstub_driver.so");
-    std::fs::remove_file(driver.join("libcuda.so.1")).expect("it was just made");
-    std::os::unix::fs::symlink(library, driver.join("libcuda.so.1"))
-        .expect("a temporary directory is writable");
-    let mut config = gshared::Config::at(place.path().join("gshare.sock"));
-    let long = gshare_core::Duration::from_secs(10);
-    (config.window, config.token, config.in_flight) = (long, long, long);
-    let running = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
-    let mut command: Command = role("hooked", place.path(), &driver, Some(&hook));
-    let status = command
-        .args(std::env::args_os().skip(1))
-        .env("GSHARE_NAME", "bench")
-        .env("GSHARE_MEM", "8GiB")
-        .status()
-        .expect("this program starts");
-    running.stop().expect("the daemon stops");
-    assert!(status.success());
+    hook_common::run_hooked("libstub_driver.so", &[]);
 }

@@ -1,46 +1,30 @@
 //! Packers under churn, beside a peer in the same run.
 //!
-//! `cargo bench -p gshare-bench --bench packers` prints a table of each figure beside its bar. `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the table, `GSHARE_BENCH_MIXES=light,fine` the distributions of the demands.
-//! `GSHARE_BENCH_TURNOVERS=3` sets how often every pool, ours or a peer's and of any size, replaces all its placements before
-//! anything is timed. Churn leaves holes, and a pool that was only filled has none to search yet.
+//! `cargo bench -p gshare-bench --bench packers` prints a table. `GSHARE_BENCH_GPUS=1000,10000` chooses the sizes of the pools of the
+//! table, `GSHARE_BENCH_MIXES=light,fine` the distributions of the demands. `GSHARE_BENCH_TURNOVERS=3` sets how often every pool, ours
+//! or the peer's and of any size, replaces all its placements before anything is timed. Churn leaves holes, and a pool that was only
+//! filled has none to search yet.
 //!
-//! A peer's cost is the cost of asking bin after bin. First fit ends early for a small demand and late for a large demand, so its
+//! The peer's cost is the cost of asking bin after bin. First fit ends early for a small demand and late for a large demand, so its
 //! median says little about the cost of a run of calls. The table has the median and the mean.
 //!
 //! A pool of 100 000 GPUs lies in memory, so the line below its rows gives the time of a read from memory at that moment.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use gshare_bench::churn::{Churn, Nothing, Record as _, Sums, Times, percentile};
+use gshare_bench::churn::{Churn, Times, percentile};
 use gshare_bench::mixes::{Mix, SplitMix64};
 use gshare_bench::peers::{Guillotiere, Ours, Pool};
 use gshare_bench::runs_as_test;
 use gshare_core::{Bytes, GpuId, Quota, SmShare};
-use gshare_sched::pack::{Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, Packer};
+use gshare_sched::pack::{Demand, GpuSpec, MaxRects, MaxRectsConfig, Packer};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 
-/// Our rules of placement.
-const RULES: [&str; 3] = ["area", "default", "contact"];
-
-const MIXES: [Mix; 6] =
-    [Mix::Profile, Mix::Light, Mix::Fine, Mix::Half, Mix::FineBasisPoints, Mix::HalfBasisPoints];
-
-/// The papers' rule.
-fn area_fit() -> MaxRectsConfig {
-    MaxRectsConfig::default().with_rearrange_gpus(0)
-}
-
-fn contact() -> MaxRectsConfig {
-    MaxRectsConfig::default().with_heuristic(Heuristic::ContactCorner)
-}
-
 /// Samples of each pool. A shared machine slows down for milliseconds and for seconds at a time, and compared pools must have seen
-/// the same, so pools take turns. Pools up to [`COMPARED`] GPUs take one sample a turn. Larger pools push each other out of the
-/// caches. They take [`LARGE`] a turn, after a first sample that does not count.
+/// the same, so pools take turns.
 const SAMPLES: usize = 15;
-const LARGE: usize = 3;
 
-/// GPUs up to which pools are compared with the peer.
+/// GPUs up to which our pool is compared with the peer.
 const COMPARED: u32 = 10_000;
 
 /// The times of a pool: nanoseconds, the least of [`SAMPLES`].
@@ -51,91 +35,63 @@ struct Measured {
     place_mean: u32,
     release_p50: u32,
     release_p99: u32,
-    release_mean: u32,
-    used: f64,
-    per_bin: f64,
 }
 
-/// A pool that is measured beside others.
-trait Lane {
-    fn sample(&mut self) -> [u32; 6];
-    fn measured(&self, least: [u32; 6]) -> Measured;
-}
+impl Measured {
+    const MOST: Self = Self {
+        place_p50: u32::MAX,
+        place_p99: u32::MAX,
+        place_mean: u32::MAX,
+        release_p50: u32::MAX,
+        release_p99: u32::MAX,
+    };
 
-/// A pool under churn, and the rounds of a sample.
-struct Churned<P: Pool>(Churn<P>, usize);
-
-impl<P: Pool> Lane for Churned<P> {
-    fn sample(&mut self) -> [u32; 6] {
-        let Self(churn, rounds) = self;
-        // Others were here in between, and left their own in the caches.
-        for _ in 0..*rounds {
-            churn.round(&mut Nothing);
-        }
-        let (mut times, mut sums) = (Times::default(), Sums::default());
-        for _ in 0..*rounds {
-            churn.round(&mut times);
-            churn.round(&mut sums);
-        }
-        let (place, release) = (&mut times.place_ns, &mut times.release_ns);
-        [
-            percentile(place, 0.5),
-            percentile(place, 0.99),
-            mean(sums.place, sums.places),
-            percentile(release, 0.5),
-            percentile(release, 0.99),
-            mean(sums.release, sums.releases),
-        ]
-    }
-
-    fn measured(&self, least: [u32; 6]) -> Measured {
-        let [place_p50, place_p99, place_mean, release_p50, release_p99, release_mean] = least;
-        let (used, per_bin) = (self.0.used_ratio(), self.0.per_bin());
-        Measured { place_p50, place_p99, place_mean, release_p50, release_p99, release_mean, used, per_bin }
-    }
-}
-
-/// The compared pools for `gpus` GPUs and one mix, filled and replaced: ours by rule, then the peer.
-fn lanes(gpus: u32, mix: Mix) -> Vec<(&'static str, Box<dyn Lane>)> {
-    fn lane<P: Pool + 'static>(mut churn: Churn<P>, rounds: usize) -> Box<dyn Lane> {
-        churn.turn_over(turnovers());
-        Box::new(Churned(churn, rounds))
-    }
-    let count = gpus as usize;
-    let ours = |config| lane(Churn::new(Ours::new(gpus, config), mix, count, 0.5, 1, 1), 60);
-    let mut lanes = vec![
-        ("area", ours(area_fit())),
-        ("default", ours(MaxRectsConfig::default())),
-        ("contact", ours(contact())),
-    ];
-    if gpus <= COMPARED && Mix::PERCENT.contains(&mix) {
-        let few = if gpus > 1_000 { 2 } else { 10 };
-        let peer = Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1);
-        lanes.push(("guillotiere", lane(peer, few)));
-    }
-    lanes
-}
-
-fn measure(gpus: u32, mix: Mix) -> Vec<(&'static str, Measured)> {
-    let mut lanes = lanes(gpus, mix);
-    let mut least = vec![[u32::MAX; 6]; lanes.len()];
-    let large = gpus > COMPARED;
-    let at_a_turn = if large { LARGE } else { 1 };
-    for _ in 0..SAMPLES / at_a_turn {
-        for ((_, lane), least) in lanes.iter_mut().zip(&mut least) {
-            if large {
-                lane.sample();
-            }
-            for _ in 0..at_a_turn {
-                least.iter_mut().zip(lane.sample()).for_each(|(least, sample)| *least = sample.min(*least));
-            }
+    fn of(Times { place_ns, release_ns, .. }: &mut Times) -> Self {
+        let sum: u64 = place_ns.iter().map(|ns| u64::from(*ns)).sum();
+        Self {
+            place_p50: percentile(place_ns, 0.5),
+            place_p99: percentile(place_ns, 0.99),
+            place_mean: u32::try_from(sum / (place_ns.len() as u64).max(1)).unwrap_or(u32::MAX),
+            release_p50: percentile(release_ns, 0.5),
+            release_p99: percentile(release_ns, 0.99),
         }
     }
-    lanes.iter().zip(least).map(|((name, lane), least)| (*name, lane.measured(least))).collect()
+
+    fn least(&mut self, other: Self) {
+        self.place_p50 = self.place_p50.min(other.place_p50);
+        self.place_p99 = self.place_p99.min(other.place_p99);
+        self.place_mean = self.place_mean.min(other.place_mean);
+        self.release_p50 = self.release_p50.min(other.release_p50);
+        self.release_p99 = self.release_p99.min(other.release_p99);
+    }
 }
 
-fn mean(time: Duration, calls: u64) -> u32 {
-    u32::try_from(time.as_nanos() / u128::from(calls.max(1))).unwrap_or(u32::MAX)
+/// Times of some rounds. The rounds before them do not count: another pool was here in between, and left its own in the caches.
+fn sample<P: Pool>(churn: &mut Churn<P>, rounds: usize) -> Measured {
+    (0..rounds).for_each(|_| churn.round(&mut Times::default()));
+    let mut times = Times::default();
+    (0..rounds).for_each(|_| churn.round(&mut times));
+    Measured::of(&mut times)
+}
+
+/// Our pool of `gpus` GPUs under one mix, and the peer's where it is compared.
+fn measure(gpus: u32, mix: Mix) -> (Measured, [f64; 2], Option<Measured>) {
+    let (count, turnovers) = (gpus as usize, turnovers());
+    let mut ours = Churn::new(Ours::new(gpus, MaxRectsConfig::default()), mix, count, 0.5, 1, 1);
+    ours.turn_over(turnovers);
+    let mut peer = (gpus <= COMPARED).then(|| {
+        let mut peer = Churn::new(Guillotiere::new(count, 100), mix, count, 0.5, 100, 1);
+        peer.turn_over(turnovers);
+        peer
+    });
+    let (mut least, mut of_peer) = (Measured::MOST, Measured::MOST);
+    for _ in 0..SAMPLES {
+        least.least(sample(&mut ours, 60));
+        if let Some(peer) = &mut peer {
+            of_peer.least(sample(peer, if gpus > 1_000 { 2 } else { 10 }));
+        }
+    }
+    (least, [ours.used_ratio(), ours.per_bin()], peer.map(|_| of_peer))
 }
 
 /// A figure beside the most it may be.
@@ -143,7 +99,7 @@ fn at_most(measured: u32, bar: u32) -> String {
     format!("{measured}/{bar}{}", if measured <= bar { "" } else { " !" })
 }
 
-/// How many times as long a peer takes, beside the least it should be.
+/// How many times as long the peer takes, beside the least it should be.
 fn times(peer: u32, ours: u32, bar: f64) -> String {
     let ratio = f64::from(peer) / f64::from(ours.max(1));
     format!("{ratio:.1}x/{bar}x{}", if ratio >= bar { "" } else { " !" })
@@ -215,116 +171,60 @@ fn table() {
     nearly_full();
     let sizes = std::env::var("GSHARE_BENCH_GPUS").unwrap_or_else(|_| "100,1000,10000,100000".into());
     let sizes: Vec<u32> = sizes.split(',').filter_map(|size| size.trim().parse().ok()).collect();
-    let mixes: Vec<Mix> = match std::env::var("GSHARE_BENCH_MIXES") {
-        Ok(names) => {
-            MIXES.into_iter().filter(|mix| names.split(',').any(|name| name.trim() == mix.name())).collect()
-        }
-        Err(_) => MIXES.to_vec(),
-    };
+    let names = std::env::var("GSHARE_BENCH_MIXES").ok();
+    let wanted =
+        |mix: &Mix| names.as_ref().is_none_or(|names| names.split(',').any(|name| name.trim() == mix.name()));
     println!(
-        "place and release under churn at half load, ns/bar (! = missed): least of {SAMPLES} samples; percentiles of single \
-         calls, with the clock taken off; means of calls in a row"
+        "place and release under churn at half load, ns/bar (! = missed): least of {SAMPLES} samples of single calls, with the \
+         clock taken off; the peer also as a multiple of ours/bar"
     );
     println!(
-        "  rules: area (best area fit), default (the same, which re-arranges), contact (the default in another corner)"
+        "{:>7} {:<8} {:<12} {:>11} {:>12} {:>8} {:>12} {:>8}",
+        "gpus", "mix", "packer", "place p50", "p99", "mean", "release p50", "p99"
     );
-    println!(
-        "{:>7} {:<8} {:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7} {:>9}",
-        "gpus", "mix", "rule", "place p50", "p99", "mean", "release p50", "p99", "used", "pods/GPU"
-    );
-    let mut all: Vec<(u32, Mix, &str, Measured)> = Vec::new();
+    let mut medians = Vec::new();
     for &gpus in &sizes {
-        for &mix in &mixes {
-            let (fine, half) = (mix == Mix::Fine, mix == Mix::Half);
-            // Sizes in basis points have no bar, and more than eight placements a GPU (half) none for place.
-            let basis = !Mix::PERCENT.contains(&mix);
-            let bar = |measured: u32, bar: Option<u32>| {
-                bar.map_or_else(|| measured.to_string(), |bar| at_most(measured, bar))
-            };
-            let placed = (!basis && !half).then_some(if fine { (600, 2_500) } else { (250, 1_000) });
-            let released = (!basis).then_some(if half { 2_000 } else { 1_000 });
-            for (rule, it) in measure(gpus, mix) {
-                if RULES.contains(&rule) {
-                    println!(
-                        "{gpus:>7} {:<8} {rule:<12} {:>11} {:>12} {:>6} {:>12} {:>12} {:>7.3} {:>9.1}",
-                        mix.name(),
-                        bar(it.place_p50, placed.map(|bars| bars.0)),
-                        bar(it.place_p99, placed.map(|bars| bars.1)),
-                        it.place_mean,
-                        bar(it.release_p50, released),
-                        it.release_p99,
-                        it.used,
-                        it.per_bin
-                    );
-                }
-                all.push((gpus, mix, rule, it));
-            }
-            if gpus > COMPARED {
-                println!("{:>16} one read from memory here, now: {:.0} ns", "", memory_latency());
-            }
-        }
-    }
-    let of = |gpus: u32, mix: Mix, rule: &str| {
-        all.iter().find(|row| (row.0, row.1, row.2) == (gpus, mix, rule)).map(|row| row.3)
-    };
-    println!("\nplace p50 at 100 000 GPUs over that at 1 000: bar 2");
-    for mix in Mix::PERCENT {
-        if let (Some(small), Some(large)) = (of(1_000, mix, "default"), of(100_000, mix, "default")) {
-            let ratio = f64::from(large.place_p50) / f64::from(small.place_p50.max(1));
-            println!("  {:<8} {ratio:.2}{}", mix.name(), if ratio <= 2.0 { "" } else { " !" });
-        }
-    }
-    println!(
-        "\nthe peer, place: how many times as long as ours takes / bar; at 100 GPUs no bar. `area` is the papers' rule, \
-         `default` is ours, which re-arranges"
-    );
-    println!(
-        "{:>6} {:<8} {:<12} {:>8} {:>8} {:>15} {:>15} {:>15} {:>15} {:>17} {:>6}",
-        "gpus",
-        "mix",
-        "peer",
-        "p50 ns",
-        "mean ns",
-        "area, p50",
-        "default, p50",
-        "area, mean",
-        "default, mean",
-        "place+release ns",
-        "used"
-    );
-    for &gpus in sizes.iter().filter(|gpus| **gpus <= COMPARED) {
-        for mix in Mix::PERCENT {
-            let (Some(area), Some(default)) = (of(gpus, mix, "area"), of(gpus, mix, "default")) else {
-                continue;
-            };
-            let pair = |it: &Measured| it.place_mean.saturating_add(it.release_mean);
-            let line = |name: &str, it: &Measured, ratios: [String; 4]| {
-                let [a, b, c, d] = ratios;
+        for mix in Mix::PERCENT.into_iter().filter(wanted) {
+            let line = |packer: &str, [p50, p99, release]: [String; 3], of: &Measured, more: String| {
                 println!(
-                    "{gpus:>6} {:<8} {name:<12} {:>8} {:>8} {a:>15} {b:>15} {c:>15} {d:>15} {:>17} {:>6.3}",
+                    "{gpus:>7} {:<8} {packer:<12} {p50:>11} {p99:>12} {:>8} {release:>12} {:>8}  {more}",
                     mix.name(),
-                    it.place_p50,
-                    it.place_mean,
-                    pair(it),
-                    it.used
+                    of.place_mean,
+                    of.release_p99
                 );
             };
-            line("(area)", &area, Default::default());
-            line("(default)", &default, Default::default());
-            let bar = match gpus {
-                ..1_000 => 0.0,
-                1_000..10_000 => 8.0,
-                _ => 100.0,
+            let (ours, [used, per_gpu], peer) = measure(gpus, mix);
+            // More than eight placements a GPU (half) have no bar for place.
+            let (p50, p99) = match mix {
+                Mix::Half => (ours.place_p50.to_string(), ours.place_p99.to_string()),
+                Mix::Fine => (at_most(ours.place_p50, 600), at_most(ours.place_p99, 2_500)),
+                _ => (at_most(ours.place_p50, 250), at_most(ours.place_p99, 1_000)),
             };
-            let Some(it) = of(gpus, mix, "guillotiere") else { continue };
-            let ratios = [
-                times(it.place_p50, area.place_p50, bar),
-                times(it.place_p50, default.place_p50, bar),
-                times(it.place_mean, area.place_mean, bar),
-                times(it.place_mean, default.place_mean, bar),
-            ];
-            line("guillotiere", &it, ratios);
+            let release = at_most(ours.release_p50, if mix == Mix::Half { 2_000 } else { 1_000 });
+            let filled = format!("{used:.3} times the GPUs of the area, {per_gpu:.1} pods each");
+            line("default", [p50, p99, release], &ours, filled);
+            medians.push((gpus, mix, ours.place_p50));
+            if let Some(of) = peer {
+                let bar = match gpus {
+                    ..1_000 => 0.0,
+                    1_000..10_000 => 8.0,
+                    _ => 100.0,
+                };
+                let compared = [(of.place_p50, ours.place_p50), (of.place_mean, ours.place_mean)];
+                let [p50, mean] = compared.map(|(peer, ours)| times(peer, ours, bar));
+                let figures = [of.place_p50, of.place_p99, of.release_p50].map(|ns| ns.to_string());
+                line("guillotiere", figures, &of, format!("p50 {p50}, mean {mean}"));
+            }
         }
+        if gpus > COMPARED {
+            println!("{:>16} one read from memory here, now: {:.0} ns", "", memory_latency());
+        }
+    }
+    println!("\nplace p50 at 100 000 GPUs over that at 1 000: bar 2");
+    let of = |size: u32| medians.iter().filter(move |(gpus, ..)| *gpus == size);
+    for ((_, mix, small), (.., large)) in of(1_000).zip(of(100_000)) {
+        let ratio = f64::from(*large) / f64::from((*small).max(1));
+        println!("  {:<8} {ratio:.2}{}", mix.name(), if ratio <= 2.0 { "" } else { " !" });
     }
     memory();
     println!(
@@ -419,7 +319,7 @@ fn main() {
     let start = Instant::now();
     // `cargo test --benches` and `cargo bench -- --test` only want to know that it runs.
     if runs_as_test() {
-        measure(100, Mix::Profile);
+        let _ = measure(100, Mix::Profile);
     } else {
         table();
     }

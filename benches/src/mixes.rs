@@ -47,10 +47,6 @@ pub enum Mix {
     Fine,
     /// Uniform whole per cents, 1..50 x 1..50.
     Half,
-    /// Uniform basis points, 1..10000 x 1..10000.
-    FineBasisPoints,
-    /// Uniform basis points, 1..5000 x 1..5000.
-    HalfBasisPoints,
 }
 
 impl Mix {
@@ -64,8 +60,6 @@ impl Mix {
             Self::Light => "light",
             Self::Fine => "fine",
             Self::Half => "half",
-            Self::FineBasisPoints => "fine_bp",
-            Self::HalfBasisPoints => "half_bp",
         }
     }
 
@@ -83,8 +77,6 @@ impl Mix {
             }
             Self::Fine => percent(rng.share(100), rng.share(100)),
             Self::Half => percent(rng.share(50), rng.share(50)),
-            Self::FineBasisPoints => (rng.share(10_000), rng.share(10_000)),
-            Self::HalfBasisPoints => (rng.share(5_000), rng.share(5_000)),
         }
     }
 }

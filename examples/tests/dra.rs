@@ -21,8 +21,8 @@ use policy::{INVALID, Judge, Request};
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::dra::claim::check;
 use gshare_examples::kubernetes::dra::claim_service::{Driver, serve};
-use gshare_examples::kubernetes::dra::kubelet::health_client::DRAResourceHealthClient as HealthClient;
-use gshare_examples::kubernetes::dra::kubelet::plugin_client::DRAPluginClient;
+use gshare_examples::kubernetes::dra::kubelet::dra_plugin_client::DraPluginClient;
+use gshare_examples::kubernetes::dra::kubelet::dra_resource_health_client::DraResourceHealthClient as HealthClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
@@ -130,7 +130,7 @@ fn start(dir: &TempDir) -> Running {
     Running { sockets, end, served, api }
 }
 
-async fn registered(running: &Running) -> DRAPluginClient<Channel> {
+async fn registered(running: &Running) -> DraPluginClient<Channel> {
     while !running.sockets.registration().exists() {
         tokio::task::yield_now().await;
     }
@@ -140,7 +140,7 @@ async fn registered(running: &Running) -> DRAPluginClient<Channel> {
     assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     registration.notify_registration_status(status).await.unwrap();
-    DRAPluginClient::new(connect(Path::new(&info.endpoint)).await)
+    DraPluginClient::new(connect(Path::new(&info.endpoint)).await)
 }
 
 fn claims(uids: &[&str]) -> Vec<Claim> {
@@ -148,14 +148,14 @@ fn claims(uids: &[&str]) -> Vec<Claim> {
     uids.iter().map(claim).collect()
 }
 
-async fn prepare(plugin: &mut DRAPluginClient<Channel>, uid: &str) -> Result<Device, String> {
+async fn prepare(plugin: &mut DraPluginClient<Channel>, uid: &str) -> Result<Device, String> {
     let request = NodePrepareResourcesRequest { claims: claims(&[uid]) };
     let mut response = plugin.node_prepare_resources(request).await.unwrap().into_inner();
     let mut entry = response.claims.remove(uid).expect("an entry for every claim");
     if entry.error.is_empty() { Ok(entry.devices.remove(0)) } else { Err(entry.error) }
 }
 
-async fn unprepare(plugin: &mut DRAPluginClient<Channel>, uid: &str) -> String {
+async fn unprepare(plugin: &mut DraPluginClient<Channel>, uid: &str) -> String {
     let request = NodeUnprepareResourcesRequest { claims: claims(&[uid]) };
     let mut response = plugin.node_unprepare_resources(request).await.unwrap().into_inner();
     response.claims.remove(uid).expect("an entry for every claim").error
@@ -326,7 +326,7 @@ async fn files_of_claims_that_are_over_are_swept_and_no_others() {
     let (api, client) = server();
     let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
     let driver = Driver::new(node_of(&hook(&dir)), client, cdi);
-    use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
+    use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
     let prepare = || {
         let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
         driver.node_prepare_resources(tonic::Request::new(request))
@@ -380,9 +380,9 @@ async fn a_kubelet_is_told_of_the_health_of_each_gpu() {
     let devices = told.message().await.unwrap().unwrap().devices;
     let name = |device: &DeviceHealth| {
         let DeviceIdentifier { pool_name, device_name } = device.device.clone().unwrap();
-        (pool_name, device_name, device.health)
+        (pool_name, device_name, device.health())
     };
-    let expected = ["gpu-0", "gpu-1"].map(|gpu| ("n1".to_owned(), gpu.to_owned(), HEALTHY));
+    let expected = ["gpu-0", "gpu-1"].map(|gpu| ("n1".to_owned(), gpu.to_owned(), HealthStatus::Healthy));
     assert_eq!(devices.iter().map(name).collect::<Vec<_>>(), expected);
     // An endless stream does not keep the driver from ending.
     running.end.send(()).unwrap();
@@ -525,7 +525,7 @@ async fn the_role_allows_what_is_used_and_no_more() {
     let driver =
         Driver::new(node(), client, cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
-    use gshare_examples::kubernetes::dra::kubelet::plugin_server::DRAPlugin as _;
+    use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
     driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
     assert_eq!(api.lock().used, rights(RBAC));
 }

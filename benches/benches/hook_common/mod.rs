@@ -311,28 +311,6 @@ pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count:
     watch.time()
 }
 
-/// Allocations that stay, made through the hook.
-pub fn occupy(setup: &Setup, count: usize, bytes: usize) -> Vec<u64> {
-    // SAFETY: the driver's function by its C signature.
-    let alloc: Alloc = unsafe { setup.hooked.get(c"cuMemAlloc_v2") };
-    let take = |_| {
-        let mut address = 0;
-        // SAFETY: as above.
-        ok(unsafe { alloc(&raw mut address, bytes) });
-        address
-    };
-    (0..count).map(take).collect()
-}
-
-pub fn release(setup: &Setup, addresses: Vec<u64>) {
-    // SAFETY: the driver's function by its C signature.
-    let free: Free = unsafe { setup.hooked.get(c"cuMemFree_v2") };
-    for address in addresses {
-        // SAFETY: as above.
-        ok(unsafe { free(address) });
-    }
-}
-
 /// Waits for the device.
 pub fn synchronise(setup: &Setup) {
     // SAFETY: the driver's function by its C signature.
@@ -376,13 +354,16 @@ pub fn launch_and_count(setup: &Setup, stream: *mut c_void, count: &AtomicU64, s
     }
 }
 
-/// The hook and a directory with the simulated driver; cargo builds both beside the benchmark, which depends on them.
-pub fn build(place: &Path) -> (PathBuf, PathBuf) {
+/// The library of the simulated driver.
+pub const SIMULATED: &str = "libfake_cuda.so";
+
+/// The hook and a directory with a driver's library; cargo builds both beside the benchmark, which depends on them.
+pub fn build(place: &Path, library: &str) -> (PathBuf, PathBuf) {
     let exe = std::env::current_exe().expect("a benchmark has a path");
     let deps = exe.parent().expect("a benchmark lies in a folder");
     let driver = place.join("driver");
     std::fs::create_dir(&driver).expect("a temporary directory is writable");
-    std::os::unix::fs::symlink(deps.join("libfake_cuda.so"), driver.join("libcuda.so.1"))
+    std::os::unix::fs::symlink(deps.join(library), driver.join("libcuda.so.1"))
         .expect("a temporary directory is writable");
     (deps.join("libgshare_hook.so"), driver)
 }
@@ -405,6 +386,25 @@ pub fn role(role: &str, place: &Path, driver: &Path, hook: Option<&Path>) -> Com
         command.env("LD_PRELOAD", hook).env("GSHARE_SOCKET", place.join("gshare.sock"));
     }
     command
+}
+
+/// Runs this benchmark again under the hook, on a driver's library, beside a daemon that gives tokens for the whole run: the path is
+/// measured, and not the waiting.
+pub fn run_hooked(library: &str, variables: &[(&str, &str)]) {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (hook, driver) = build(place.path(), library);
+    let mut config = gshared::Config::at(place.path().join("gshare.sock"));
+    let long = gshare_core::Duration::from_secs(10);
+    (config.window, config.token, config.in_flight) = (long, long, long);
+    let running = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
+    let status = role("hooked", place.path(), &driver, Some(&hook))
+        .args(std::env::args_os().skip(1))
+        .envs([("GSHARE_NAME", "bench"), ("GSHARE_MEM", "8GiB")])
+        .envs(variables.iter().copied())
+        .status()
+        .expect("this program starts");
+    running.stop().expect("the daemon stops");
+    assert!(status.success());
 }
 
 /// Programs under way; they end with this.

@@ -9,7 +9,7 @@
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, DriverError, LaunchConfig, sys};
 use cudarc::nvrtc::Ptx;
-use gshare_examples::spin_ptx;
+use gshare_fake_cuda_spec::spin_ptx;
 use std::time::{Duration, Instant};
 
 const KERNEL: &str = "spin_1000us_full";

@@ -40,8 +40,7 @@ pub mod settings;
 pub mod shell;
 pub mod target_writes;
 
-use crate::kubernetes::controller_metrics::Metrics;
-use crate::kubernetes::lease;
+use crate::kubernetes::{self, lease};
 use anyhow::Context as _;
 use decider::Policy;
 use futures::FutureExt as _;
@@ -112,10 +111,7 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
             kube::Config::infer().await.context("no cluster: neither kubeconfig nor service account")?;
         println!("knative: class {} of {}", options.class, config.cluster_url);
         let client = kube::Client::try_from(config)?;
-        let metrics = Metrics::default();
-        if let Some(address) = options.metrics {
-            metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
-        }
+        let (metrics, stop) = kubernetes::begin(options.metrics).await?;
         // A replica that waits for its turn to lead is ready, too.
         metrics.ready();
         let outside = outside::Http {
@@ -135,13 +131,6 @@ pub fn serve(options: &Options) -> anyhow::Result<()> {
         let clock = move || shell::Moment {
             wall: jiff::Timestamp::now(),
             uptime: Timestamp::from_nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX)),
-        };
-        let mut ended = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        let stop = async move {
-            tokio::select! {
-                _ = ended.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
         };
         let stop = stop.shared();
         let work = shell::run(client.clone(), config, Arc::new(outside), Box::new(clock), stop.clone());

@@ -7,7 +7,11 @@ pub mod fastpod;
 pub mod lease;
 pub mod plugin;
 
+use anyhow::Context as _;
+use controller_metrics::Metrics;
 use gshare_core::{ResourceSpec, RunId};
+use std::net::SocketAddr;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The domain of these hosts' names: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
@@ -21,6 +25,24 @@ pub fn said(error: &kube::Error) -> String {
         }
         other => other.to_string(),
     }
+}
+
+/// The figures of a program, answered at this address if there is one, and a future that ends when the program is asked to end.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub(crate) async fn begin(
+    address: Option<SocketAddr>,
+) -> anyhow::Result<(Metrics, impl Future<Output = ()> + use<>)> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let end = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    let metrics = Metrics::default();
+    if let Some(address) = address {
+        metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
+    }
+    Ok((metrics, end))
 }
 
 /// Hash of a text that stays the same from build to build (FNV-1a).

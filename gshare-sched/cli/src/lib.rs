@@ -8,4 +8,4 @@ pub use commands::{Gshare, execute};
 
 // For the programs of tests, in `fixtures/`.
 #[doc(hidden)]
-pub use commands::{cuda::Kernel, spin::Spin};
+pub use commands::spin::Spin;

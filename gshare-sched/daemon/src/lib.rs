@@ -59,7 +59,7 @@ pub mod why;
 mod handle;
 mod health;
 mod http;
-mod metrics;
+pub mod metrics;
 mod observed;
 mod peer;
 mod server;

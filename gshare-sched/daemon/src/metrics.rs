@@ -8,14 +8,15 @@
 //! `gshare_token_wait_seconds` is the time from the arrival of a request at the token engine to the grant.
 //! `gshare_token_overuse_seconds` is the GPU time used under a returned token beyond its budget.
 
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ClientSnapshot, DeviceSnapshot, Snapshot};
 use crate::usage::ProcessUse;
 use gshare_core::reason::Reason;
 use gshare_core::{Bytes, ClientId, Duration, Timestamp, TokenAction, TokenEvent, UseState};
 use gshare_sched::node::{NodeAction, Note, Usage};
 use parking_lot::Mutex;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode, encode_registry};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -23,6 +24,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
 
 /// The reasons for which a daemon ends a connection.
@@ -33,18 +36,6 @@ fn reasons_to_drop() -> impl Iterator<Item = Reason> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DeviceLabels {
-    gpu: u32,
-    uuid: String,
-}
-
-/// Label of a device in `gshare_device_lost`. The daemon need not manage the device.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct UuidLabel {
-    uuid: String,
 }
 
 /// Labels of an instance on a GPU.
@@ -72,28 +63,39 @@ struct OpenClient {
     allowed: Option<Duration>,
 }
 
-type Seconds = Counter<f64, AtomicU64>;
-type Ratio = Gauge<f64, AtomicU64>;
+/// Name and description of a metric, and its value for a `T`.
+pub type About<T, V> = (&'static str, &'static str, fn(&T) -> V);
 
+/// Registers a metric for one scrape, with a series of each label set; `set` writes the series' value. A metric without series is left out.
+pub fn family<L, M, T>(
+    registry: &mut Registry,
+    (name, help, unit): (&str, &str, Option<Unit>),
+    series: impl IntoIterator<Item = (L, T)>,
+    set: impl Fn(&M, T),
+) where
+    L: EncodeLabelSet + Clone + Eq + Hash + Debug + Send + Sync + 'static,
+    M: EncodeMetric + TypedMetric + Default + Debug + Send + Sync + 'static,
+{
+    let family = Family::<L, M>::default();
+    for (labels, value) in series {
+        set(&family.get_or_create(&labels), value);
+    }
+    match unit {
+        Some(unit) => registry.register_with_unit(name, help, unit, family),
+        None => registry.register(name, help, family),
+    }
+}
+
+/// A gauge's integer.
+pub fn integer(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
+}
+
+/// The use of clients and of instances up to the last scrape.
 #[derive(Debug, Default)]
 struct PerClient {
     seen: BTreeMap<ClientId, Seen>,
     sums: BTreeMap<InstanceLabels, Usage>,
-    gpu_seconds: Family<InstanceLabels, Seconds>,
-    occupied_seconds: Family<InstanceLabels, Seconds>,
-    byte_seconds: Family<InstanceLabels, Counter>,
-    waited_seconds: Family<InstanceLabels, Seconds>,
-    launches: Family<InstanceLabels, Counter>,
-    request: Family<InstanceLabels, Ratio>,
-    limit: Family<InstanceLabels, Ratio>,
-    sm: Family<InstanceLabels, Ratio>,
-    memory: Family<InstanceLabels, Gauge>,
-    device_memory: Family<DeviceLabels, Gauge>,
-    device_held: Family<DeviceLabels, Gauge>,
-    device_lost: Family<UuidLabel, Gauge>,
-    connections: Gauge,
-    processes: Gauge,
-    clients: Gauge,
 }
 
 /// The registry of one daemon.
@@ -108,14 +110,11 @@ pub struct Metrics {
     memory_denied: Counter,
     pub(crate) connects: Counter,
     pub(crate) reloads: Family<ReasonLabelSet, Counter>,
-    journal_lost: Gauge,
-    journal_failed: Gauge,
     refused_events: Family<ReasonLabel, Counter>,
     drops: Family<ReasonLabel, Counter>,
     wait: Histogram,
     overuse: Histogram,
     open: Mutex<BTreeMap<ClientId, OpenClient>>,
-    // The lock allows one scrape at a time, since a scrape clears and fills the families of clients.
     per_client: Mutex<PerClient>,
 }
 
@@ -157,52 +156,10 @@ impl Default for Metrics {
         );
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "Version of the daemon", build);
-        let per_client = PerClient::default();
         let (reloads, refused_events, drops) = (Family::default(), Family::default(), Family::default());
-        let (journal_lost, journal_failed) = (Gauge::default(), Gauge::default());
         registry.register("reloads", "Reloads of the configuration", reloads.clone());
         registry.register("refused_events", "Events that the token engine refused", refused_events.clone());
         registry.register("dropped_connections", "Connections ended by the daemon", drops.clone());
-        registry.register("journal_lost_events", "Events missing in the journal", journal_lost.clone());
-        registry.register(
-            "journal_failed",
-            "1 while a journal is configured and cannot be written",
-            journal_failed.clone(),
-        );
-        let c = &per_client;
-        let second = || Unit::Seconds;
-        // Prometheus names the unit in the singular, but the crate's own unit is a plural.
-        let ratio = || Unit::Other("ratio".to_owned());
-        registry.register_with_unit("client_gpu", "GPU time used", second(), c.gpu_seconds.clone());
-        registry.register_with_unit(
-            "client_occupied",
-            "Own part of the GPU's time, by the share of the SMs",
-            second(),
-            c.occupied_seconds.clone(),
-        );
-        registry.register("client_memory_byte_seconds", "Memory held times its time", c.byte_seconds.clone());
-        registry.register_with_unit(
-            "client_waited",
-            "Time waited for tokens",
-            second(),
-            c.waited_seconds.clone(),
-        );
-        registry.register("client_launches", "Kernels launched", c.launches.clone());
-        registry.register_with_unit("client_request", "Guaranteed share of time", ratio(), c.request.clone());
-        registry.register_with_unit("client_limit", "Most share of time", ratio(), c.limit.clone());
-        registry.register_with_unit("client_sm", "Share of the SMs", ratio(), c.sm.clone());
-        registry.register_with_unit("client_memory", "Memory held", Unit::Bytes, c.memory.clone());
-        registry.register_with_unit("device_memory", "Memory", Unit::Bytes, c.device_memory.clone());
-        registry.register_with_unit(
-            "device_held",
-            "Memory that clients hold",
-            Unit::Bytes,
-            c.device_held.clone(),
-        );
-        registry.register("device_lost", "1 while the driver has lost the device", c.device_lost.clone());
-        registry.register("connections", "Connections", c.connections.clone());
-        registry.register("processes", "Processes let in", c.processes.clone());
-        registry.register("clients", "Clients: pairs of process and GPU", c.clients.clone());
         for reason in reasons_to_drop() {
             drop(drops.get_or_create(&ReasonLabel { reason: reason.label() }));
         }
@@ -216,14 +173,12 @@ impl Default for Metrics {
             memory_denied,
             connects,
             reloads,
-            journal_lost,
-            journal_failed,
             refused_events,
             drops,
             wait,
             overuse,
             open: Mutex::default(),
-            per_client: Mutex::new(per_client),
+            per_client: Mutex::default(),
         }
     }
 }
@@ -245,12 +200,12 @@ impl Metrics {
 
     /// All metrics in Prometheus' text form, with the clients and devices of the snapshot.
     pub fn encode(&self, snapshot: &Snapshot) -> String {
-        self.per_client.lock().fill(snapshot);
-        self.journal_lost.set(i64::try_from(snapshot.journal_lost).unwrap_or(i64::MAX));
-        self.journal_failed.set(i64::from(snapshot.journal_failure.is_some()));
+        let mut scrape = Registry::with_prefix("gshare");
+        self.per_client.lock().register(snapshot, &mut scrape);
         let mut text = String::new();
         // Writing to a String cannot fail.
-        let _ = encode(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &self.registry);
+        let _ = encode(&mut text, &scrape);
         text
     }
 }
@@ -320,54 +275,95 @@ impl Metrics {
 }
 
 impl PerClient {
-    fn fill(&mut self, snapshot: &Snapshot) {
+    /// Registers the metrics that a snapshot states.
+    fn register(&mut self, snapshot: &Snapshot, to: &mut Registry) {
         self.count(snapshot);
-        let bytes = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.connections.set(count(snapshot.connections));
-        self.processes.set(count(snapshot.processes));
-        self.clients.set(count(snapshot.clients.len()));
-        self.device_memory.clear();
-        self.device_held.clear();
-        for device in &snapshot.devices {
-            let labels = DeviceLabels { gpu: device.gpu.number(), uuid: device.uuid.clone() };
-            self.device_memory.get_or_create(&labels).set(bytes(device.memory_bytes));
-            self.device_held.get_or_create(&labels).set(bytes(device.held_bytes));
+        for (name, help, value) in [
+            ("journal_lost_events", "Events missing in the journal", integer(snapshot.journal_lost)),
+            (
+                "journal_failed",
+                "1 while a journal is configured and cannot be written",
+                snapshot.journal_failure.is_some().into(),
+            ),
+            ("connections", "Connections", integer(snapshot.connections)),
+            ("processes", "Processes let in", integer(snapshot.processes)),
+            ("clients", "Clients: pairs of process and GPU", integer(snapshot.clients.len())),
+        ] {
+            let gauge: Gauge = Gauge::default();
+            gauge.set(value);
+            to.register(name, help, gauge);
         }
-        self.device_lost.clear();
-        if let Some(lost) = &snapshot.lost {
-            for device in &snapshot.devices {
-                self.device_lost.get_or_create(&UuidLabel { uuid: device.uuid.clone() }).set(0);
-            }
-            for device in lost {
-                self.device_lost.get_or_create(&UuidLabel { uuid: device.uuid.clone() }).set(1);
-            }
+        let times: [About<Usage, Duration>; 3] = [
+            ("client_gpu", "GPU time used", |sum| sum.busy),
+            ("client_occupied", "Own part of the GPU's time, by the share of the SMs", |sum| sum.occupied),
+            ("client_waited", "Time waited for tokens", |sum| sum.waited),
+        ];
+        let sums = || self.sums.iter().map(|(labels, sum)| (labels.clone(), sum));
+        for (name, help, time) in times {
+            family(
+                to,
+                (name, help, Some(Unit::Seconds)),
+                sums(),
+                |counter: &Counter<f64, AtomicU64>, sum| {
+                    counter.inc_by(seconds(time(sum)));
+                },
+            );
         }
-        self.gpu_seconds.clear();
-        self.occupied_seconds.clear();
-        self.byte_seconds.clear();
-        self.waited_seconds.clear();
-        self.launches.clear();
-        for (labels, sums) in &self.sums {
-            self.gpu_seconds.get_or_create(labels).inc_by(seconds(sums.busy));
-            self.occupied_seconds.get_or_create(labels).inc_by(seconds(sums.occupied));
-            self.byte_seconds.get_or_create(labels).inc_by(sums.byte_seconds);
-            self.waited_seconds.get_or_create(labels).inc_by(seconds(sums.waited));
-            self.launches.get_or_create(labels).inc_by(sums.launches);
+        let counts: [About<Usage, u64>; 2] = [
+            ("client_memory_byte_seconds", "Memory held times its time", |sum| sum.byte_seconds),
+            ("client_launches", "Kernels launched", |sum| sum.launches),
+        ];
+        for (name, help, count) in counts {
+            family(to, (name, help, None), sums(), |counter: &Counter, sum| _ = counter.inc_by(count(sum)));
         }
-        self.request.clear();
-        self.limit.clear();
-        self.sm.clear();
-        self.memory.clear();
         let labels: BTreeMap<ClientId, InstanceLabels> =
             snapshot.usage.iter().map(|process| (process.client, InstanceLabels::of(process))).collect();
-        for client in &snapshot.clients {
-            let Some(labels) = labels.get(&client.client) else { continue };
-            self.request.get_or_create(labels).set(client.quota_request);
-            self.limit.get_or_create(labels).set(client.quota_limit);
-            self.sm.get_or_create(labels).set(client.sm);
-            self.memory.get_or_create(labels).inc_by(bytes(client.memory_bytes));
+        let clients = || {
+            snapshot.clients.iter().filter_map(|client| Some((labels.get(&client.client)?.clone(), client)))
+        };
+        let ratios: [About<ClientSnapshot, f64>; 3] = [
+            ("client_request", "Guaranteed share of time", |client| client.quota_request),
+            ("client_limit", "Most share of time", |client| client.quota_limit),
+            ("client_sm", "Share of the SMs", |client| client.sm),
+        ];
+        for (name, help, ratio) in ratios {
+            // Prometheus names the unit in the singular, but the crate's own unit is a plural.
+            let unit = Some(Unit::Other("ratio".to_owned()));
+            family(to, (name, help, unit), clients(), |gauge: &Gauge<f64, AtomicU64>, client| {
+                gauge.set(ratio(client));
+            });
         }
+        family(
+            to,
+            ("client_memory", "Memory held", Some(Unit::Bytes)),
+            clients(),
+            |gauge: &Gauge, client| {
+                gauge.inc_by(integer(client.memory_bytes.0));
+            },
+        );
+        let devices = || {
+            let labels = |device: &DeviceSnapshot| {
+                [("gpu", device.gpu.number().to_string()), ("uuid", device.uuid.clone())]
+            };
+            snapshot.devices.iter().map(move |device| (labels(device), device))
+        };
+        let memory: [About<DeviceSnapshot, Bytes>; 2] = [
+            ("device_memory", "Memory", |device| device.memory_bytes),
+            ("device_held", "Memory that clients hold", |device| device.held_bytes),
+        ];
+        for (name, help, bytes) in memory {
+            family(to, (name, help, Some(Unit::Bytes)), devices(), |gauge: &Gauge, device| {
+                gauge.set(integer(bytes(device).0));
+            });
+        }
+        // The daemon need not manage a lost device.
+        let all = snapshot.lost.iter().flat_map(|lost| {
+            let known = snapshot.devices.iter().map(|device| (&device.uuid, 0));
+            known.chain(lost.iter().map(|device| (&device.uuid, 1)))
+        });
+        let all = all.map(|(uuid, lost)| ([("uuid", uuid.clone())], lost));
+        let about = ("device_lost", "1 while the driver has lost the device", None);
+        family(to, about, all, |gauge: &Gauge, lost| _ = gauge.set(lost));
     }
 
     /// Adds the processes' use since the last scrape to their instances' sums. A process that ended is counted once more, and must not

@@ -33,6 +33,7 @@ use axum::routing::{any, get};
 use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, LaunchConfig};
 use cudarc::nvrtc::Ptx;
+use gshare_fake_cuda_spec::spin_ptx;
 use gshare_modelstore::backend::cuda::CudaMap;
 use gshare_modelstore::client::{Client, ClientError, GetOptions, Model};
 use gshare_modelstore::frame::Code;
@@ -113,17 +114,6 @@ struct Work {
     weights: usize,
     batch_percent: u32,
     batch_bytes: usize,
-}
-
-/// PTX of a kernel that spins on the device's clock for `micros` us. The simulated driver reads the time from the kernel's
-/// name.
-fn spin_ptx(name: &str, micros: u32) -> String {
-    format!(
-        ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry {name}()\n{{\n\
-         .reg .u64 %begin, %now;\n.reg .pred %more;\nmov.u64 %begin, %globaltimer;\nagain:\n\
-         mov.u64 %now, %globaltimer;\nsub.u64 %now, %now, %begin;\nsetp.lt.u64 %more, %now, {micros}000;\n\
-         @%more bra again;\nret;\n}}\n"
-    )
 }
 
 /// A device with its part of the weights, and its kernel.

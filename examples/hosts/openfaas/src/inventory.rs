@@ -11,7 +11,7 @@ use gshare_runner::container::Mount;
 use gshare_runner::libraries::{SimulatorDir, prepend};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
-use gshared::nvml::{Found, LostDevice, News, Nvml, NvmlHealth};
+use gshared::nvml::{self, Found, LostDevice, News, Nvml, NvmlHealth};
 use gshared::{ClientSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 /// # Errors
 /// If NVML does not answer.
 pub fn print_inventory() -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(&Nvml::load()?.inventory()?)?);
+    println!("{}", serde_json::to_string(&nvml::inventory(&Nvml::init()?)?)?);
     Ok(())
 }
 

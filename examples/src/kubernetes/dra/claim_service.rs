@@ -120,7 +120,7 @@ impl Driver {
 }
 
 #[tonic::async_trait]
-impl plugin_server::DRAPlugin for Driver {
+impl dra_plugin_server::DraPlugin for Driver {
     async fn node_prepare_resources(
         &self,
         request: Request<NodePrepareResourcesRequest>,
@@ -165,8 +165,8 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let (health, metrics) = (health::Watch::new(Arc::clone(&driver.node)), driver.metrics.clone());
     let router = tonic::transport::Server::builder()
-        .add_service(plugin_server::DRAPluginServer::new(driver))
-        .add_service(health_server::DRAResourceHealthServer::new(health));
+        .add_service(dra_plugin_server::DraPluginServer::new(driver))
+        .add_service(dra_resource_health_server::DraResourceHealthServer::new(health));
     let versions = [DRA_V1, HEALTH_V1ALPHA1].map(str::to_owned).into();
     let plugin = Plugin { kind: "DRAPlugin", name: DRIVER.into(), versions };
     plugin::serve(router, plugin, sockets, metrics, end).await

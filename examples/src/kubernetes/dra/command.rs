@@ -2,8 +2,8 @@
 
 use super::claim_service::{Driver, serve};
 use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
-use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT, Metrics};
-use crate::kubernetes::plugin::Sockets;
+use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT};
+use crate::kubernetes::{self, plugin::Sockets};
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -12,7 +12,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Pause between two looks at the slice, and after a failed look.
 const LOOK: Duration = Duration::from_secs(60);
@@ -107,16 +106,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if options.dry_run {
         return dry_run(&node, options.claim.as_deref());
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let end = async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-    };
+    let (metrics, end) = kubernetes::begin(options.metrics).await?;
     let mut end = std::pin::pin!(end);
-    let metrics = Metrics::default();
-    if let Some(address) = options.metrics {
-        metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
-    }
     metrics.set(&DRA_GPUS, None, node.gpus.len());
     tokio::select! {
         () = &mut end => return Ok(()),

@@ -3,9 +3,9 @@
 //! A GPU that `nvidia-smi` no longer lists is unhealthy, for example after an error that took it off the bus. If
 //! `nvidia-smi` does not answer, the health of all GPUs is unknown. Simulated GPUs are healthy.
 
-use super::kubelet::health_server::DRAResourceHealth;
+use super::kubelet::dra_resource_health_server::DraResourceHealth;
 use super::kubelet::{
-    DeviceHealth, DeviceIdentifier, HEALTHY, NodeWatchResourcesRequest, NodeWatchResourcesResponse, UNHEALTHY,
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
 };
 use super::{Gpu, Node, node_gpus};
 use futures::StreamExt as _;
@@ -16,8 +16,6 @@ use tonic::{Request, Response, Status};
 
 /// Time between two looks. Kubelets take a device of which they hear nothing for 30 s as one of unknown health.
 const LOOK: Duration = Duration::from_secs(10);
-const UNKNOWN: i32 = 0;
-
 /// The service. A stream says what holds when it begins, and then at each look.
 #[derive(Debug, Clone)]
 pub(super) struct Watch {
@@ -36,10 +34,11 @@ fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchReso
     let of = |gpu: &Gpu| DeviceHealth {
         device: Some(DeviceIdentifier { pool_name: node.name.clone(), device_name: gpu.name() }),
         health: match listed.map(|listed| listed.iter().any(|other| other.uuid == gpu.uuid)) {
-            Some(true) => HEALTHY,
-            Some(false) => UNHEALTHY,
-            None => UNKNOWN,
-        },
+            Some(true) => HealthStatus::Healthy,
+            Some(false) => HealthStatus::Unhealthy,
+            None => HealthStatus::Unknown,
+        }
+        .into(),
         last_updated_time: i64::try_from(since).unwrap_or(i64::MAX),
     };
     NodeWatchResourcesResponse { devices: node.gpus.iter().map(of).collect() }
@@ -54,7 +53,7 @@ async fn look(node: &Node) -> NodeWatchResourcesResponse {
 }
 
 #[tonic::async_trait]
-impl DRAResourceHealth for Watch {
+impl DraResourceHealth for Watch {
     type NodeWatchResourcesStream = BoxStream<'static, Result<NodeWatchResourcesResponse, Status>>;
 
     async fn node_watch_resources(
@@ -83,10 +82,10 @@ mod tests {
             let name = |device: &DeviceHealth| device.device.clone().unwrap();
             assert_eq!(name(&devices[1]).pool_name, "n1");
             assert_eq!(name(&devices[1]).device_name, "gpu-1");
-            [devices[0].health, devices[1].health]
+            [devices[0].health(), devices[1].health()]
         };
-        assert_eq!(healths(Some(&node.gpus)), [HEALTHY, HEALTHY]);
-        assert_eq!(healths(Some(&node.gpus[..1])), [HEALTHY, UNHEALTHY]);
-        assert_eq!(healths(None), [UNKNOWN, UNKNOWN]);
+        assert_eq!(healths(Some(&node.gpus)), [HealthStatus::Healthy, HealthStatus::Healthy]);
+        assert_eq!(healths(Some(&node.gpus[..1])), [HealthStatus::Healthy, HealthStatus::Unhealthy]);
+        assert_eq!(healths(None), [HealthStatus::Unknown, HealthStatus::Unknown]);
     }
 }

@@ -6,10 +6,9 @@ use super::fastpod_writes::{Observed, PLACED, Settings, Write, reconcile};
 use super::node_hooks::{Hooks, NAME};
 use super::pod_share::Profiles;
 use super::pods::{Injected, Mounts, Place};
-use crate::kubernetes::controller_metrics::Metrics;
 use crate::kubernetes::dra::Injection;
-use crate::kubernetes::lease;
 use crate::kubernetes::plugin::Sockets;
+use crate::kubernetes::{self, lease};
 use anyhow::{Context as _, bail};
 use futures::FutureExt as _;
 use gshare_core::Bytes;
@@ -19,7 +18,6 @@ use kube::{CustomResourceExt as _, ResourceExt as _};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Pack the pods of FaSTPods over the GPUs of a cluster's nodes.
 #[derive(Debug, clap::Parser)]
@@ -111,15 +109,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = &options.dry_run {
         return dry_run(&options, file, &settings);
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let end = async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-    };
-    let metrics = Metrics::default();
-    if let Some(address) = options.metrics {
-        metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
-    }
+    let (metrics, end) = kubernetes::begin(options.metrics).await?;
     if options.node {
         let hooks =
             Hooks::new(&settings.injected, options.slots, options.cdi.as_deref()).with_context(|| {

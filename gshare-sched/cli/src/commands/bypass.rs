@@ -8,7 +8,7 @@
 
 use gshare_core::Bytes;
 use gshared::Snapshot;
-use gshared::nvml::Nvml;
+use gshared::nvml::{Nvml, UsedGpuMemory};
 use std::collections::BTreeMap;
 
 /// A process on a device, unknown to the daemon.
@@ -88,8 +88,12 @@ pub(crate) fn why(pid: u32) -> &'static str {
 pub(crate) fn beside(nvml: &Nvml, snapshot: &Snapshot) -> anyhow::Result<Beside> {
     let mut seen = BTreeMap::<u32, u64>::new();
     for device in 0..nvml.device_count()? {
-        for (pid, bytes) in nvml.processes(device)? {
-            *seen.entry(pid).or_default() += bytes;
+        for process in nvml.device_by_index(device)?.running_compute_processes()? {
+            let bytes = match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => bytes,
+                UsedGpuMemory::Unavailable => 0,
+            };
+            *seen.entry(process.pid).or_default() += bytes;
         }
     }
     Ok(compare(seen, snapshot))
@@ -101,7 +105,7 @@ fn compare(seen: BTreeMap<u32, u64>, snapshot: &Snapshot) -> Beside {
         let of_it = || snapshot.clients.iter().filter(|client| u32::try_from(client.pid) == Ok(pid));
         if let Some(client) = of_it().next() {
             let held = of_it().map(|client| client.memory_bytes.0).sum();
-            // NVML says 0 where it does not know.
+            // 0 where NVML does not know.
             if let Some(more) = bytes.checked_sub(held) {
                 beside.overheads.push((pid, client.name.clone(), Bytes(more)));
             }

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// The driver, real or simulated.
 #[derive(Debug)]
-pub(crate) struct Driver(pub(super) Library);
+pub(crate) struct Driver(Library);
 
 /// A symbol of the simulated driver alone.
 const TRUTH: &[u8] = b"gshare_sim_truth\0";
@@ -98,104 +98,6 @@ pub(crate) fn devices() -> anyhow::Result<Vec<(DeviceUuid, Bytes)>> {
         Ok((uuid, Bytes(memory.try_into()?)))
     };
     (0..driver.device_count()?).map(each).collect()
-}
-
-/// Handle of the driver.
-type Handle = *mut c_void;
-
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
-const SMS: c_int = 16;
-
-/// A kernel in the primary context of device 0, which is current in the loading thread.
-#[derive(Debug)]
-pub struct Kernel {
-    driver: Driver,
-    function: Handle,
-}
-
-impl Kernel {
-    /// Loads the driver, and the kernel `name` of `ptx`.
-    pub fn load(ptx: &CStr, name: &CStr) -> anyhow::Result<Self> {
-        let driver = Driver::load()?;
-        driver.init()?;
-        let mut device = 0;
-        let (mut context, mut module, mut function): (Handle, Handle, Handle) =
-            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-        call!(driver, b"cuDeviceGet\0", (*mut c_int, c_int), &raw mut device, 0);
-        call!(driver, b"cuDevicePrimaryCtxRetain\0", (*mut Handle, c_int), &raw mut context, device);
-        call!(driver, b"cuCtxSetCurrent\0", (Handle), context);
-        let text = ptx.as_ptr().cast();
-        call!(driver, b"cuModuleLoadData\0", (*mut Handle, *const c_void), &raw mut module, text);
-        call!(
-            driver,
-            b"cuModuleGetFunction\0",
-            (*mut Handle, Handle, *const c_char),
-            &raw mut function,
-            module,
-            name.as_ptr()
-        );
-        Ok(Self { driver, function })
-    }
-
-    /// SMs of the device.
-    pub fn sms(&self) -> anyhow::Result<c_uint> {
-        let (driver, mut sms) = (&self.driver, 0);
-        call!(driver, b"cuDeviceGetAttribute\0", (*mut c_int, c_int, c_int), &raw mut sms, SMS, 0);
-        Ok(c_uint::try_from(sms)?)
-    }
-
-    /// Device memory; its address, 0 for none.
-    pub fn allocate(&self, bytes: usize) -> anyhow::Result<u64> {
-        let (driver, mut address) = (&self.driver, 0u64);
-        if bytes > 0 {
-            call!(driver, b"cuMemAlloc_v2\0", (*mut u64, usize), &raw mut address, bytes);
-        }
-        Ok(address)
-    }
-
-    /// Launches `blocks` of `threads` in the default stream. A kernel with a parameter takes `argument`.
-    pub fn launch(&self, blocks: c_uint, threads: c_uint, argument: Option<u64>) -> anyhow::Result<()> {
-        let driver = &self.driver;
-        let mut value = argument.unwrap_or_default();
-        let mut arguments = [(&raw mut value).cast::<c_void>()];
-        let parameters = if argument.is_some() { arguments.as_mut_ptr() } else { std::ptr::null_mut() };
-        call!(
-            driver,
-            b"cuLaunchKernel\0",
-            (
-                Handle,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                c_uint,
-                Handle,
-                *mut Handle,
-                *mut Handle
-            ),
-            self.function,
-            blocks,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            0,
-            std::ptr::null_mut(),
-            parameters,
-            std::ptr::null_mut()
-        );
-        Ok(())
-    }
-
-    /// Waits for all launches.
-    pub fn synchronize(&self) -> anyhow::Result<()> {
-        let driver = &self.driver;
-        call!(driver, b"cuCtxSynchronize\0", (),);
-        Ok(())
-    }
 }
 
 /// The ground truth of a simulated device.

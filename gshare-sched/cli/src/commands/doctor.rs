@@ -6,7 +6,7 @@ use gshare_runner::libraries::{HOOK, SIMULATOR, STORE};
 use gshare_sched::node::FactSource;
 use gshared::enforce::Partition;
 use gshared::mps::Mps;
-use gshared::nvml::Nvml;
+use gshared::nvml::{self, Nvml};
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -111,7 +111,7 @@ fn driver() -> (&'static str, Vec<Check>) {
     }
     let kind = sim::kind(&driver);
     let word = if kind.is_simulated() { "simulated, " } else { "" };
-    let nvml = Nvml::load().and_then(|nvml| nvml.driver_version());
+    let nvml = Nvml::init().and_then(|nvml| nvml.sys_driver_version());
     let nvml = nvml.map_or_else(|error| format!("; NVML: {error}"), |version| format!("; driver {version}"));
     let mut checks = vec![check("driver", Status::Good, format!("{word}{version}{nvml}"), None)];
     for device in 0..driver.device_count().unwrap_or(0) {
@@ -132,7 +132,7 @@ fn jax() -> Check {
 }
 
 fn mig() -> Option<Check> {
-    let mode = Nvml::load().and_then(|nvml| nvml.mig_enabled(0)).ok()?;
+    let mode = Nvml::init().and_then(|nvml| nvml::is_cut(&nvml.device_by_index(0)?)).ok()?;
     Some(if mode {
         let advice = "each MIG instance is a device of its own here; its UUID goes into [[device]]";
         check("mig", Status::Good, "on", Some(advice))
@@ -259,7 +259,7 @@ fn believed(devices: &[gshared::DeviceSnapshot]) -> Vec<Check> {
 /// NVML to ask, there is no check.
 fn unmetered(place: &Where) -> Vec<Check> {
     let Ok(snapshot) = place.snapshot() else { return Vec::new() };
-    let Ok(nvml) = Nvml::load() else { return Vec::new() };
+    let Ok(nvml) = Nvml::init() else { return Vec::new() };
     let bypass::Beside { strangers, overheads } = match bypass::beside(&nvml, &snapshot) {
         Ok(beside) => beside,
         Err(error) => return vec![check("bypass", Status::Notice, format!("{error:#}"), None)],

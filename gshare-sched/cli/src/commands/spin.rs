@@ -1,44 +1,24 @@
 //! The demo's program: an ordinary client of the driver API. It launches kernels for ever and never synchronises.
 //!
-//! The program knows nothing of gshare; it loads `libcuda.so.1` as any program does. The command carries the program because the hook
+//! The program knows nothing of gshare; it loads the driver as any program does. The command carries the program because the hook
 //! meters child processes, and the demo can count on no other program.
+#![allow(unsafe_code, reason = "a kernel launch is unsafe in any CUDA API")]
 
-use super::cuda::Kernel;
-use std::ffi::CString;
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, result};
+use cudarc::nvrtc::Ptx;
+use gshare_fake_cuda_spec::spin_ptx;
+use std::sync::Arc;
 
 /// Name of the hidden subcommand.
 pub(crate) const NAME: &str = "spin";
 
-/// A kernel that spins on the clock for `ms` milliseconds in every thread. The simulated driver takes the time from the
-/// name.
-fn ptx(ms: u32) -> String {
-    format!(
-        "
-.version 7.0
-.target sm_52
-.address_size 64
-.visible .entry spin_{ms}ms()
-{{
-    .reg .u64 %t<4>;
-    .reg .pred %p;
-    mov.u64 %t1, %globaltimer;
-again:
-    mov.u64 %t2, %globaltimer;
-    sub.u64 %t3, %t2, %t1;
-    setp.lt.u64 %p, %t3, {ms}000000;
-    @%p bra again;
-    ret;
-}}
-"
-    )
-}
-
 /// Kernels of one length, each of which fills device 0.
 #[derive(Debug)]
 pub struct Spin {
-    kernel: Kernel,
-    /// One block per SM.
-    grid: u32,
+    stream: Arc<CudaStream>,
+    kernel: CudaFunction,
+    config: LaunchConfig,
 }
 
 impl Spin {
@@ -49,10 +29,14 @@ impl Spin {
     /// When there is no driver or no device.
     pub fn load(ms: u32) -> anyhow::Result<Self> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-        let (ptx, name) = (CString::new(ptx(ms))?, CString::new(format!("spin_{ms}ms"))?);
-        let kernel = Kernel::load(&ptx, &name)?;
-        let grid = kernel.sms()?;
-        Ok(Self { kernel, grid })
+        super::cuda::Driver::load()?;
+        let context = CudaContext::new(0)?;
+        let name = format!("spin_{ms}ms");
+        let kernel = context.load_module(Ptx::from_src(spin_ptx(&name, ms * 1_000)))?.load_function(&name)?;
+        let sms = context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let config =
+            LaunchConfig { grid_dim: (sms.try_into()?, 1, 1), block_dim: (1024, 1, 1), shared_mem_bytes: 0 };
+        Ok(Self { stream: context.default_stream(), kernel, config })
     }
 
     /// Launches one kernel.
@@ -60,12 +44,29 @@ impl Spin {
     /// # Errors
     /// The driver's.
     pub fn launch(&self) -> anyhow::Result<()> {
-        self.kernel.launch(self.grid, 1024, None)
+        // SAFETY: the kernel takes no arguments and touches no memory.
+        unsafe { self.stream.launch_builder(&self.kernel).launch(self.config) }?;
+        Ok(())
     }
 
-    /// The kernel, for further use of its context.
-    pub const fn kernel(&self) -> &Kernel {
-        &self.kernel
+    /// Takes device memory until the process ends.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn allocate(&self, bytes: usize) -> anyhow::Result<()> {
+        if bytes > 0 {
+            // SAFETY: nothing uses the memory.
+            unsafe { result::malloc_sync(bytes) }?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all launches.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn synchronize(&self) -> anyhow::Result<()> {
+        Ok(self.stream.context().synchronize()?)
     }
 }
 
