@@ -106,12 +106,15 @@ impl Host {
         if self.takes_turns(instance) {
             self.last = self.last.max(now);
             self.end_turn(instance);
-            if let Some(of) = measured {
-                self.measure_later(of);
-            }
-            return self.settle();
+        } else {
+            self.ended(now, instance, index);
         }
-        self.ended(now, instance, index);
+        // Meanwhile the companion's share is free for other functions.
+        if let Some((of, trial)) = measured.zip(function) {
+            self.remove_trial(trial);
+            self.measure_later(of);
+        }
+        self.settle();
     }
 
     /// Records the reason why an instance's function does not start.
