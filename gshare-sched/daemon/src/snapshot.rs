@@ -1,6 +1,7 @@
 //! The snapshot shown by `gshare status`, `gshare top`, the page and the metrics.
 
 use crate::enforce::HeldBy;
+use crate::neighbours::Neighbour;
 use crate::nvml::{LostDevice, Sensors};
 use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
@@ -56,6 +57,9 @@ pub struct Snapshot {
     /// Names and sensors of the GPUs that the driver lists; empty where the daemon has no answer of the driver.
     #[serde(default)]
     pub sensors: Vec<Sensors>,
+    /// Other daemons on these GPUs.
+    #[serde(default)]
+    pub neighbours: Vec<Neighbour>,
 }
 
 /// A device of the node in a snapshot.

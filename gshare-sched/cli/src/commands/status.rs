@@ -116,6 +116,9 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
     for device in snapshot.lost.iter().flatten() {
         let _ = writeln!(out, "WARNING: {} is lost: {}", device.uuid, device.why);
     }
+    for other in &snapshot.neighbours {
+        let _ = writeln!(out, "WARNING: {other}");
+    }
     if let Some(why) = &snapshot.journal_failure {
         let _ = writeln!(out, "WARNING: no journal is written: {why}");
     }
