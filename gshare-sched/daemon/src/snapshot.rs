@@ -152,6 +152,14 @@ pub struct ClientSnapshot {
     pub held_by: Option<HeldBy>,
 }
 
+impl Snapshot {
+    /// The driver's name of the GPU of a device, if the driver lists it.
+    pub fn model_of(&self, device: &DeviceSnapshot) -> Option<&str> {
+        let of = self.sensors.iter().find(|of| of.uuids.contains(&device.uuid))?;
+        Some(&of.name)
+    }
+}
+
 impl From<DeviceView> for DeviceSnapshot {
     fn from(device: DeviceView) -> Self {
         Self {

@@ -7,8 +7,9 @@ use anyhow::Context as _;
 use gshared::ProcessUse;
 use serde::Deserialize;
 
-/// Show the functions of `gshare up`: state, SLO, instances, and requested and used GPU time. ASKED and MEASURED are `-` until a
-/// process of the function uses a GPU.
+/// Show the functions of `gshare up`: state, SLO, instances, and requested and used GPU time.
+///
+/// ASKED and MEASURED are `-` until a process of the function uses a GPU.
 ///
 /// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the
 /// time with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share
