@@ -93,7 +93,8 @@ impl Measured {
         self.memory > Self::NO_GPU
     }
 
-    /// Whether other processes may have made it too slow. Of the CPUs, which a function without a GPU needs alone, their use is not known.
+    /// Whether other processes may have slowed its trials. The daemon knows their use of the GPU, but not of the CPUs, which a function
+    /// without a GPU needs.
     pub fn is_doubtful(&self) -> bool {
         self.others > DISTURBED || !self.uses_gpu()
     }
