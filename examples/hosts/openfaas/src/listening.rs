@@ -1,6 +1,6 @@
 //! Ports at which a process and its children listen, for the message about a program that ignores `$PORT`; and signs of work of a
-//! program that does not listen yet. A program that loads a model uses the CPU, waits for a disk or has a connection; the host waits
-//! no longer for a program that does none of these.
+//! program that does not listen yet. A program that loads a model uses the CPU or a GPU, waits for a disk or has a connection; the host
+//! waits no longer for a program that does none of these.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,8 +22,10 @@ pub struct Looks {
     last: Instant,
     pause: Duration,
     seen: Option<Vec<u16>>,
-    /// Last sign of work, and the CPU time at that look. None: the process is of a container, whose processes are not its children.
-    worked: Option<(Instant, u64)>,
+    /// Last sign of work. None: the process is of a container, whose processes are not its children.
+    worked: Option<Instant>,
+    /// Time of CPUs and GPUs at the last look.
+    before: (u64, u64),
     idle: bool,
 }
 
@@ -36,23 +38,26 @@ struct Signs {
     busy: bool,
     /// CPU time in ticks of the kernel's clock.
     ticks: u64,
+    /// GPU time in ns.
+    gpu_ns: u64,
 }
 
 impl Looks {
     /// Looks at a new process; `contained` if it starts a container.
     pub fn new(contained: bool) -> Self {
         let now = Instant::now();
-        Self { last: now, pause: FIRST, seen: None, worked: (!contained).then_some((now, 0)), idle: false }
+        let worked = (!contained).then_some(now);
+        Self { last: now, pause: FIRST, seen: None, worked, before: (0, 0), idle: false }
     }
 
     /// The ports at which the process listens in place of `port`, if they have changed; an empty list for an idle process that
-    /// listens nowhere.
-    pub fn at(&mut self, pid: u32, port: u16) -> Option<Vec<u16>> {
+    /// listens nowhere. `gpu_ns` gives its GPU time so far.
+    pub fn at(&mut self, pid: u32, port: u16, gpu_ns: impl FnOnce() -> u64) -> Option<Vec<u16>> {
         if self.last.elapsed() < self.pause {
             return None;
         }
         self.pause = (self.pause * 2).min(LONGEST);
-        self.found(Instant::now(), signs(pid), port)
+        self.found(Instant::now(), Signs { gpu_ns: gpu_ns(), ..signs(pid) }, port)
     }
 
     /// Whether the process does not work, as of the last look.
@@ -61,12 +66,12 @@ impl Looks {
     }
 
     fn found(&mut self, now: Instant, signs: Signs, port: u16) -> Option<Vec<u16>> {
-        if let Some((worked, ticks)) = &mut self.worked {
+        if let Some(worked) = &mut self.worked {
             let allowed = now.saturating_duration_since(self.last).as_secs() / TICK_PER.as_secs() + 1;
-            if signs.busy || signs.ticks.abs_diff(*ticks) > allowed {
+            let (ticks, gpu_ns) = core::mem::replace(&mut self.before, (signs.ticks, signs.gpu_ns));
+            if signs.busy || signs.ticks.abs_diff(ticks) > allowed || signs.gpu_ns != gpu_ns {
                 *worked = now;
             }
-            *ticks = signs.ticks;
             self.idle = now.saturating_duration_since(*worked) >= IDLE;
         }
         self.last = now;
@@ -187,7 +192,7 @@ mod tests {
     fn a_program_that_does_nothing_is_told_apart_from_one_that_loads() {
         let begun = Instant::now();
         let at = |looks: &mut Looks, second, ticks, busy| {
-            let signs = Signs { ports: Vec::new(), busy, ticks };
+            let signs = Signs { ports: Vec::new(), busy, ticks, gpu_ns: 0 };
             looks.found(begun + Duration::from_secs(second), signs, 80)
         };
         let mut sleeps = Looks::new(false);
@@ -198,6 +203,12 @@ mod tests {
         assert!(
             elsewhere(&[], 80).starts_with("does nothing, and listens at no port, not at $PORT, which is 80")
         );
+        let mut warms_up = Looks::new(false);
+        for second in [2, 6, 14, 30, 62] {
+            let signs = Signs { ticks: 5, gpu_ns: second, ..Signs::default() };
+            assert_eq!(warms_up.found(begun + Duration::from_secs(second), signs, 80), None);
+        }
+        assert!(!warms_up.idle(), "it waits for its own kernels");
         // A slow download, a disk, and a container, of which only the program that starts it is seen.
         let mut loads = [Looks::new(false), Looks::new(false), Looks::new(true)];
         for second in [2, 6, 14, 30, 62] {

@@ -123,6 +123,7 @@ struct Tried {
     port: u16,
     wrong: Tell,
     looks: Looks,
+    gpu_ns: Box<dyn Fn() -> u64 + Send>,
     /// The last such message.
     told: Option<String>,
 }
@@ -143,7 +144,7 @@ impl Program for Tried {
     }
 
     fn does_not_listen(&mut self) -> Option<String> {
-        if let Some(ports) = self.looks.at(self.process.pid(), self.port) {
+        if let Some(ports) = self.looks.at(self.process.pid(), self.port, &self.gpu_ns) {
             let text = elsewhere(&ports, self.port);
             (self.wrong)(&text);
             self.told = Some(text);
@@ -378,7 +379,9 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
         }
     };
     let looks = Looks::new(launch.version.plan.image.is_some());
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks, told: None })
+    let of = Arc::downgrade(node);
+    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
+    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None })
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.

@@ -287,6 +287,11 @@ impl Host {
             known.gpu_ns.insert(client.to_owned(), ns);
         }
     }
+
+    /// Device time of an instance so far, in ns.
+    pub fn gpu_ns(&self, instance: InstanceId) -> u64 {
+        self.instances.get(&instance).map_or(0, |known| known.gpu_ns.values().sum())
+    }
 }
 
 #[cfg(test)]
