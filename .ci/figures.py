@@ -33,7 +33,7 @@ def largest(pattern):
 
 def caps(output):
     """The largest distance of a measured share from its limit, in points."""
-    rows = re.findall(r"^  \S+ +\S+ +([\d.]+)% +\S+ +([\d.]+)%$", output, re.MULTILINE)
+    rows = re.findall(r"^\S+ +[\d.]+% +([\d.]+)% +[\d.]+% +([\d.]+)%$", output, re.MULTILINE)
     return max((abs(float(limit) - float(measured)) for limit, measured in rows), default=None)
 
 
@@ -56,7 +56,7 @@ FIGURES = {
         ("most", "1.2 points over 10 s", 1.2, first(r"off by at most ([\d.]+) points of the device")),
         ("most", "3.2 (10 us)", 3.2, first(r"([\d.]+) of each program's own speed")),
     ],
-    "the same in virtual time": [("most", "1.5 points", 1.5, largest(r"^\S+(?: \S+)* +[\d/]+ +([\d.]+) +[\d.]+ +[\d.]+ +\d+$"))],
+    "the same in virtual time": [("most", "1.5 points", 1.5, largest(r"^kernels of \d+ us: off by ([\d.]+) points"))],
     "added to a launch": [
         ("time", "+5.5", 5.5, first(r"^kernel_ex, 1 threads(?: +-?[\d.]+){3} +(-?[\d.]+)")),
         ("time", "+4.9 ns", 4.9, first(r"^graph, 1 threads(?: +-?[\d.]+){3} +(-?[\d.]+)")),

@@ -36,6 +36,11 @@ pub trait Program: Send {
     fn does_not_listen(&mut self) -> Option<String> {
         None
     }
+
+    /// Whether it is of no use to wait longer, since the program does nothing, as of the last [`Program::does_not_listen`].
+    fn is_idle(&self) -> bool {
+        false
+    }
 }
 
 /// Starts the program of a setting, to listen on this port of the loopback address.
@@ -145,7 +150,9 @@ impl<P: Program> Executor for Http<P> {
                 return Err(ExecError::Ended(how));
             }
             let why = program.does_not_listen();
-            if Duration::from(began.elapsed()) > within {
+            let waited = Duration::from(began.elapsed());
+            if waited > within || program.is_idle() {
+                let within = Duration::from_secs(waited.min(within).as_nanos() / 1_000_000_000).max(PROBE);
                 return Err(ExecError::NotReady { within, why });
             }
             std::thread::sleep(PROBE.into());
@@ -268,10 +275,15 @@ mod tests {
             fn does_not_listen(&mut self) -> Option<String> {
                 Some("listens elsewhere".into())
             }
+
+            fn is_idle(&self) -> bool {
+                true
+            }
         }
         let mut elsewhere = Http::new(call(), |_, _| Ok(Elsewhere));
-        let error = elsewhere.start(setting(), Duration::from_millis(1)).unwrap_err();
-        assert_eq!(error.to_string(), "not ready within 1ms: listens elsewhere");
+        // An idle program ends the wait at once.
+        let error = elsewhere.start(setting(), Duration::from_secs(60)).unwrap_err();
+        assert_eq!(error.to_string(), "not ready within 5ms: listens elsewhere");
         let mut none = Http::<Served>::new(call(), |_, _| Err("no such file".into()));
         assert!(matches!(none.start(setting(), Duration::from_secs(60)), Err(ExecError::Unavailable(_))));
     }

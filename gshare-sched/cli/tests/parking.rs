@@ -84,6 +84,12 @@ fn a_parked_program_comes_back_when_it_launches_and_another_has_its_memory_meanw
     assert_eq!(before - used(dir.path()), MEMORY.0);
     let status = told(&gshare(&socket, &["status"]));
     assert!(status.contains("parked 64 MiB"), "{status}");
+    let why = told(&gshare(&socket, &["why", "alice"]));
+    assert!(why.starts_with("alice (pid ") && why.contains(" has been parked for "), "{why}");
+    assert!(
+        why.contains("64 MiB by order of root or the daemon's user; it comes back when it launches"),
+        "{why}"
+    );
     let snapshot = daemon.snapshot();
     let held = snapshot.devices[0].held_bytes;
     assert!(held < MEMORY, "the account is free for others: {held}");

@@ -14,6 +14,7 @@ use crate::health::{self, Health, Last};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, ReasonLabelSet};
+use crate::neighbours::Neighbours;
 use crate::nvml::{DeviceFact, News, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
 use crate::snapshot::{ClientSnapshot, Snapshot};
@@ -97,6 +98,7 @@ const LAST_FRAMES: u32 = 256;
 const LISTENER: u64 = 0;
 const INBOX: u64 = 1;
 const TIMER: u64 = 4;
+const NEIGHBOUR: u64 = 5;
 
 /// Builds a [`Daemon`] with the host's own clock, policy or sources.
 #[derive(Debug)]
@@ -225,6 +227,7 @@ impl DaemonBuilder {
             questions: None,
             health,
             news: Last::default(),
+            neighbours: Neighbours::default(),
             known: BTreeSet::new(),
             hello_due: VecDeque::new(),
             actions: Vec::new(),
@@ -274,6 +277,7 @@ pub struct Daemon {
     /// The source of news of lost devices, until the daemon runs, and the last news.
     health: Own<Health>,
     news: Last,
+    neighbours: Neighbours,
     /// Connections before their Hello with their deadlines, oldest first.
     hello_due: VecDeque<(Timestamp, ConnId)>,
     /// The node's actions to carry out, in order.
@@ -384,6 +388,7 @@ impl Daemon {
                         self.close(now, id);
                     }
                     (TIMER, _) => self.rings_at = None,
+                    (NEIGHBOUR, _) => self.look_for_neighbours(),
                     // An earlier event of this batch has closed the connection.
                     _ => continue,
                 }
@@ -397,6 +402,11 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    fn look_for_neighbours(&mut self) {
+        let devices = self.node.node().devices().map(|device| device.uuid);
+        self.neighbours.look(devices, &self.epoll, epoll::EventData::new_u64(NEIGHBOUR << 56));
     }
 
     fn next_deadline(&self) -> Option<Timestamp> {
@@ -560,6 +570,7 @@ impl Daemon {
             decisions: reasons.decisions(),
             lost,
             sensors: sensors.unwrap_or_default(),
+            neighbours: self.neighbours.all(),
         }
     }
 }

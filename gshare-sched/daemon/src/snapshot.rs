@@ -1,6 +1,7 @@
 //! The snapshot shown by `gshare status`, `gshare top`, the page and the metrics.
 
 use crate::enforce::HeldBy;
+use crate::neighbours::Neighbour;
 use crate::nvml::{LostDevice, Sensors};
 use crate::usage::ProcessUse;
 use crate::why::{Decision, Finding};
@@ -56,6 +57,9 @@ pub struct Snapshot {
     /// Names and sensors of the GPUs that the driver lists; empty where the daemon has no answer of the driver.
     #[serde(default)]
     pub sensors: Vec<Sensors>,
+    /// Other daemons on these GPUs.
+    #[serde(default)]
+    pub neighbours: Vec<Neighbour>,
 }
 
 /// A device of the node in a snapshot.
@@ -149,6 +153,14 @@ pub struct ClientSnapshot {
     /// The enforcer of each limit of the client, if a program on the node has looked, as `gshare status` does.
     #[serde(default)]
     pub held_by: Option<HeldBy>,
+}
+
+impl Snapshot {
+    /// The driver's name of the GPU of a device, if the driver lists it.
+    pub fn model_of(&self, device: &DeviceSnapshot) -> Option<&str> {
+        let of = self.sensors.iter().find(|of| of.uuids.contains(&device.uuid))?;
+        Some(&of.name)
+    }
 }
 
 impl From<DeviceView> for DeviceSnapshot {

@@ -191,7 +191,7 @@ impl Reasons {
                 (since, self.cause(now, node, view))
             }
             (None, Some((wait, since))) => (since, (wait.into(), String::new(), None)),
-            (None, None) => return None,
+            (None, None) => parked(view)?,
         };
         Some(finding(now, since, view.name.clone(), Some((view.client, view.pid)), cause))
     }
@@ -260,6 +260,21 @@ fn finding(
     }
     let (client, pid) = (of.map(|(client, _)| client), of.map(|(_, pid)| pid));
     Finding { name, pid, client, reason, from_ns, ended_ns: None, until_ns, text }
+}
+
+/// A client whose memory is in host memory, though it wants to launch nothing.
+fn parked(view: &ClientView) -> Option<(Timestamp, Cause)> {
+    let parking = view.parking.filter(|parking| parking.on_host() > Bytes::ZERO)?;
+    let who = match parking.ordered_by {
+        None => "a user of an earlier daemon".to_owned(),
+        Some(0) => "root or the daemon's user".to_owned(),
+        Some(uid) => format!("user {uid}"),
+    };
+    let text = format!(
+        "{} by order of {who}; it comes back when it launches, or by `gshare daemon unpark {}`",
+        parking.bytes, view.name
+    );
+    Some((parking.ordered_at?, (Wait::Parked.into(), text, None)))
 }
 
 fn memory_denied(asked: Bytes, free: Bytes, of: MemoryBound, limit: Bytes, held: Bytes) -> Cause {

@@ -22,11 +22,17 @@ pub struct Parking {
     pub obstacle: Option<Obstacle>,
     /// Whether the node has ordered the memory to host memory.
     pub ordered: bool,
+    /// Time of that order.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ordered_at: Option<Timestamp>,
+    /// User of that order; 0 is root or the daemon's own user, `None` a user of an earlier daemon.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ordered_by: Option<u32>,
 }
 
 impl Parking {
     /// Bytes in host memory, or on the way there.
-    fn on_host(&self) -> Bytes {
+    pub fn on_host(&self) -> Bytes {
         if self.ordered || self.residence != Residence::Resident { self.bytes } else { Bytes::ZERO }
     }
 }
@@ -151,17 +157,20 @@ impl Node {
     ) {
         match self.can_park(name, uid, on) {
             Ok(clients) if !clients.is_empty() => {
-                clients.into_iter().for_each(|client| self.order_park(now, client, on, out));
+                clients.into_iter().for_each(|client| self.order_park(now, client, on.then_some(uid), out));
             }
             _ => note(Note::NoEffect, out),
         }
     }
 
-    fn order_park(&mut self, now: Timestamp, client: ClientId, on: bool, out: &mut Vec<NodeAction>) {
+    /// Orders a client to host memory for a user, or back.
+    fn order_park(&mut self, now: Timestamp, client: ClientId, by: Option<u32>, out: &mut Vec<NodeAction>) {
+        let on = by.is_some();
         let entry = self.clients.get_mut(client).expect("a client that was just found");
         let tenant = entry.tenant;
         if let Some(parking) = &mut entry.parking {
             parking.ordered = on;
+            (parking.ordered_at, parking.ordered_by) = (by.map(|_| now), by);
         }
         self.send(client, ToClient::Park { client, on: on.into() }, out);
         if on {
@@ -189,10 +198,15 @@ impl Node {
             (Some(before), Residence::Parking | Residence::Parked) => before.ordered,
             (None, Residence::Parking | Residence::Parked) => true,
         };
-        entry.parking = Some(Parking { residence, bytes, obstacle, ordered });
+        let order = match entry.parking.filter(|_| ordered) {
+            Some(before) => (before.ordered_at, before.ordered_by),
+            None => (ordered.then_some(now), None),
+        };
+        let (ordered_at, ordered_by) = order;
+        entry.parking = Some(Parking { residence, bytes, obstacle, ordered, ordered_at, ordered_by });
         note(Note::Parking { client, residence, bytes, obstacle }, out);
         if returns {
-            self.order_park(now, client, false, out);
+            self.order_park(now, client, None, out);
         }
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);
         self.tell_scheduler(now, tenant, out);

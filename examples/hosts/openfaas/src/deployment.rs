@@ -54,6 +54,25 @@ const KEYS: [(&str, &str); 16] = [
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
 ];
 
+/// The annotations for shares, without their prefix.
+const SHARES: [&str; 4] = ["gpu_sm_partition", "gpu_quota_request", "gpu_quota_limit", "gpu_mem"];
+
+/// The annotation that a user means by a key that is none of them: one without its prefix, or with at most two typing errors.
+fn meant(key: &str) -> Option<String> {
+    let prefixed = |prefix: &'static str| SHARES.map(|name| format!("{prefix}{name}"));
+    let shares = SHARE_PREFIXES.into_iter().flat_map(prefixed);
+    let all = KEYS.iter().map(|(name, _)| (*name).to_owned()).chain(shares);
+    let key = key.to_lowercase();
+    let short = |name: &str| {
+        name.split_once('/').map_or("", |(_, short)| short.trim_start_matches("gpu_")).to_owned()
+    };
+    let distance = |name: String| match key.trim_start_matches("gpu_") == short(&name) {
+        true => (0, name),
+        false => (strsim::damerau_levenshtein(&key, &name), name),
+    };
+    all.map(distance).filter(|(errors, _)| *errors <= 2).min().map(|(_, name)| name)
+}
+
 /// Whether the value of an annotation may be a path to a file on this host.
 pub fn is_file(key: &str) -> bool {
     ["gshare/model", "gshare/profile", "gshare/dag", "gshare/probe_body"].contains(&key)
@@ -501,15 +520,25 @@ impl Annotations<'_> {
         self.0.iter().find(|(name, _)| **name == key).map(|(_, value)| value.as_str())
     }
 
+    /// Refuses keys that this host would not read although they are meant for it.
     fn known(&self) -> Result<(), ApiError> {
-        let known = |key: &str| KEYS.iter().any(|(name, _)| *name == key);
-        match self.0.keys().find(|key| key.starts_with("gshare/") && !known(key)) {
-            None => Ok(()),
-            Some(key) => {
+        let is_share = |key: &str| {
+            let name = SHARE_PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix));
+            let short = |name: &str| name.trim_start_matches("gpu_").to_owned();
+            name.is_some_and(|name| SHARES.into_iter().map(short).any(|share| share == short(name)))
+        };
+        let known = |key: &str| KEYS.iter().any(|(name, _)| *name == key) || is_share(key);
+        for key in self.0.keys().filter(|key| !known(key)) {
+            if let Some(meant) = meant(key) {
+                return Err(ApiError::bad(format!("annotations: unknown `{key}`: need `{meant}`")));
+            }
+            if key.starts_with("gshare/") {
                 let all: Vec<String> = KEYS.iter().map(|(name, what)| format!("{name} ({what})")).collect();
-                Err(ApiError::bad(format!("annotations: unknown `{key}`; there are: {}", all.join(", "))))
+                let all = all.join(", ");
+                return Err(ApiError::bad(format!("annotations: unknown `{key}`; there are: {all}")));
             }
         }
+        Ok(())
     }
 
     fn share(&self) -> Result<Option<ResourceSpec>, ApiError> {
@@ -701,6 +730,12 @@ mod tests {
                 "need gshare/regime fractional",
             ),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
+            (r#""annotations":{"slo":"69ms"}"#, "unknown `slo`: need `gshare/slo`"),
+            (r#""annotations":{"GShare/SLO":"69ms"}"#, "unknown `GShare/SLO`: need `gshare/slo`"),
+            (r#""annotations":{"gshare/workload_":"training"}"#, "need `gshare/workload`"),
+            (r#""annotations":{"gshare.slo":"69ms"}"#, "need `gshare/slo`"),
+            (r#""annotations":{"quota_request":"0.5"}"#, "need `faasshare/gpu_quota_request`"),
+            (r#""annotations":{"fastgshare/gpu_quota_reqest":"0.5"}"#, "need `fastgshare/gpu_quota_request`"),
             (r#""annotations":{"gshare/devices":"65"}"#, "gshare/devices: `65`: need 1 to 64"),
             (
                 r#""annotations":{"gshare/devices":"2","gshare/workload":"training"}"#,

@@ -553,11 +553,12 @@ async fn attend(
     // Training workers need not listen.
     let serves = !matches!(launch.version.plan.wants, Wants::Training { .. });
     let listens = async {
-        let (mut pause, mut looks) = (PROBE, Looks::default());
+        let (mut pause, mut looks) = (PROBE, Looks::new(launch.version.plan.image.is_some()));
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
             tokio::time::sleep(pause).await;
             pause = (pause * 5 / 4).min(SLOWEST_PROBE);
-            if let Some(ports) = serves.then(|| looks.at(pid, port)).flatten() {
+            let gpu_ns = || node.host().gpu_ns(id);
+            if let Some(ports) = serves.then(|| looks.at(pid, port, gpu_ns)).flatten() {
                 let text = elsewhere(&ports, port);
                 node.logs.add(&name, &instance, text.clone());
                 node.host().explain(id, text);

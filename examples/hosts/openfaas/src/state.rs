@@ -28,6 +28,8 @@ pub struct State {
     pub models: Option<gshare_modelstore::status::Status>,
     /// The last decisions, the newest first.
     pub decisions: Vec<Decision>,
+    /// Other daemons on these devices.
+    pub neighbours: Vec<gshared::Neighbour>,
 }
 
 /// A device of the host.
@@ -137,6 +139,7 @@ pub fn now(node: &Node) -> State {
         clients,
         models,
         decisions,
+        neighbours: snapshot.map_or_else(Vec::new, |snapshot| snapshot.neighbours),
     }
 }
 

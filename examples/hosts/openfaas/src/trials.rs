@@ -2,7 +2,7 @@
 //!
 //! # Algorithm
 //! 1. Start the program with the whole share and call it once. A program that has not connected to the node's daemon by then
-//!    uses no GPU; it gets the smallest share.
+//!    uses no GPU; it gets the smallest share, after one measurement if it has an SLO.
 //! 2. Measure a setting: throughput in a closed loop at the function's concurrency, then latency in an open loop at two thirds
 //!    of that rate.
 //! 3. [`EfficacySearch`] chooses the settings for a function with an SLO or batches: it looks for the most requests per SM, over tenths
@@ -85,6 +85,20 @@ pub struct FailedBatch {
 }
 
 impl Measured {
+    /// Memory of a function that uses no GPU: the least that can be booked.
+    const NO_GPU: Bytes = Bytes(1);
+
+    /// Whether the function uses a GPU.
+    pub fn uses_gpu(&self) -> bool {
+        self.memory > Self::NO_GPU
+    }
+
+    /// Whether other processes may have slowed its trials. The daemon knows their use of the GPU, but not of the CPUs, which a function
+    /// without a GPU needs.
+    pub fn is_doubtful(&self) -> bool {
+        self.others > DISTURBED || !self.uses_gpu()
+    }
+
     /// The union of both measurements; none if they share a point.
     pub fn and(&self, other: &Self) -> Option<Self> {
         let points = self.table.points().iter().chain(other.table.points()).copied().collect();
@@ -109,6 +123,7 @@ struct Tried {
     port: u16,
     wrong: Tell,
     looks: Looks,
+    gpu_ns: Box<dyn Fn() -> u64 + Send>,
     /// The last such message.
     told: Option<String>,
 }
@@ -129,12 +144,16 @@ impl Program for Tried {
     }
 
     fn does_not_listen(&mut self) -> Option<String> {
-        if let Some(ports) = self.looks.at(self.process.pid(), self.port) {
+        if let Some(ports) = self.looks.at(self.process.pid(), self.port, &self.gpu_ns) {
             let text = elsewhere(&ports, self.port);
             (self.wrong)(&text);
             self.told = Some(text);
         }
         self.told.clone()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.looks.idle()
     }
 }
 
@@ -176,17 +195,14 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
     tell("is started for the first time".to_owned());
     let uses = first_call(node, launch, &mut function, setting(all, time))?;
     let Some(mut memory) = uses else {
-        let point = slowest(plan.batch.unwrap_or(concurrency))?;
         tell("uses no GPU".to_owned());
-        let (least, others) = (Duration::from_nanos(1), BasisPoints::ZERO);
-        return Ok(Measured {
-            table: point,
-            memory: Bytes(1),
-            regime: turn.regime,
-            least,
-            others,
-            failed_batch: None,
-        });
+        let batch = plan.batch.unwrap_or(1);
+        let of_batch = Setting { batch, ..setting(all, time) };
+        let mut measured = || point(&mut function, of_batch, concurrency, &Beside::default);
+        let seen = plan.slo.map(|_| measured()).transpose()?;
+        let (table, least) = without_gpu(batch.max(concurrency), seen.as_ref())?;
+        let (memory, others) = (Measured::NO_GPU, BasisPoints::ZERO);
+        return Ok(Measured { table, memory, regime: turn.regime, least, others, failed_batch: None });
     };
     let partitioned = node.upgrade().ok_or("the host ends")?.runner.partitioned;
     let part = |parts: u16| {
@@ -362,7 +378,10 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
             node.host().progress(instance, text);
         }
     };
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks: Looks::default(), told: None })
+    let looks = Looks::new(launch.version.plan.image.is_some());
+    let of = Arc::downgrade(node);
+    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
+    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None })
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
@@ -572,10 +591,17 @@ fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
     Some(Beside { used, delayed: sum(|of| of.delayed_ns), own, launches })
 }
 
-/// The point of a function that uses no GPU: the smallest share, and a rate that no load reaches.
-fn slowest(concurrency: u32) -> Result<ProfileTable, String> {
+/// The point and the least latency of a function that uses no GPU, in the smallest share. Without an SLO nothing is measured: the point
+/// has a rate that no load reaches.
+fn without_gpu(batch: u32, seen: Option<&Seen>) -> Result<(ProfileTable, Duration), String> {
     let share = SmShare::from_percent(1).zip(Quota::from_percent(1)).ok_or("a share of 1 %")?;
     let any = Duration::from_nanos(1);
-    let point = ProfilePoint::measured(share.0, share.1, concurrency, 1e9, any, any);
-    point.and_then(|point| ProfileTable::sparse(vec![point])).map_err(|error| error.to_string())
+    let unmeasured = || ProfilePoint::measured(share.0, share.1, batch, 1e9, any, any);
+    let mut point = match seen {
+        Some(seen) => seen.point,
+        None => unmeasured().map_err(|error| error.to_string())?,
+    };
+    (point.sm, point.quota) = share;
+    let table = ProfileTable::sparse(vec![point]).map_err(|error| error.to_string())?;
+    Ok((table, seen.map_or(any, |seen| seen.fastest)))
 }

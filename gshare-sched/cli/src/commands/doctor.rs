@@ -72,7 +72,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     checks.extend(parts());
     checks.push(kernel());
     checks.push(daemon(&options.place));
-    checks.extend(options.place.snapshot().iter().flat_map(|snapshot| believed(&snapshot.devices)));
+    if let Ok(snapshot) = options.place.snapshot() {
+        checks.extend(believed(&snapshot.devices));
+        let one = |other: &gshared::Neighbour| check("second daemon", Status::Bad, other.to_string(), None);
+        checks.extend(snapshot.neighbours.iter().map(one));
+    }
     checks.extend(unmetered(&options.place));
     let is_bad = checks.iter().any(|check| check.status == Status::Bad);
     let code = if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS };

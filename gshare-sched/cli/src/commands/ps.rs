@@ -9,6 +9,8 @@ use serde::Deserialize;
 
 /// Show the functions of `gshare up`: state, SLO, instances, and requested and used GPU time.
 ///
+/// ASKED and MEASURED are `-` until a process of the function uses a GPU.
+///
 /// With --usage the command shows how much each process, running or recently ended, has used this node's GPUs. BUSY is the
 /// time with kernels of the process on the GPU. OCCUPIED is its own part of the GPU's time: busy time, weighed by its share
 /// of the SMs, and divided among processes that were busy at the same time. MEMORY is memory times its time.
@@ -47,6 +49,8 @@ struct State {
     #[serde(default)]
     devices: Vec<Device>,
     functions: Vec<Function>,
+    #[serde(default)]
+    neighbours: Vec<gshared::Neighbour>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -102,6 +106,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     for line in losses(&state.devices) {
         println!("{line}");
     }
+    for other in &state.neighbours {
+        println!("WARNING: {other}");
+    }
     let rows: Vec<_> = [HEAD.map(str::to_owned)].into_iter().chain(state.functions.iter().map(row)).collect();
     let table = table(&rows);
     let mut lines = table.lines();
@@ -131,15 +138,18 @@ const HEAD: [&str; 10] =
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn row(of: &Function) -> [String; HEAD.len()] {
-    // The sum of no numbers is -0.
-    let percent = |share: f64| format!("{:.1}%", share * 100.0 + 0.0);
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
     let ready = of.instances.iter().filter(|instance| instance.life == "ready").count();
     let slo = of.slo_ns.map_or("-".to_owned(), |slo| format!("{}ms", slo / 1_000_000));
     let kept = match (of.slo_ns, of.answered) {
         (None, _) | (_, 0) => "-".to_owned(),
         (Some(_), answered) => percent(of.within_slo as f64 / answered as f64),
     };
-    let sum = |value: fn(&Client) -> f64| percent(of.clients.iter().map(value).sum());
+    // The daemon knows a process from its first use of a GPU on.
+    let sum = |value: fn(&Client) -> f64| match of.clients.is_empty() {
+        true => "-".to_owned(),
+        false => percent(of.clients.iter().map(value).sum()),
+    };
     [
         of.name.clone(),
         of.state.clone(),
@@ -249,11 +259,11 @@ mod tests {
     }
 
     #[test]
-    fn a_function_without_instances_asks_for_nothing() {
-        let text = r#"{"name":"idle","state":"idle","slo_ns":null,"answered":0,"within_slo":0,"waiting":0,"gpu_seconds":0.0,
-            "instances":[],"clients":[]}"#;
+    fn a_function_without_use_of_a_gpu_has_no_figures_of_one() {
+        let text = r#"{"name":"cpu","state":"serving","slo_ns":null,"answered":9,"within_slo":0,"waiting":0,"gpu_seconds":0.0,
+            "instances":[{"life":"ready"}],"clients":[]}"#;
         let row = row(&serde_json::from_str(text).unwrap());
-        assert_eq!(row[7..9], ["0.0%", "0.0%"]);
+        assert_eq!(row[7..9], ["-", "-"]);
     }
 
     #[test]

@@ -113,10 +113,14 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
             FactSource::Client if device.memory_bytes > Bytes::ZERO => ", as its first client says",
             _ => "",
         };
-        let _ = writeln!(out, "{} {} {simulated}{memory}{source}", device.gpu, device.uuid);
+        let model = snapshot.model_of(device).map(|name| format!("{name}, ")).unwrap_or_default();
+        let _ = writeln!(out, "{} {} {model}{simulated}{memory}{source}", device.gpu, device.uuid);
     }
     for device in snapshot.lost.iter().flatten() {
         let _ = writeln!(out, "WARNING: {} is lost: {}", device.uuid, device.why);
+    }
+    for other in &snapshot.neighbours {
+        let _ = writeln!(out, "WARNING: {other}");
     }
     if let Some(why) = &snapshot.journal_failure {
         let _ = writeln!(out, "WARNING: no journal is written: {why}");
@@ -156,4 +160,26 @@ pub(crate) fn text(snapshot: &Snapshot) -> String {
         ]);
     }
     out + &table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_its_model_and_a_second_daemon_is_told() {
+        let snapshot = serde_json::from_value(serde_json::json!({
+            "now_ns": 0, "epoch": 1, "pid": 42, "version": "0.1.0", "socket": "/run/g.sock", "connections": 0, "processes": 0,
+            "drops": {}, "journal_lost": 0, "clients": [],
+            "devices": [{"gpu": 0, "uuid": "GPU-7", "memory_bytes": 16_u64 << 30, "held_bytes": 0, "clients": 0}],
+            "sensors": [{"uuids": ["GPU-7"], "name": "NVIDIA H200", "celsius": null, "milliwatts": null}],
+            "neighbours": [{"uuid": "GPU-7", "pid": 4711, "uid": 1000}],
+        }));
+        let text = text(&snapshot.unwrap());
+        assert!(text.contains("gpu0 GPU-7 NVIDIA H200, 0 B of 16 GiB used"), "{text}");
+        assert!(
+            text.contains("WARNING: GPU-7 is shared out by a second daemon, process 4711 of user 1000"),
+            "{text}"
+        );
+    }
 }

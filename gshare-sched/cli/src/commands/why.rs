@@ -2,7 +2,7 @@
 
 use super::{Form, Where, bypass, print_json};
 use anyhow::Context as _;
-use gshare_core::reason::Reason;
+use gshare_core::reason::{Reason, Wait};
 use gshare_core::{Duration, Timestamp};
 use gshared::why::Finding;
 use gshared::{Snapshot, journal};
@@ -262,6 +262,9 @@ fn line(finding: &Finding, now: Timestamp) -> String {
     let ago = |at: Timestamp| now.saturating_since(at);
     let label = reason.label();
     match (reason, ended_ns) {
+        (Reason::Wait(Wait::Parked), None) => {
+            format!("{whose} has been parked for {} [{label}]: {text}", ago(*from_ns))
+        }
         (Reason::Wait(_), None) => format!("{whose} has waited for {} [{label}]: {text}", ago(*from_ns)),
         (Reason::Wait(_), Some(ended)) => {
             let waited = ended.saturating_since(*from_ns);

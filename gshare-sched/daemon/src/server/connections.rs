@@ -257,8 +257,12 @@ impl Daemon {
     /// Tells the node a frame of a peer.
     fn hear(&mut self, now: Timestamp, id: ConnId, frame: ToDaemon) {
         let peer = self.conns.get(id).expect("a frame has a connection").peer;
+        let attaches = matches!(frame, ToDaemon::Attach { .. });
         let event = NodeEvent::Received { conn: id, peer, frame };
         let handled = self.node.handle(now, event, &mut self.actions);
+        if attaches {
+            self.look_for_neighbours();
+        }
         if let Err(error @ NodeError::UnknownConnection { .. }) = handled {
             tracing::warn!(pid = peer.pid, %error, "dropped");
             self.drop_connection(now, id, RefusalCode::Protocol);

@@ -9,7 +9,8 @@
 //! # A measurement is a prior
 //! - Waits for other processes on the device do not count (`trials.rs`). The rest of their influence is not known.
 //! - If a disturbed measurement is too slow for the SLO, the function is measured again after a pause, which grows each time.
-//! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another.
+//! - Latencies of served requests correct the point in use. If the corrected point is too slow, the function moves to another; a
+//!   function that misses its SLO goes on, and says so.
 //! - Deletion of a function deletes its measurement.
 
 use super::{Host, Instance, Known, Launch, Order, Process, Request, Turn, Version};
@@ -42,6 +43,9 @@ pub(crate) const DISTURBED: BasisPoints = BasisPoints::percent(5);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Answers per correction: seven of them lie above the 95th percentile.
 const ANSWERS: usize = 128;
+
+/// Begin of the problem of a function that misses its SLO.
+const LATE: &str = "misses its SLO of ";
 
 /// State of a function's measurement.
 #[derive(Debug, Default)]
@@ -336,25 +340,28 @@ impl Host {
     /// Tells the platform a measurement, unless the function is too slow for its SLO.
     fn learn(&mut self, function: FunctionId, found: Measured) {
         let Some(known) = self.versions.get_mut(&function) else { return };
-        (known.measuring.progress, known.measuring.pause) = (None, None);
+        known.measuring.progress = None;
         known.measuring.tried.clear();
         let version = Arc::clone(&known.version);
         let memory = Some(version.plan.memory.unwrap_or(found.memory));
         let profile = found.table.clone();
         let unmet = self.unmet(&version, &profile, Some(&found));
         let _ = self.orders.send(Order::Keep(version, found));
-        match unmet {
-            Some(why) => self.give_up(function, &why),
-            None => self.events.push_back(PlatformEvent::ProfileLearned { function, profile, memory }),
+        if let Some(why) = unmet {
+            return self.give_up(function, &why);
         }
+        if let Some(known) = self.versions.get_mut(&function) {
+            known.measuring.pause = None;
+        }
+        self.events.push_back(PlatformEvent::ProfileLearned { function, profile, memory });
     }
 
-    /// Marks a function as hopeless after its measurement. Plans a new measurement if other processes disturbed this one.
+    /// Marks a function as hopeless after its measurement. Plans a new measurement if other processes may have disturbed this one.
     pub(super) fn give_up(&mut self, function: FunctionId, why: &str) {
         let Some(known) = self.versions.get_mut(&function) else { return };
         (known.problem, known.hopeless) = (Some(why.to_owned()), true);
         let name = known.version.deployment.service.clone();
-        if known.measuring.found.as_ref().is_some_and(|found| found.others > DISTURBED) {
+        if known.measuring.found.as_ref().is_some_and(Measured::is_doubtful) {
             self.measure_later(function);
         }
         if self.functions.get(&name).is_none_or(|of| of.serving != function) {
@@ -416,6 +423,12 @@ impl Host {
         let mut answers = core::mem::take(&mut of.measuring.answers);
         answers.sort_unstable();
         let at = |percent: usize| answers.get((answers.len() - 1) * percent / 100).copied().unwrap_or(took);
+        let is_late = |why: &String| why.starts_with(LATE);
+        if let Some(slo) = of.version.plan.slo.filter(|slo| at(95) > *slo) {
+            of.problem = Some(format!("{LATE}{slo}: 95 of the last 100 answers took up to {}", at(95)));
+        } else if of.problem.as_ref().is_some_and(is_late) {
+            of.problem = None;
+        }
         let batch = of.version.plan.concurrency;
         if let Some(share) = share {
             let setting = Setting { batch, sm: share.sm(), quota: share.time().request() };
@@ -621,28 +634,31 @@ mod tests {
         assert_eq!(progress("second"), "waits for a device to be measured on, after first");
     }
 
-    /// Without the pause the host would restart a crashing program in a loop.
+    /// Without the pause the host would restart a crashing program in a loop. Programs that never listen would keep a device.
     #[test]
-    fn trials_that_fail_on_a_slice_come_again_after_growing_pauses() {
+    fn trials_that_fail_come_again_after_growing_pauses() {
         let layout = MigLayout::named("A100-80", &["1g.10gb"]).unwrap();
-        let mut test = Test::on(vec![DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)]);
-        test.deploy(r#""gshare/slo":"1s""#);
-        let (mut launch, mut pauses) = (test.trial(), Vec::new());
-        for _ in 0..3 {
-            test.host.failed(test.now, launch.instance, 0, "ended".to_owned());
-            test.host.invariants();
-            assert!(test.order().is_none());
-            assert_eq!(test.host.view("f").unwrap().problem.as_deref(), Some("ended"));
-            let before = test.now;
-            launch = loop {
-                test.wait();
-                if let Some(Order::Measure(launch, _)) = test.order() {
-                    break launch;
-                }
-            };
-            pauses.push(test.now.saturating_since(before).as_nanos() / 1_000_000_000);
+        let sliced = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout);
+        for device in [sliced, gpu()] {
+            let mut test = Test::on(vec![device]);
+            test.deploy(r#""gshare/slo":"1s""#);
+            let (mut launch, mut pauses) = (test.trial(), Vec::new());
+            for _ in 0..3 {
+                test.host.failed(test.now, launch.instance, 0, "ended".to_owned());
+                test.host.invariants();
+                assert!(test.order().is_none());
+                assert_eq!(test.host.view("f").unwrap().problem.as_deref(), Some("ended"));
+                let before = test.now;
+                launch = loop {
+                    test.wait();
+                    if let Some(Order::Measure(launch, _)) = test.order() {
+                        break launch;
+                    }
+                };
+                pauses.push(test.now.saturating_since(before).as_nanos() / 1_000_000_000);
+            }
+            assert_eq!(pauses, [1, 2, 4]);
         }
-        assert_eq!(pauses, [1, 2, 4]);
     }
 
     #[test]
@@ -668,6 +684,50 @@ mod tests {
         test.measured(&launch, Regime::Fractional, &[point(share(100), 40, 200.0, 4)], 0);
         assert_eq!(test.host.view("f").unwrap().problem, None);
         test.instance();
+    }
+
+    /// Regression: its p95 was taken to be 1 ns, so it served too late and nothing said so.
+    #[test]
+    fn a_function_without_a_gpu_keeps_its_slo_or_says_that_it_does_not() {
+        let mut test = Test::on(vec![gpu()]);
+        test.deploy(r#""gshare/slo":"20ms""#);
+        let launch = test.trial();
+        let answers = |ms| {
+            let table = ProfileTable::sparse(vec![point(share(1), 1, 100.0, ms)]).unwrap();
+            let (memory, least, others) = (Bytes(1), Duration::from_millis(ms), BasisPoints::ZERO);
+            Measured { table, memory, regime: Regime::Fractional, least, others, failed_batch: None }
+        };
+        let slow = answers(30);
+        test.host.measured(test.now, launch.instance, slow);
+        let why = test.host.view("f").unwrap().problem.unwrap();
+        assert!(why.contains("take up to 30ms at best (without a GPU): need 60ms or more"), "{why}");
+        assert!(!why.contains("other processes"), "{why}");
+        // The pauses before further measurements grow.
+        for seconds in [1, 2, 4] {
+            let before = test.now;
+            test.wait();
+            assert_eq!(test.now.saturating_since(before), Duration::from_secs(seconds));
+            let launch = test.trial();
+            test.host.measured(test.now, launch.instance, answers(30));
+        }
+
+        let mut test = Test::on(vec![gpu()]);
+        test.deploy(r#""gshare/slo":"20ms""#);
+        let launch = test.trial();
+        let fast = answers(5);
+        test.host.measured(test.now, launch.instance, fast);
+        let served = test.instance();
+        test.host.listens(test.now, served.instance, 0);
+        for (ms, problem) in [
+            (5, None),
+            (21, Some("misses its SLO of 20ms: 95 of the last 100 answers took up to 21ms")),
+            (6, None),
+        ] {
+            for _ in 0..ANSWERS {
+                test.host.answered(test.now, served.instance, Duration::from_millis(ms));
+            }
+            assert_eq!(test.host.view("f").unwrap().problem.as_deref(), problem);
+        }
     }
 
     #[test]

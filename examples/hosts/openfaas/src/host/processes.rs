@@ -106,12 +106,15 @@ impl Host {
         if self.takes_turns(instance) {
             self.last = self.last.max(now);
             self.end_turn(instance);
-            if let Some(of) = measured {
-                self.measure_later(of);
-            }
-            return self.settle();
+        } else {
+            self.ended(now, instance, index);
         }
-        self.ended(now, instance, index);
+        // Meanwhile the companion's share is free for other functions.
+        if let Some((of, trial)) = measured.zip(function) {
+            self.remove_trial(trial);
+            self.measure_later(of);
+        }
+        self.settle();
     }
 
     /// Records the reason why an instance's function does not start.
@@ -283,6 +286,11 @@ impl Host {
         if let Some(known) = self.instances.get_mut(&InstanceId::new(number)) {
             known.gpu_ns.insert(client.to_owned(), ns);
         }
+    }
+
+    /// Device time of an instance so far, in ns.
+    pub fn gpu_ns(&self, instance: InstanceId) -> u64 {
+        self.instances.get(&instance).map_or(0, |known| known.gpu_ns.values().sum())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reasons why the devices of this node cannot serve a deployment, with the annotation to change.
 
-use super::{DISTURBED, Host, Version};
+use super::{Host, Version};
 use crate::deployment::{Plan, Wants};
 use crate::trials::Measured;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
@@ -86,13 +86,13 @@ impl Host {
     /// Whether a version may use the measurement of an earlier deployment.
     ///
     /// A measurement on another kind of device is not used. A measurement that is too slow for the SLO still counts, and the
-    /// deployment is refused, unless other processes disturbed it or an earlier host accepted the function.
+    /// deployment is refused, unless other processes may have disturbed it or an earlier host accepted the function.
     pub fn can_use(&self, version: &Version, restored: bool) -> bool {
         let Wants::Profile { table, .. } = &version.plan.wants else { return false };
         let Some(found) = &version.plan.measured else { return false };
         let same = version.plan.spec(version.plan.bounds, self.guess);
         let same = same.is_ok_and(|spec| self.platform.regime_for(&spec) == found.regime);
-        let doubtful = restored || found.others > DISTURBED;
+        let doubtful = restored || found.is_doubtful();
         same && (!doubtful || self.unmet(version, table, Some(found)).is_none())
     }
 
@@ -128,7 +128,11 @@ impl Host {
         if time(&best).as_nanos() <= most {
             return None;
         }
-        let (takes, at) = (time(&best), best.setting());
+        let takes = time(&best);
+        let at = match found.is_none_or(Measured::uses_gpu) {
+            true => best.setting().to_string(),
+            false => "without a GPU".to_owned(),
+        };
         let mut why = match shared {
             true => format!(
                 "annotations: gshare/slo: `{slo}`: half of it is for waiting, and 95 of 100 answers of {name} take up to {takes} at best \
@@ -140,10 +144,13 @@ impl Host {
             ),
         };
         if let Some(found) = found {
+            let others = match found.uses_gpu() {
+                true => format!(", while other processes had {} of the device's time", found.others),
+                false => String::new(),
+            };
             why += &format!(
-                "; the least latency that was measured is {}, while other processes had {} of the device's time; \
-                 `gshare lab profile --again {name}` measures it again",
-                found.least, found.others
+                "; the least latency that was measured is {}{others}; `gshare lab profile --again {name}` measures it again",
+                found.least
             );
         }
         Some(why)

@@ -306,8 +306,9 @@ impl View {
             snapshot.journal_failure.as_ref().map(|why| format!("WARNING: no journal is written: {why}"));
         let lost = (snapshot.journal_lost > 0)
             .then(|| format!("the journal has lost {} events", snapshot.journal_lost));
-        let problems = [self.failure.clone(), journal, lost];
-        lines.extend(problems.into_iter().flatten().map(|text| (text, self.colour(Color::Red).patch(bold))));
+        let problems = [self.failure.clone(), journal, lost].into_iter().flatten();
+        let second = snapshot.neighbours.iter().map(|other| format!("WARNING: {other}"));
+        lines.extend(problems.chain(second).map(|text| (text, self.colour(Color::Red).patch(bold))));
         let most = usize::from(height / 4).max(1);
         for device in snapshot.devices.iter().take(most) {
             let here = || self.rows.iter().filter(|row| row.client.gpu == device.gpu);
@@ -327,7 +328,7 @@ impl View {
                 device.gpu.to_string(),
                 percent(used),
                 percent(requested),
-                device.uuid
+                snapshot.model_of(device).unwrap_or(&device.uuid)
             );
             lines.push((line, Style::new()));
         }
