@@ -11,8 +11,8 @@ const FIRST: Duration = Duration::from_secs(2);
 /// The longest pause between two looks.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A program that does no work for this long will not listen.
-const IDLE: Duration = Duration::from_secs(10);
+/// A program that does no work for this long will probably not listen.
+pub const IDLE: gshare_core::Duration = gshare_core::Duration::from_secs(10);
 /// CPU time in 5 s that is not work yet: one tick of the kernel's clock. Servers that wait look around this often.
 const TICK_PER: Duration = Duration::from_secs(5);
 
@@ -26,6 +26,7 @@ pub struct Looks {
     worked: Option<Instant>,
     /// Time of CPUs and GPUs at the last look.
     before: (u64, u64),
+    patience: Duration,
     idle: bool,
 }
 
@@ -43,11 +44,19 @@ struct Signs {
 }
 
 impl Looks {
-    /// Looks at a new process; `contained` if it starts a container.
-    pub fn new(contained: bool) -> Self {
+    /// Looks at a new process, which is idle after `patience` without work; `contained` if it starts a container.
+    pub fn new(contained: bool, patience: gshare_core::Duration) -> Self {
         let now = Instant::now();
         let worked = (!contained).then_some(now);
-        Self { last: now, pause: FIRST, seen: None, worked, before: (0, 0), idle: false }
+        Self {
+            last: now,
+            pause: FIRST,
+            seen: None,
+            worked,
+            before: (0, 0),
+            patience: patience.into(),
+            idle: false,
+        }
     }
 
     /// The ports at which the process listens in place of `port`, if they have changed; an empty list for an idle process that
@@ -72,7 +81,7 @@ impl Looks {
             if signs.busy || signs.ticks.abs_diff(ticks) > allowed || signs.gpu_ns != gpu_ns {
                 *worked = now;
             }
-            self.idle = now.saturating_duration_since(*worked) >= IDLE;
+            self.idle = now.saturating_duration_since(*worked) >= self.patience;
         }
         self.last = now;
         let wrong = if signs.ports.is_empty() { self.idle } else { !signs.ports.contains(&port) };
@@ -195,7 +204,7 @@ mod tests {
             let signs = Signs { ports: Vec::new(), busy, ticks, gpu_ns: 0 };
             looks.found(begun + Duration::from_secs(second), signs, 80)
         };
-        let mut sleeps = Looks::new(false);
+        let mut sleeps = Looks::new(false, IDLE);
         assert_eq!(at(&mut sleeps, 2, 5, false), None, "it has just begun");
         assert_eq!(at(&mut sleeps, 6, 6, false), None);
         assert_eq!(at(&mut sleeps, 14, 7, false), Some(Vec::new()));
@@ -203,14 +212,14 @@ mod tests {
         assert!(
             elsewhere(&[], 80).starts_with("does nothing, and listens at no port, not at $PORT, which is 80")
         );
-        let mut warms_up = Looks::new(false);
+        let mut warms_up = Looks::new(false, IDLE);
         for second in [2, 6, 14, 30, 62] {
             let signs = Signs { ticks: 5, gpu_ns: second, ..Signs::default() };
             assert_eq!(warms_up.found(begun + Duration::from_secs(second), signs, 80), None);
         }
         assert!(!warms_up.idle(), "it waits for its own kernels");
         // A slow download, a disk, and a container, of which only the program that starts it is seen.
-        let mut loads = [Looks::new(false), Looks::new(false), Looks::new(true)];
+        let mut loads = [Looks::new(false, IDLE), Looks::new(false, IDLE), Looks::new(true, IDLE)];
         for second in [2, 6, 14, 30, 62] {
             assert_eq!(at(&mut loads[0], second, second, false), None);
             assert_eq!(at(&mut loads[1], second, 5, true), None);

@@ -553,7 +553,8 @@ async fn attend(
     // Training workers need not listen.
     let serves = !matches!(launch.version.plan.wants, Wants::Training { .. });
     let listens = async {
-        let (mut pause, mut looks) = (PROBE, Looks::new(launch.version.plan.image.is_some()));
+        let (mut pause, mut looks) =
+            (PROBE, Looks::new(launch.version.plan.image.is_some(), launch.patience));
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
             tokio::time::sleep(pause).await;
             pause = (pause * 5 / 4).min(SLOWEST_PROBE);

@@ -378,7 +378,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
             node.host().progress(instance, text);
         }
     };
-    let looks = Looks::new(launch.version.plan.image.is_some());
+    let looks = Looks::new(launch.version.plan.image.is_some(), launch.patience);
     let of = Arc::downgrade(node);
     let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
     Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None })

@@ -15,6 +15,7 @@
 
 use super::{Host, Instance, Known, Launch, Order, Process, Request, Turn, Version};
 use crate::deployment::Wants;
+use crate::listening::IDLE;
 use crate::trials::Measured;
 use gshare_core::dag::{Component, Dag};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
@@ -27,7 +28,7 @@ use gshare_sched::platform::{
     FunctionSpec, FunctionState, InstanceReport, Moving, PlatformAction, PlatformEvent, Regime, Rejection,
     Work,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -242,6 +243,13 @@ impl Host {
         self.report(instance, report);
     }
 
+    /// How long a program may do nothing before it listens. A program may sleep at first, so each attempt to measure it waits longer.
+    pub(super) fn patience(versions: &BTreeMap<FunctionId, Known>, of: &Known) -> Duration {
+        let measured = of.measures.and_then(|id| versions.get(&id));
+        let pause = measured.and_then(|of| of.measuring.pause).unwrap_or(PAUSES.0);
+        IDLE.saturating_mul(pause.as_nanos() / PAUSES.0.as_nanos())
+    }
+
     /// The turn of a companion has come: its trials run until they say so.
     pub(super) fn begin_turn(&mut self, instance: InstanceId) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
@@ -250,10 +258,12 @@ impl Host {
         known.processes = vec![Process::default()];
         (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
         let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
+        let patience = Self::patience(&self.versions, of);
         // The receiver closes only at the end of the host.
-        let _ = self
-            .orders
-            .send(Order::Measure(Launch { instance, index: 0, parts, version, weights: None }, stop));
+        let _ = self.orders.send(Order::Measure(
+            Launch { instance, index: 0, parts, version, weights: None, patience },
+            stop,
+        ));
     }
 
     /// Ends the turn of a companion's instance after its trials, successful or not.
@@ -658,6 +668,11 @@ mod tests {
                 pauses.push(test.now.saturating_since(before).as_nanos() / 1_000_000_000);
             }
             assert_eq!(pauses, [1, 2, 4]);
+            assert_eq!(
+                launch.patience,
+                IDLE.saturating_mul(8),
+                "a program that sleeps longer is measured in the end"
+            );
         }
     }
 

@@ -32,7 +32,9 @@ use super::models::Errand;
 use super::traces::Load;
 use super::trials::Measured;
 use crossbeam_channel::Sender;
-use gshare_core::{Bytes, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_core::{
+    Bytes, Duration, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp,
+};
 use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
     DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
@@ -72,6 +74,8 @@ pub struct Launch {
     pub version: Arc<Version>,
     /// The weights that the process shares on its device, once they are there.
     pub weights: Option<Arc<crate::weights::Use>>,
+    /// Time for which the program may do nothing before it listens.
+    pub patience: Duration,
 }
 
 impl Launch {

@@ -242,7 +242,8 @@ impl Host {
         let Some(of) = self.versions.get(&known.function) else { return };
         (known.ordered, known.load) = (self.last, None);
         let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
-        let launch = Launch { instance, index: 0, parts, version, weights: None };
+        let patience = Self::patience(&self.versions, of);
+        let launch = Launch { instance, index: 0, parts, version, weights: None, patience };
         known.processes = (0..launch.processes()).map(|_| Process::default()).collect();
         for index in 0..known.processes.len() {
             let launch = Launch { index, ..launch.clone() };
