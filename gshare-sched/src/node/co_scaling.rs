@@ -10,7 +10,7 @@
 //!    add up to the whole GPU at most.
 //! 2. On a GPU without an SLO-sensitive client nothing is scaled: each client has its whole quota.
 //! 3. Otherwise an SLO-sensitive client's request is its issued part, at least its own request and at most its limit, as far as the
-//!    requests of all clients leave time. Before its turn others use the time that it leaves, and its token engine lets it go first.
+//!    requests of all clients leave time. Others use the time that it leaves; when it comes, the token engine lets it go first.
 //! 4. A best-effort client whose SMs fit beside an SLO-sensitive client runs while the other does, and slows its kernels down. Its limit
 //!    is therefore its issued part, at least its request and [`LEAST`]. Where the two take turns, a lower limit would only idle the GPU.
 //! 5. The promised quota itself does not change: the co-scaler works within it.
@@ -55,6 +55,8 @@ struct Owners {
     wishes: u32,
     /// The fewest SMs of any of them.
     least_sm: SmShare,
+    /// The part of the GPU beside the requests of all its clients, in basis points.
+    spare: u32,
 }
 
 /// The default vertical scaler of a node.
@@ -159,10 +161,10 @@ impl Scaling {
             self.engine.used(now, client, tokens);
         }
         self.engine.catch_up(now);
-        let owners = self.owners();
+        let owners = self.owners(spare);
         let mut grows = Vec::new();
         for (&client, entry) in &self.clients {
-            let quota = self.quota(client, entry, owners.get(&entry.gpu), spare(entry.gpu));
+            let quota = self.quota(client, entry, owners.get(&entry.gpu));
             if quota != entry.current {
                 let shrinks =
                     quota.request() < entry.current.request() || quota.limit() < entry.current.limit();
@@ -176,11 +178,23 @@ impl Scaling {
         }
     }
 
+    /// The clients of a GPU with more than their promised requests, which are as promised again: a new request needs the time.
+    pub(super) fn lower(&mut self, gpu: GpuId) -> Vec<Resize> {
+        let here = self.clients.iter_mut().filter(|(_, entry)| entry.gpu == gpu);
+        let raised = here.filter(|(_, entry)| entry.current.request() > entry.share.quota.request());
+        let lowered = raised.map(|(client, entry)| {
+            entry.current = entry.share.quota;
+            Resize { client: *client, quota: entry.current }
+        });
+        lowered.collect()
+    }
+
     /// The SLO-sensitive clients of each GPU.
-    fn owners(&self) -> BTreeMap<GpuId, Owners> {
+    fn owners(&self, spare: impl Fn(GpuId) -> u32) -> BTreeMap<GpuId, Owners> {
         let mut owners = BTreeMap::new();
         for (client, entry) in self.clients.iter().filter(|(_, entry)| entry.slo_sensitive) {
-            let of = owners.entry(entry.gpu).or_insert(Owners { wishes: 0, least_sm: SmShare::WHOLE });
+            let none = || Owners { wishes: 0, least_sm: SmShare::WHOLE, spare: spare(entry.gpu) };
+            let of = owners.entry(entry.gpu).or_insert_with(none);
             of.wishes += self.wish(*client, entry);
             of.least_sm = of.least_sm.min(entry.share.sm);
         }
@@ -200,8 +214,8 @@ impl Scaling {
         self.issued(client).min(quota.limit().get().into()).saturating_sub(quota.request().get().into())
     }
 
-    /// The quota of a client from now on, on a GPU with these owners and `spare` time beside all requests.
-    fn quota(&self, client: ClientId, entry: &Entry, owners: Option<&Owners>, spare: u32) -> QuotaRange {
+    /// The quota of a client from now on, on a GPU with these owners.
+    fn quota(&self, client: ClientId, entry: &Entry, owners: Option<&Owners>) -> QuotaRange {
         let promised = entry.share.quota;
         let (mut request, mut limit) = (promised.request(), promised.limit());
         let points =
@@ -209,7 +223,7 @@ impl Scaling {
         match owners {
             None => {}
             Some(owners) if entry.slo_sensitive => {
-                let part = self.wish(client, entry) * owners.wishes.min(spare) / owners.wishes.max(1);
+                let part = self.wish(client, entry) * owners.wishes.min(owners.spare) / owners.wishes.max(1);
                 request = points(u32::from(request.get()) + part);
             }
             Some(owners) if entry.share.sm.get() + owners.least_sm.get() <= SmShare::WHOLE.get() => {

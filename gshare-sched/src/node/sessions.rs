@@ -371,6 +371,7 @@ impl Node {
         let full = Refusal::Full { what: "instances", limit };
         let id = self.tenants.next(limit).ok_or(full)?;
         let share = Share { quota: spec.quota(), sm: spec.sm() };
+        self.lower_raised(now, gpu, out);
         if !self.token(now, TokenEvent::ClientJoined { client: id, gpu, share }, out) {
             return Err(Refusal::Scheduler);
         }

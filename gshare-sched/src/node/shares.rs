@@ -102,12 +102,22 @@ impl Node {
             u32::from(Quota::WHOLE.get()).saturating_sub(sum)
         };
         self.scaling.period(now, used, spare, &mut resizes);
-        for Resize { client, quota } in resizes.drain(..) {
-            let Some(spec) = self.spec_of(TenantId(client)) else { continue };
-            let share = Share { quota, sm: spec.sm() };
-            self.token(now, TokenEvent::ShareChanged { client, share }, out);
-        }
+        resizes.drain(..).for_each(|resize| self.resize(now, resize, out));
         self.resizes = resizes;
+    }
+
+    /// Puts a share of the vertical scaler in force.
+    fn resize(&mut self, now: Timestamp, Resize { client, quota }: Resize, out: &mut Vec<NodeAction>) {
+        let Some(spec) = self.spec_of(TenantId(client)) else { return };
+        let share = Share { quota, sm: spec.sm() };
+        self.token(now, TokenEvent::ShareChanged { client, share }, out);
+    }
+
+    /// Takes requests back which the vertical scaler has raised on a device, before another request is put in force there.
+    pub(super) fn lower_raised(&mut self, now: Timestamp, gpu: GpuId, out: &mut Vec<NodeAction>) {
+        for resize in self.scaling.lower(gpu) {
+            self.resize(now, resize, out);
+        }
     }
 
     /// The configured class of an instance.
@@ -213,6 +223,7 @@ impl Node {
             for (gpu, tenant) in instance.tenants.clone() {
                 self.ledger.set_tenant((gpu, id), spec.memory());
                 if changed {
+                    self.lower_raised(now, gpu, out);
                     self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
                     if let Err(error) = self.scaling.share_changed(now, tenant.0, share) {
                         self.not_scaled(tenant, &error, out);

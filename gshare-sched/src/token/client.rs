@@ -204,7 +204,9 @@ impl Client {
     /// The total at which a token ends with the client's share, if the token allows at least `least` more. A client beyond its share
     /// ends at once; until its share ends, its GPU is taken to have been busy since the grant.
     pub(super) fn end_of_share(&self, now: Timestamp, least: Duration) -> Option<Duration> {
-        let token = self.holds.filter(|token| !token.recalled && token.until > now)?;
+        // A token about to end by the clock comes back by itself.
+        let token =
+            self.holds.filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
         let held = now.saturating_since(token.since);
         let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
         let charged = self.charged.max(token.base);

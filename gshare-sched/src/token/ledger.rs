@@ -561,20 +561,28 @@ impl Ledger {
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
-    /// Asks other holders beyond their shares to give their tokens back, if their SMs make room for the client in `slot`.
+    /// Asks other holders beyond their shares to give their tokens back, as many as make room for the client in `slot`; none if all of
+    /// them would make too little room.
     pub(super) fn recall(&mut self, index: usize, slot: u32, needed: u16, actions: &mut Vec<TokenAction>) {
         let (now, least) = (self.now, self.config.min_token);
         let gpu = &self.gpus[index];
-        let others = gpu.releases.iter().filter(|&&(_, other)| other != slot);
-        let holders = others.filter_map(|&(_, other)| self.clients.at(other));
-        let beyond: Vec<_> = holders
-            .filter_map(|client| Some((client.id, client.holds?.sm, client.end_of_share(now, least)?)))
-            .collect();
-        let room: u16 = beyond.iter().map(|(_, sm, _)| sm).sum();
-        if gpu.free + room < needed {
-            return;
+        let mut room = gpu.free;
+        let mut beyond = Vec::new();
+        for &(_, other) in gpu.releases.iter().filter(|&&(_, other)| other != slot) {
+            let Some(client) = self.clients.at(other) else { continue };
+            let Some(token) = client.holds else { continue };
+            if token.recalled {
+                room += token.sm;
+            } else if let Some(end) = client.end_of_share(now, least) {
+                beyond.push((client.id, token.sm, end));
+            }
         }
-        for (client, _, allowed) in beyond {
+        let enough = beyond.iter().position(|(_, sm, _)| {
+            let before = room;
+            room += sm;
+            before < needed && room >= needed
+        });
+        for (client, _, allowed) in beyond.into_iter().take(enough.map_or(0, |last| last + 1)) {
             let (known, _) = self.pair(client.slot());
             known.holds.as_mut().expect("a holder has a token").recalled = true;
             actions.push(TokenAction::Recall { client, allowed });

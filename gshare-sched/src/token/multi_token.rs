@@ -698,6 +698,24 @@ mod tests {
         assert_eq!(recalls(&bench), [(at(1), id(0), ms(2))]);
     }
 
+    /// Each drain of a holder idles its SMs for a while.
+    #[test]
+    fn as_many_holders_are_recalled_as_make_room() {
+        let recalled = |bench: &Bench| {
+            bench.log.iter().filter(|(_, action)| matches!(action, TokenAction::Recall { .. })).count()
+        };
+        let mut bench = Bench::new(&[("0:1", 20), ("0:1", 20), ("0:1", 20), ("0:1", 20), ("0:1", 20)], ms(1));
+        bench.join(5, "0.3:0.6", 40);
+        bench.now = at(3);
+        bench.says(id(5), UseState::Wants);
+        assert_eq!(recalled(&bench), 2);
+        // A wider client that comes next needs one more, beside the SMs already on their way.
+        bench.join(6, "0.5:0.6", 60);
+        bench.says(id(5), UseState::Idle);
+        bench.says(id(6), UseState::Wants);
+        assert_eq!(recalled(&bench), 3);
+    }
+
     /// Narrow holders that would make too little room keep their tokens, and so does a holder about to end.
     #[test]
     fn no_holder_is_recalled_in_vain() {

@@ -6,7 +6,7 @@ use gshare_core::{Duration, QuotaRange, SmShare};
 pub(super) const FULL: u64 = 1_000_000;
 
 /// The time until a program that begins to work has the device, beside a busy program with the other SMs: the daemon recalls the other
-/// program's token, and this program's launched work, a daemon's bound of it, ends first. A hand-over takes a quarter more.
+/// program's token, and the other program's launched work, up to the daemon's bound, ends first. A hand-over takes a quarter more.
 pub(super) const TURN: Duration = Duration::from_micros(6_250);
 
 /// The whole device, in basis points.

@@ -433,6 +433,30 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     assert!(bench.ran(owner).is_zero());
 }
 
+/// Else the requests would add up to more than the device for a period, and nobody's would be kept in order.
+#[test]
+fn a_raised_request_makes_room_for_a_new_client_at_once() {
+    let mut bench = Bench::new(&["0.1:1", "0.4:0.9", "0.5:1"]);
+    let class = |bench: &mut Bench, index: usize, class| {
+        let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
+        bench.node.tenant_at_mut(tenant).class = Some(class);
+        bench.node.classify(bench.now, tenant, &mut Vec::new());
+    };
+    bench.start(0, us(500), true);
+    class(&mut bench, 0, ServiceClass::BestEffort);
+    bench.start(1, us(500), true);
+    class(&mut bench, 1, ServiceClass::SLO_SENSITIVE);
+    bench.run_for(500);
+    let requests = |bench: &Bench| -> Vec<u16> {
+        bench.node.tenants().map(|tenant| tenant.status.share.quota.request().get()).collect()
+    };
+    assert!(requests(&bench)[1] > 4_000, "{:?}", requests(&bench));
+    bench.start(2, us(500), true);
+    assert_eq!(requests(&bench), [1_000, 4_000, 5_000]);
+    bench.run_for(500);
+    assert_eq!(requests(&bench), [1_000, 4_000, 5_000], "no time is left to raise it by");
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Start { instance: usize, kernel_us: u64, busy: bool },
