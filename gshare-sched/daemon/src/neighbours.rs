@@ -8,7 +8,7 @@
 use crate::peer::peer_of;
 use gshare_core::DeviceUuid;
 use rustix::event::epoll;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
@@ -73,12 +73,27 @@ impl Neighbours {
         data: epoll::EventData,
     ) {
         let devices: BTreeSet<DeviceUuid> = devices.collect();
-        self.seats.retain(|uuid, _| devices.contains(uuid));
+        // A closed descriptor leaves the epoll set by itself, unless a forked child holds the socket too.
+        let leave = |socket: BorrowedFd<'_>| _ = epoll::delete(epoll, socket);
+        self.seats.retain(|uuid, seat| {
+            let stays = devices.contains(uuid);
+            if !stays {
+                seat.others.iter().for_each(|(socket, _)| leave(socket.as_fd()));
+                seat.listener.iter().for_each(|listener| leave(listener.as_fd()));
+            }
+            stays
+        });
         for uuid in devices {
             self.seats.entry(uuid).or_default();
         }
         for (uuid, seat) in &mut self.seats {
-            seat.others.retain(|(socket, _)| is_open(socket));
+            seat.others.retain(|(socket, _)| {
+                let stays = is_open(socket);
+                if !stays {
+                    leave(socket.as_fd());
+                }
+                stays
+            });
             let mut news = Vec::new();
             if seat.listener.is_none() && seat.others.is_empty() {
                 match take_seat(*uuid) {
@@ -96,7 +111,7 @@ impl Neighbours {
                     Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
                         tracing::debug!(%uuid, %error, "other daemons are not heard");
                         // Without descriptors to accept with, the event loop would wake for ever.
-                        seat.listener = None;
+                        seat.listener.take().iter().for_each(|listener| leave(listener.as_fd()));
                     }
                     _ => break,
                 }
@@ -196,6 +211,16 @@ mod tests {
         assert!(!is_open(&many[MOST]));
         assert_eq!(look(&mut first, &[]), 0);
         assert!(many.iter().all(|socket| !is_open(socket)));
+        // A forked child may hold what the daemon has closed.
+        assert_eq!(look(&mut first, &[own]), 0);
+        let held = first.seats[&own].listener.as_ref().unwrap().try_clone().unwrap();
+        assert_eq!(look(&mut first, &[]), 0);
+        let _late = UnixStream::connect_addr(&name).unwrap();
+        let mut events = Vec::with_capacity(1);
+        let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap();
+        assert!(events.is_empty(), "it wakes nothing");
+        drop(held);
         assert_eq!(look(&mut second, &[own]), 0, "the seat is free");
     }
 
