@@ -6,7 +6,7 @@ mod platform_rules;
 #[path = "support/platform_host.rs"]
 mod support;
 
-use gshare_core::profile::{ProfilePoint, ProfileTable};
+use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
     RequestId, SmShare, TenantId, Timestamp,
@@ -18,6 +18,7 @@ use gshare_sched::platform::{
     MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError, PlatformEvent,
     PlatformSettings, Regime, Rejection, Work,
 };
+use gshare_sched::scale::{Fleet, HorizontalOrder, HorizontalScaler};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile, weights};
@@ -205,6 +206,43 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     };
     let (by_arrival, late_last) = (in_time(None), in_time(Some(MS(20_000))));
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
+}
+
+/// Orders impossible starts before the orders of the scaler it stands for.
+struct Wild(Box<dyn HorizontalScaler>);
+
+impl HorizontalScaler for Wild {
+    fn decide(
+        &mut self,
+        now: Timestamp,
+        function: FunctionId,
+        fleet: &Fleet,
+        load: RequestRate,
+        orders: &mut Vec<HorizontalOrder>,
+    ) {
+        let beyond = fleet.spec().profile.points().len();
+        orders.push(HorizontalOrder::Start(beyond));
+        orders.extend([HorizontalOrder::Start(0); 9]);
+        self.0.decide(now, function, fleet, load, orders);
+    }
+
+    fn forget(&mut self, function: FunctionId) {
+        self.0.forget(function);
+    }
+}
+
+#[test]
+fn a_start_that_a_scaler_cannot_order_is_not_carried_out() {
+    let mut policies = FractionalPolicies::fast().unwrap();
+    policies.scaler = Box::new(Wild(policies.scaler));
+    let pool = FractionalPool::new(FractionalConfig::default(), policies).unwrap();
+    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
+    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+    host.deploy(0, inference(2).with_instances(1, 2));
+    host.load(0, MS(100), 20);
+    host.run(MS(10_000));
+    assert_eq!(host.answered(0).len(), 20);
+    assert_eq!(host.instances.len(), 2, "its maximum");
 }
 
 /// Three functions of 9 GiB on two devices of 16 GiB: an idle function lends its memory to another.

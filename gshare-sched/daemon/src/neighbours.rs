@@ -8,16 +8,18 @@
 use crate::peer::peer_of;
 use gshare_core::DeviceUuid;
 use rustix::event::epoll;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
+};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-/// Most neighbours in the log over the life of a daemon, and most known at a time per GPU.
+/// Most neighbours in the log over the life of a daemon, most known at a time per GPU, and most taken in at one look.
 const MOST: usize = 64;
 
 /// Another daemon on a GPU of this daemon.
@@ -35,9 +37,13 @@ pub struct Neighbour {
 impl std::fmt::Display for Neighbour {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { uuid, pid, uid } = self;
+        let process = match pid {
+            0 => "a process in another namespace".to_owned(),
+            pid => format!("process {pid}"),
+        };
         write!(
             f,
-            "{uuid} is shared out by a second daemon, process {pid} of user {uid}: the shares of both may add up to more than the \
+            "{uuid} is shared out by a second daemon, {process} of user {uid}: the shares of both may add up to more than the \
              GPU; use one daemon for both (GSHARE_SOCKET), or the node's daemon"
         )
     }
@@ -58,18 +64,36 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Takes a seat at each new device, and hears which neighbours have come and left. The event loop watches the sockets with `data`.
+    /// Takes a seat at each new device, leaves the seats at devices that are gone, and hears which neighbours have come and left. The
+    /// event loop watches the sockets with `data`.
     pub(crate) fn look(
         &mut self,
         devices: impl Iterator<Item = DeviceUuid>,
         epoll: &OwnedFd,
         data: epoll::EventData,
     ) {
+        let devices: BTreeSet<DeviceUuid> = devices.collect();
+        // A closed descriptor leaves the epoll set by itself, unless a forked child holds the socket too.
+        let leave = |socket: BorrowedFd<'_>| _ = epoll::delete(epoll, socket);
+        self.seats.retain(|uuid, seat| {
+            let stays = devices.contains(uuid);
+            if !stays {
+                seat.others.iter().for_each(|(socket, _)| leave(socket.as_fd()));
+                seat.listener.iter().for_each(|listener| leave(listener.as_fd()));
+            }
+            stays
+        });
         for uuid in devices {
             self.seats.entry(uuid).or_default();
         }
         for (uuid, seat) in &mut self.seats {
-            seat.others.retain(|(socket, _)| is_open(socket));
+            seat.others.retain(|(socket, _)| {
+                let stays = is_open(socket);
+                if !stays {
+                    leave(socket.as_fd());
+                }
+                stays
+            });
             let mut news = Vec::new();
             if seat.listener.is_none() && seat.others.is_empty() {
                 match take_seat(*uuid) {
@@ -81,8 +105,16 @@ impl Neighbours {
                     Err(error) => tracing::debug!(%uuid, %error, "other daemons are not looked for"),
                 }
             }
-            while let Some(Ok((other, _))) = seat.listener.as_ref().map(UnixListener::accept) {
-                news.push(other);
+            for _ in 0..MOST {
+                match seat.listener.as_ref().map(UnixListener::accept) {
+                    Some(Ok((other, _))) => news.push(other),
+                    Some(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => {
+                        tracing::debug!(%uuid, %error, "other daemons are not heard");
+                        // Without descriptors to accept with, the event loop would wake for ever.
+                        seat.listener.take().iter().for_each(|listener| leave(listener.as_fd()));
+                    }
+                    _ => break,
+                }
             }
             for socket in news {
                 let Ok(peer) = peer_of(&socket) else { continue };
@@ -110,18 +142,24 @@ impl Neighbours {
 
 /// The listener of the first daemon on a device, or else a connection to that daemon.
 fn take_seat(uuid: DeviceUuid) -> io::Result<Result<UnixListener, UnixStream>> {
-    let name = SocketAddr::from_abstract_name(format!("gshare-daemon-of-{uuid}"))?;
-    let listener = match UnixListener::bind_addr(&name) {
+    let name = name_of(uuid);
+    let listener = match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let other = UnixStream::connect_addr(&name)?;
-            other.set_nonblocking(true)?;
-            return Ok(Err(other));
+            // The name may be that of a process which accepts nothing: the connection must not wait for it.
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            connect(&other, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+            return Ok(Err(other.into()));
         }
         Err(error) => return Err(error),
     };
     listener.set_nonblocking(true)?;
     Ok(Ok(listener))
+}
+
+fn name_of(uuid: DeviceUuid) -> String {
+    format!("gshare-daemon-of-{uuid}")
 }
 
 /// Whether the other end is there. Neighbours say nothing.
@@ -133,12 +171,70 @@ fn is_open(socket: impl AsFd) -> bool {
 mod tests {
     use super::*;
 
+    fn device(number: u8) -> DeviceUuid {
+        let mut bytes = [number; 16];
+        bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+        DeviceUuid::gpu(bytes)
+    }
+
+    #[test]
+    fn a_process_that_has_the_name_and_accepts_nothing_delays_no_daemon() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let own = device(8);
+        let name = SocketAddrUnix::new_abstract_name(name_of(own).as_bytes()).unwrap();
+        let socket =
+            || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let (deaf, waits) = (socket(), socket());
+        rustix::net::bind(&deaf, &name).unwrap();
+        rustix::net::listen(&deaf, 0).unwrap();
+        connect(&waits, &name).unwrap();
+        let mut daemon = Neighbours::default();
+        daemon.look(std::iter::once(own), &epoll, epoll::EventData::new_u64(0));
+        assert_eq!(daemon.all(), []);
+    }
+
+    #[test]
+    fn a_seat_is_left_with_its_device_and_one_look_takes_in_a_bounded_number() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let own = device(9);
+        let look = |daemon: &mut Neighbours, devices: &[DeviceUuid]| {
+            daemon.look(devices.iter().copied(), &epoll, epoll::EventData::new_u64(0));
+            daemon.all().len()
+        };
+        let (mut first, mut second) = (Neighbours::default(), Neighbours::default());
+        assert_eq!(look(&mut first, &[own]), 0);
+        let name = SocketAddr::from_abstract_name(name_of(own)).unwrap();
+        let many: Vec<_> = (0..=MOST).map(|_| UnixStream::connect_addr(&name).unwrap()).collect();
+        assert_eq!(look(&mut first, &[own]), MOST);
+        assert!(is_open(&many[MOST]), "it waits for the next look");
+        assert_eq!(look(&mut first, &[own]), MOST);
+        assert!(!is_open(&many[MOST]));
+        assert_eq!(look(&mut first, &[]), 0);
+        assert!(many.iter().all(|socket| !is_open(socket)));
+        // A forked child may hold what the daemon has closed.
+        assert_eq!(look(&mut first, &[own]), 0);
+        let held = first.seats[&own].listener.as_ref().unwrap().try_clone().unwrap();
+        assert_eq!(look(&mut first, &[]), 0);
+        let _late = UnixStream::connect_addr(&name).unwrap();
+        let mut events = Vec::with_capacity(1);
+        let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap();
+        assert!(events.is_empty(), "it wakes nothing");
+        drop(held);
+        assert_eq!(look(&mut second, &[own]), 0, "the seat is free");
+    }
+
+    #[test]
+    fn a_neighbour_in_another_namespace_has_no_process_id() {
+        let other = Neighbour { uuid: "GPU-1".to_owned(), pid: 0, uid: 7 };
+        let text = other.to_string();
+        assert!(text.contains("a second daemon, a process in another namespace of user 7:"), "{text}");
+    }
+
     #[test]
     fn two_daemons_on_a_gpu_know_each_other_while_both_are_there() {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let mut bytes = [7; 16];
-        bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
-        let own = DeviceUuid::gpu(bytes);
+        let own = device(7);
         let look = |daemon: &mut Neighbours| {
             daemon.look(std::iter::once(own), &epoll, epoll::EventData::new_u64(0));
             daemon.all()

@@ -19,6 +19,29 @@ fn silent_questions_keep_nobody_from_asking() {
     assert!(gshared::admin::metrics(&admin).unwrap().contains("gshare_build_info"));
 }
 
+/// The second daemon finds the first at an attach, and leaves its seat with the client that named the device.
+#[test]
+fn daemons_on_one_device_know_each_other_while_their_clients_are_there() {
+    let mut bytes = *b"pid shared twice";
+    bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+    let enter = |daemon: &Local| {
+        let mut client = Client::connect(&daemon.socket());
+        client.enter(1, "a", spec("0.2", 20, None));
+        client.send(&attach_to(0, DeviceUuid::gpu(bytes), common::DEVICE_MEMORY, Bytes::ZERO));
+        client.until(|message| matches!(message, ToClient::Attached { .. }).then_some(()));
+        client
+    };
+    let (first, second) = (Local::start(), Local::start());
+    let _stays = enter(&first);
+    assert!(first.snapshot().neighbours.is_empty());
+    let leaves = enter(&second);
+    assert_eq!(second.snapshot().neighbours.len(), 1);
+    within(|| (first.snapshot().neighbours.len() == 1).then_some(()));
+    drop(leaves);
+    within(|| second.snapshot().neighbours.is_empty().then_some(()));
+    within(|| first.snapshot().neighbours.is_empty().then_some(()));
+}
+
 fn get(endpoint: &std::path::Path, url: &str) -> String {
     let mut stream = UnixStream::connect(endpoint).unwrap();
     stream.set_read_timeout(Some(common::PATIENCE)).unwrap();

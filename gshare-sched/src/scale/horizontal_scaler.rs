@@ -74,7 +74,8 @@ gshare_core::claims! {
 /// The minimum, and the maximum where it falls, are the host's business.
 pub trait HorizontalScaler: Send {
     /// Requests per second of a function in the tick that ended now: one report per tick, 0 included. The host carries out the orders, one
-    /// after the other, and notes the changes in the function's fleet.
+    /// after the other, and notes the changes in the function's fleet. It ignores an order to start an instance beyond the maximum or at a
+    /// point that is not in the profile, and an order to remove an instance that is not in the fleet.
     fn decide(
         &mut self,
         now: Timestamp,

@@ -57,8 +57,17 @@ const KEYS: [(&str, &str); 16] = [
 /// The annotations for shares, without their prefix.
 const SHARES: [&str; 4] = ["gpu_sm_partition", "gpu_quota_request", "gpu_quota_limit", "gpu_mem"];
 
-/// The annotation that a user means by a key that is none of them: one without its prefix, or with at most two typing errors.
-fn meant(key: &str) -> Option<String> {
+/// Prefix of the other annotations of this host.
+const PREFIX: &str = "gshare/";
+/// Longest key that may be one of ours with typing errors.
+const LONGEST_KEY: usize = 64;
+
+/// The annotation that a user means by a key that is none of them: one without its prefix, or with at most two typing errors. Other
+/// programs have keys such as `model` too, so a plain word counts only `beside` a key with a prefix of ours.
+fn meant(key: &str, beside: bool) -> Option<String> {
+    if key.len() > LONGEST_KEY {
+        return None;
+    }
     let prefixed = |prefix: &'static str| SHARES.map(|name| format!("{prefix}{name}"));
     let shares = SHARE_PREFIXES.into_iter().flat_map(prefixed);
     let all = KEYS.iter().map(|(name, _)| (*name).to_owned()).chain(shares);
@@ -66,9 +75,10 @@ fn meant(key: &str) -> Option<String> {
     let short = |name: &str| {
         name.split_once('/').map_or("", |(_, short)| short.trim_start_matches("gpu_")).to_owned()
     };
+    let plain = |name: &str| name != "gshare/slo" && !(key.contains('_') && name.contains('_'));
     let distance = |name: String| match key.trim_start_matches("gpu_") == short(&name) {
-        true => (0, name),
-        false => (strsim::damerau_levenshtein(&key, &name), name),
+        true if beside || !plain(&name) => (0, name),
+        _ => (strsim::damerau_levenshtein(&key, &name), name),
     };
     all.map(distance).filter(|(errors, _)| *errors <= 2).min().map(|(_, name)| name)
 }
@@ -211,6 +221,12 @@ pub struct Probe {
 }
 
 impl Plan {
+    /// Whether its program's work is seen from outside. Processes of a container are not its children, and a program that loads
+    /// a model may wait for the store at a Unix socket.
+    pub fn works_in_sight(&self) -> bool {
+        self.image.is_none() && self.model.is_none()
+    }
+
     /// Reads and checks a deployment. `tenants` holds the known tenants by name.
     ///
     /// # Errors
@@ -528,11 +544,13 @@ impl Annotations<'_> {
             name.is_some_and(|name| SHARES.into_iter().map(short).any(|share| share == short(name)))
         };
         let known = |key: &str| KEYS.iter().any(|(name, _)| *name == key) || is_share(key);
+        let mut prefixes = SHARE_PREFIXES.into_iter().chain([PREFIX]);
+        let ours = prefixes.any(|prefix| self.0.keys().any(|key| key.starts_with(prefix)));
         for key in self.0.keys().filter(|key| !known(key)) {
-            if let Some(meant) = meant(key) {
+            if let Some(meant) = meant(key, ours) {
                 return Err(ApiError::bad(format!("annotations: unknown `{key}`: need `{meant}`")));
             }
-            if key.starts_with("gshare/") {
+            if key.starts_with(PREFIX) {
                 let all: Vec<String> = KEYS.iter().map(|(name, what)| format!("{name} ({what})")).collect();
                 let all = all.join(", ");
                 return Err(ApiError::bad(format!("annotations: unknown `{key}`; there are: {all}")));
@@ -731,6 +749,9 @@ mod tests {
             ),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
             (r#""annotations":{"slo":"69ms"}"#, "unknown `slo`: need `gshare/slo`"),
+            (r#""annotations":{"model":"m","gshare/slo":"1s"}"#, "unknown `model`: need `gshare/model`"),
+            (r#""annotations":{"probe_path":"/"}"#, "need `gshare/probe_path`"),
+            (r#""annotations":{"gpu_mem":"1GiB"}"#, "unknown `gpu_mem`: need"),
             (r#""annotations":{"GShare/SLO":"69ms"}"#, "unknown `GShare/SLO`: need `gshare/slo`"),
             (r#""annotations":{"gshare/workload_":"training"}"#, "need `gshare/workload`"),
             (r#""annotations":{"gshare.slo":"69ms"}"#, "need `gshare/slo`"),
@@ -818,6 +839,14 @@ mod tests {
         let Work::Inference { profile: Some(table) } = &spec.work else { panic!("{spec:?}") };
         assert_eq!((table.points()[0].throughput.as_milli(), spec.memory), (27_500, Bytes::from_gib(1)));
         assert_eq!((spec.time_limit, given.bounds, given.scales()), (Quota::from_percent(80), (1, 8), true));
+
+        let long = format!("gshare.{}", "slo".repeat(1_000_000));
+        let others = format!(
+            r#""annotations":{{"model":"m","profile":"p","load":"1","batch":"2","class":"c","tenant":"t","devices":"d",
+            "workers":"w","mem":"1","gpu_model":"H100","{long}":"1"}}"#
+        );
+        let others = plan(&others).unwrap();
+        assert!(others.model.is_none() && others.batch.is_none(), "other programs' keys are left alone");
 
         let slo = plan(r#""annotations":{"gshare/slo":"69ms","gshare/tenant":"blue"}"#).unwrap();
         assert_eq!((&slo.wants, slo.tenant), (&Wants::Measured, TenantId::new(1)));

@@ -1,5 +1,5 @@
 //! Ports at which a process and its children listen, for the message about a program that ignores `$PORT`; and signs of work of a
-//! program that does not listen yet. A program that loads a model uses the CPU or a GPU, waits for a disk or has a connection; the host
+//! program that does not listen yet. A program that loads a model uses the CPU or a GPU, waits for a disk or has a TCP connection; the host
 //! waits no longer for a program that does none of these.
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ pub struct Looks {
     last: Instant,
     pause: Duration,
     seen: Option<Vec<u16>>,
-    /// Last sign of work. None: the process is of a container, whose processes are not its children.
+    /// Last sign of work. None: its work is not seen.
     worked: Option<Instant>,
     /// Time of CPUs and GPUs at the last look.
     before: (u64, u64),
@@ -30,12 +30,21 @@ pub struct Looks {
     idle: bool,
 }
 
+#[cfg(test)]
+impl Looks {
+    /// Makes the next look due now.
+    pub(crate) fn due(mut self) -> Self {
+        self.pause = Duration::ZERO;
+        self
+    }
+}
+
 /// A program at one look.
 #[derive(Debug, Default)]
 struct Signs {
     /// TCP ports at which it listens, sorted.
     ports: Vec<u16>,
-    /// Whether it runs, waits for a disk, or has a connection.
+    /// Whether it runs, waits for a disk, or has a TCP connection.
     busy: bool,
     /// CPU time in ticks of the kernel's clock.
     ticks: u64,
@@ -44,10 +53,10 @@ struct Signs {
 }
 
 impl Looks {
-    /// Looks at a new process, which is idle after `patience` without work; `contained` if it starts a container.
-    pub fn new(contained: bool, patience: gshare_core::Duration) -> Self {
+    /// Looks at a new process, which is idle after `patience` without work, if its work is `seen`.
+    pub fn new(seen: bool, patience: gshare_core::Duration) -> Self {
         let now = Instant::now();
-        let worked = (!contained).then_some(now);
+        let worked = seen.then_some(now);
         Self {
             last: now,
             pause: FIRST,
@@ -204,7 +213,7 @@ mod tests {
             let signs = Signs { ports: Vec::new(), busy, ticks, gpu_ns: 0 };
             looks.found(begun + Duration::from_secs(second), signs, 80)
         };
-        let mut sleeps = Looks::new(false, IDLE);
+        let mut sleeps = Looks::new(true, IDLE);
         assert_eq!(at(&mut sleeps, 2, 5, false), None, "it has just begun");
         assert_eq!(at(&mut sleeps, 6, 6, false), None);
         assert_eq!(at(&mut sleeps, 14, 7, false), Some(Vec::new()));
@@ -212,14 +221,14 @@ mod tests {
         assert!(
             elsewhere(&[], 80).starts_with("does nothing, and listens at no port, not at $PORT, which is 80")
         );
-        let mut warms_up = Looks::new(false, IDLE);
+        let mut warms_up = Looks::new(true, IDLE);
         for second in [2, 6, 14, 30, 62] {
             let signs = Signs { ticks: 5, gpu_ns: second, ..Signs::default() };
             assert_eq!(warms_up.found(begun + Duration::from_secs(second), signs, 80), None);
         }
         assert!(!warms_up.idle(), "it waits for its own kernels");
-        // A slow download, a disk, and a container, of which only the program that starts it is seen.
-        let mut loads = [Looks::new(false, IDLE), Looks::new(false, IDLE), Looks::new(true, IDLE)];
+        // A slow download, a disk, and a program whose work is not seen.
+        let mut loads = [Looks::new(true, IDLE), Looks::new(true, IDLE), Looks::new(false, IDLE)];
         for second in [2, 6, 14, 30, 62] {
             assert_eq!(at(&mut loads[0], second, second, false), None);
             assert_eq!(at(&mut loads[1], second, 5, true), None);

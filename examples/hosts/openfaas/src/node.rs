@@ -14,7 +14,7 @@ use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
 use super::traces::Exporter;
-use super::trials;
+use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
@@ -553,8 +553,8 @@ async fn attend(
     // Training workers need not listen.
     let serves = !matches!(launch.version.plan.wants, Wants::Training { .. });
     let listens = async {
-        let (mut pause, mut looks) =
-            (PROBE, Looks::new(launch.version.plan.image.is_some(), launch.patience));
+        // An instance is not ended for this: its patience is only for the message.
+        let (mut pause, mut looks) = (PROBE, Looks::new(launch.version.plan.works_in_sight(), READY));
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
             tokio::time::sleep(pause).await;
             pause = (pause * 5 / 4).min(SLOWEST_PROBE);

@@ -48,7 +48,7 @@ const LONGEST: Duration = Duration::from_millis(1_200);
 /// Fewest measured calls.
 const FEWEST: usize = 5;
 /// Time limit until a program accepts connections: a cold start of a large model.
-const READY: Duration = Duration::from_secs(120);
+pub(crate) const READY: Duration = Duration::from_secs(120);
 /// Time limit of a call.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -378,7 +378,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
             node.host().progress(instance, text);
         }
     };
-    let looks = Looks::new(launch.version.plan.image.is_some(), launch.patience);
+    let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
     let of = Arc::downgrade(node);
     let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
     Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None })
@@ -604,4 +604,30 @@ fn without_gpu(batch: u32, seen: Option<&Seen>) -> Result<(ProfileTable, Duratio
     (point.sm, point.quota) = share;
     let table = ProfileTable::sparse(vec![point]).map_err(|error| error.to_string())?;
     Ok((table, seen.map_or(any, |seen| seen.fastest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gshare_profile::executor::ExecError;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_wait_for_a_program_that_does_nothing_ends_with_its_patience() {
+        let call =
+            Call { path: "/".into(), body: Vec::new(), batched: false, connections: 1, patience: ANSWER };
+        let mut function = Http::new(call, |_, port| {
+            let mut command = Command::new("/bin/sleep");
+            command.arg("1000").stdin(Stdio::null());
+            let run = gshare_runner::new_run().map_err(|error| error.to_string())?;
+            let process = HookedProcess::start(command, "f", run, None).map_err(|error| error.to_string())?;
+            let looks = Looks::new(true, Duration::ZERO).due();
+            let (wrong, gpu_ns): (Tell, _) = (Box::new(|_| {}), Box::new(|| 0));
+            Ok(Tried { process, port, wrong, looks, gpu_ns, told: None })
+        });
+        let setting = Setting { batch: 1, sm: SmShare::WHOLE, quota: Quota::WHOLE };
+        let error = function.start(setting, READY).unwrap_err();
+        let ExecError::NotReady { within, why: Some(why) } = error else { panic!("{error}") };
+        assert!(within < READY && why.starts_with("does nothing"), "{within}: {why}");
+    }
 }

@@ -373,6 +373,8 @@ impl Daemon {
         self.forget(id);
         if greeted {
             self.tell(now, NodeEvent::Closed { conn: id });
+            // A device that only this client had named is gone with it.
+            self.look_for_neighbours();
         }
         self.idle(now);
     }

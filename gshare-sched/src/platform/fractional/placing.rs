@@ -1,7 +1,7 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
 use super::{
-    Cluster, Duration, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
+    Cluster, Duration, Fleet, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
     PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::Tier;
@@ -20,7 +20,12 @@ impl FractionalPool {
         let mut refused = false;
         for order in orders {
             match order {
-                HorizontalOrder::Start(point) => refused |= !self.start(function, point, false, cluster),
+                HorizontalOrder::Start(point) => {
+                    let may = |fleet: &Fleet| fleet.room() > 0 && point < fleet.spec().profile.points().len();
+                    if self.fleet(function).is_some_and(may) {
+                        refused |= !self.start(function, point, false, cluster);
+                    }
+                }
                 HorizontalOrder::Remove(instance) => self.take_away(instance, cluster),
                 // Load beyond the function's maximum of instances is no lack of devices.
                 HorizontalOrder::Unmet(_) => {

@@ -16,7 +16,7 @@
 use super::{Host, Instance, Known, Launch, Order, Process, Request, Turn, Version};
 use crate::deployment::Wants;
 use crate::listening::IDLE;
-use crate::trials::Measured;
+use crate::trials::{Measured, READY};
 use gshare_core::dag::{Component, Dag};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{
@@ -46,7 +46,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 const ANSWERS: usize = 128;
 
 /// Begin of the problem of a function that misses its SLO.
-const LATE: &str = "misses its SLO of ";
+pub(super) const LATE: &str = "misses its SLO of ";
 
 /// State of a function's measurement.
 #[derive(Debug, Default)]
@@ -247,7 +247,7 @@ impl Host {
     pub(super) fn patience(versions: &BTreeMap<FunctionId, Known>, of: &Known) -> Duration {
         let measured = of.measures.and_then(|id| versions.get(&id));
         let pause = measured.and_then(|of| of.measuring.pause).unwrap_or(PAUSES.0);
-        IDLE.saturating_mul(pause.as_nanos() / PAUSES.0.as_nanos())
+        IDLE.saturating_mul(pause.as_nanos() / PAUSES.0.as_nanos()).min(READY)
     }
 
     /// The turn of a companion has come: its trials run until they say so.
@@ -283,19 +283,19 @@ impl Host {
         self.remove_trial(trial);
     }
 
-    /// Removes a companion from the platform.
+    /// Removes a companion from the platform, and forgets it once it has no instance.
     pub(super) fn remove_trial(&mut self, trial: FunctionId) {
         let Some(known) = self.versions.get_mut(&trial) else { return };
         if !core::mem::replace(&mut known.over, true) {
             self.events.push_back(PlatformEvent::FunctionRemoved { function: trial });
         }
+        self.forget_if_gone(trial);
     }
 
     /// Handles a rejected turn of a companion.
     pub(super) fn no_turn(&mut self, trial: FunctionId, reason: Rejection) {
         let Some(function) = self.versions.get(&trial).and_then(|known| known.measures) else { return };
         self.remove_trial(trial);
-        self.forget_if_gone(trial);
         let view = self.platform.function(function);
         let sliced = view.is_some_and(|view| self.platform.regime_for(view.spec) == Regime::Sliced);
         match reason {
@@ -331,7 +331,6 @@ impl Host {
             self.instances.remove(&instance);
             self.report(instance, InstanceReport::Completed);
             self.remove_trial(trial);
-            self.versions.remove(&trial);
         }
         if let Some(known) = self.versions.get_mut(&function) {
             (known.problem, known.hopeless) = (None, false);
@@ -434,10 +433,10 @@ impl Host {
         answers.sort_unstable();
         let at = |percent: usize| answers.get((answers.len() - 1) * percent / 100).copied().unwrap_or(took);
         let is_late = |why: &String| why.starts_with(LATE);
-        if let Some(slo) = of.version.plan.slo.filter(|slo| at(95) > *slo) {
-            of.problem = Some(format!("{LATE}{slo}: 95 of the last 100 answers took up to {}", at(95)));
-        } else if of.problem.as_ref().is_some_and(is_late) {
-            of.problem = None;
+        if of.problem.as_ref().is_none_or(is_late) {
+            let slo = of.version.plan.slo.filter(|slo| at(95) > *slo);
+            let why = |slo| format!("{LATE}{slo}: 95 of the last 100 answers took up to {}", at(95));
+            of.problem = slo.map(why);
         }
         let batch = of.version.plan.concurrency;
         if let Some(share) = share {
@@ -543,12 +542,16 @@ mod tests {
             self.deploy_as("f", annotations);
         }
 
-        fn deploy_as(&mut self, name: &str, annotations: &str) {
+        fn version(name: &str, annotations: &str) -> Version {
             let text =
                 format!(r#"{{"service":"{name}","image":"/bin/true","annotations":{{{annotations}}}}}"#);
             let deployment: FunctionDeployment = serde_json::from_str(&text).unwrap();
             let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
-            let deployed = self.host.deploy(self.now, Version { deployment, plan }, 0, None);
+            Version { deployment, plan }
+        }
+
+        fn deploy_as(&mut self, name: &str, annotations: &str) {
+            let deployed = self.host.deploy(self.now, Self::version(name, annotations), 0, None);
             deployed.map_err(|error| error.message).unwrap();
         }
 
@@ -657,6 +660,7 @@ mod tests {
                 test.host.failed(test.now, launch.instance, 0, "ended".to_owned());
                 test.host.invariants();
                 assert!(test.order().is_none());
+                assert_eq!(test.host.versions.len(), 1, "the companion is forgotten");
                 assert_eq!(test.host.view("f").unwrap().problem.as_deref(), Some("ended"));
                 let before = test.now;
                 launch = loop {
@@ -743,6 +747,41 @@ mod tests {
             }
             assert_eq!(test.host.view("f").unwrap().problem.as_deref(), problem);
         }
+
+        let answers = |test: &mut Test, ms| {
+            for _ in 0..ANSWERS {
+                test.host.answered(test.now, served.instance, Duration::from_millis(ms));
+            }
+        };
+        test.host.explain(served.instance, "no descriptors".to_owned());
+        answers(&mut test, 21);
+        assert_eq!(test.host.view("f").unwrap().problem.as_deref(), Some("no descriptors"));
+        test.host.listens(test.now, served.instance, 0);
+        test.host.versions.values_mut().for_each(|of| of.problem = None);
+        answers(&mut test, 21);
+        assert!(test.host.view("f").unwrap().problem.is_some());
+        test.host.ended(test.now, served.instance, 0);
+        assert_eq!(test.host.view("f").unwrap().problem, None, "an idle function misses nothing");
+    }
+
+    /// Regression: its p95 of 1 ns was taken for a measurement.
+    #[test]
+    fn a_function_that_was_measured_without_an_slo_and_without_a_gpu_is_measured_for_its_slo() {
+        let test = Test::on(vec![gpu()]);
+        let usable = |annotations: &str, least| {
+            let least = Duration::from_nanos(least);
+            let point = ProfilePoint::measured(share(1), Quota::WHOLE, 1, 1e9, least, least).unwrap();
+            let table = ProfileTable::sparse(vec![point]).unwrap();
+            let (memory, others, regime) = (Bytes(1), BasisPoints::ZERO, Regime::Fractional);
+            let found = Measured { table: table.clone(), memory, regime, least, others, failed_batch: None };
+            let mut version = Test::version("f", annotations);
+            version.plan.wants = Wants::Profile { table, memory: Some(memory) };
+            version.plan.measured = Some(found);
+            test.host.can_use(&version, false)
+        };
+        assert!(usable("", 1));
+        assert!(!usable(r#""gshare/slo":"20ms""#, 1));
+        assert!(usable(r#""gshare/slo":"20ms""#, 5_000_000));
     }
 
     #[test]

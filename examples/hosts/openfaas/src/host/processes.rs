@@ -1,5 +1,6 @@
 //! Processes of instances: order, start and end, and the reports that follow about the instance.
 
+use super::measuring::LATE;
 use super::{Host, Instance, Known, Launch, Order, Process};
 use crate::traces::Load;
 use gshare_core::{FunctionId, InstanceId, Timestamp};
@@ -158,12 +159,14 @@ impl Host {
             known.ends = false;
             known.processes.clear();
             Self::settle_time(&mut self.versions, known);
+            self.if_none_serves(function);
             return self.report(instance, InstanceReport::Parked);
         }
         let starting = matches!(life, Some((Life::Starting, _)));
         let requests = core::mem::take(&mut known.requests);
         Self::settle_time(&mut self.versions, known);
         self.instances.remove(&instance);
+        self.if_none_serves(function);
         for request in requests {
             let Some(of) = self.requests.get_mut(&request) else { continue };
             if of.reached {
@@ -189,6 +192,16 @@ impl Host {
         };
         self.report(instance, report);
         self.forget_if_gone(function);
+    }
+
+    /// A function whose last processes have ended misses its SLO no longer.
+    fn if_none_serves(&mut self, function: FunctionId) {
+        let mut all = self.instances.values();
+        if !all.any(|instance| instance.function == function && !instance.processes.is_empty())
+            && let Some(of) = self.versions.get_mut(&function)
+        {
+            of.problem.take_if(|why| why.starts_with(LATE));
+        }
     }
 
     pub(super) fn settle_time(versions: &mut BTreeMap<FunctionId, Known>, instance: &mut Instance) {

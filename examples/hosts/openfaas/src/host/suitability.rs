@@ -4,7 +4,7 @@ use super::{Host, Version};
 use crate::deployment::{Plan, Wants};
 use crate::trials::Measured;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Bytes, FunctionId};
+use gshare_core::{Bytes, Duration, FunctionId};
 use gshare_sched::platform::{DeviceSpec, Regime};
 
 impl Host {
@@ -90,6 +90,11 @@ impl Host {
     pub fn can_use(&self, version: &Version, restored: bool) -> bool {
         let Wants::Profile { table, .. } = &version.plan.wants else { return false };
         let Some(found) = &version.plan.measured else { return false };
+        // Without an SLO nothing was timed.
+        let timed = found.uses_gpu() || found.least > Duration::from_nanos(1);
+        if version.plan.slo.is_some() && !timed {
+            return false;
+        }
         let same = version.plan.spec(version.plan.bounds, self.guess);
         let same = same.is_ok_and(|spec| self.platform.regime_for(&spec) == found.regime);
         let doubtful = restored || found.is_doubtful();

@@ -263,6 +263,10 @@ impl Host {
                 assert_eq!(self.requests[request].on, Some(*id), "{request} is elsewhere");
             }
         }
+        for (id, known) in &self.versions {
+            let runs = self.instances.values().any(|instance| instance.function == *id);
+            assert!(!known.over || runs, "{id} was measured on, and is not forgotten");
+        }
         for (id, request) in &self.requests {
             let on = request.on.and_then(|instance| self.instances.get(&instance));
             assert!(request.on.is_none() || on.is_some_and(|on| on.requests.contains(id)), "{id} is nowhere");
