@@ -282,10 +282,17 @@ fn a_class_decides_who_goes_first_at_both_depths() {
         let without = world::run(&plan, 1, || case.scenario.platform()).unwrap();
         [with, without].map(|outcome| (outcome.functions[0].mean(), outcome.functions[1].trained))
     };
-    for (file, name) in [("train-inference.toml", "dilu/bursty"), ("fig17.toml", "co_scaled")] {
+    // Side by side the trainer gives way. By turns it loses hardly any time: the order of the turns is enough.
+    for (file, name, gives_way) in
+        [("train-inference.toml", "dilu/bursty", true), ("fig17.toml", "co_scaled", false)]
+    {
         let [(latency, trained), (without, more)] = both(file, name);
         assert!(latency < without, "{file}: {latency} and {without}");
-        assert!(trained < more, "{file}: the trainer gives way: {trained} and {more}");
+        assert_eq!(
+            trained.as_secs_f64() < 0.98 * more.as_secs_f64(),
+            gives_way,
+            "{file}: {trained} and {more}"
+        );
     }
 }
 
