@@ -300,6 +300,21 @@ mod tests {
         }
     }
 
+    /// The holder may have used all its token before it heard of the recall.
+    #[test]
+    fn a_recalled_token_that_is_lost_is_charged_in_full() {
+        let mut bench = Bench::new(&[A, B]);
+        bench.says(0, A, Duration::ZERO, UseState::Wants);
+        assert_eq!(bench.turns.recalled(ms(2)), None, "no member holds a token");
+        bench.grant(0);
+        bench.says(1, A, ms(1), UseState::Holds);
+        let (permission, until) = bench.turns.recalled(ms(2)).unwrap();
+        assert_eq!((permission, until), (Permission { client: A, turn: 0, allowed: ms(3) }, LATER));
+        assert_eq!(bench.turns.recalled(TOKEN).unwrap().0.allowed, TOKEN, "never more than the token");
+        bench.turns.leave(A);
+        assert_eq!(bench.turns.total(), TOKEN);
+    }
+
     #[test]
     fn busy_members_take_turns_and_idle_time_is_not_saved_up() {
         let mut bench = Bench::new(&[A, B, C]);

@@ -90,6 +90,8 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     // The client has used 15 ms of 10 ms and asks for more. The grant comes 2 ms later.
     observe(at(50), &used(15, UseState::Wants), &[]);
     observe(at(52), &TokenEvent::DeadlineReached, &[allow(25)]);
+    let recall = TokenAction::Recall { client, allowed: Duration::from_millis(16) };
+    observe(at(55), &TokenEvent::DeadlineReached, &[recall]);
     observe(at(60), &used(19, UseState::Idle), &[]);
     observe(at(61), &used(24, UseState::Idle), &[]);
     observe(at(70), &TokenEvent::ClientLeft { client }, &[]);
@@ -98,6 +100,7 @@ fn waits_for_tokens_and_overuse_have_histograms_and_the_build_is_named() {
     for (series, wanted) in [
         ("gshare_token_wait_seconds_sum", "0.032"),
         ("gshare_token_wait_seconds_count", "2"),
+        ("gshare_recalls_total", "1"),
         ("gshare_token_wait_seconds_bucket{le=\"0.0064\"}", "1"),
         ("gshare_token_overuse_seconds_sum", "0.005"),
         ("gshare_token_overuse_seconds_count", "2"),
