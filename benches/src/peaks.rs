@@ -31,7 +31,7 @@
 //! third starts at once. Load falls to 40: after 30 reports two are entitled, after 30 more one.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](gshare_sched::scale::HorizontalScaler), and never more deployed than entitled. So the scaler
+//! Those of the contract of [`HorizontalScaler`], and never more deployed than entitled. So the scaler
 //! never has more instances than a lazy scaler with the same rating, reports and minimum. It never started more of them either, since each
 //! start falls into a time of its own in which the lazy scaler has as many.
 //!

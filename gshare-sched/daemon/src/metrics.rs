@@ -1,6 +1,6 @@
 //! Counters, gauges and histograms, in Prometheus' text form.
 //!
-//! Counters of events have no labels. Each scrape takes the series of clients from a [`Snapshot`](crate::Snapshot), sums them
+//! Counters of events have no labels. Each scrape takes the series of clients from a [`Snapshot`], sums them
 //! over the processes of an instance, and labels them by the instance's name, class and user, by its pod and container, and by
 //! the GPU's UUID. A metric has at most as many series as there may be clients (`max_clients`). An instance without processes is
 //! in one more scrape, with the last use of its processes, and leaves no series behind.

@@ -33,7 +33,7 @@
 //! 47.8 are too many, so one instance goes (23.8 are left, less than the next instance's 24).
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler). After a step up, the capacity is at least the target
+//! Those of the contract of [`HorizontalScaler`]. After a step up, the capacity is at least the target
 //! unless the scaler reports an unmet load; after a step down, it is at least the target and the dead band.
 //!
 //! # Cost

@@ -27,7 +27,7 @@
 //! 50 the second instance is drained.
 //!
 //! # Invariants
-//! Those of the contract of [`HorizontalScaler`](crate::scale::HorizontalScaler), and each step moves one instance alone.
+//! Those of the contract of [`HorizontalScaler`], and each step moves one instance alone.
 //!
 //! # Cost
 //! O(window) for a load report (40 comparisons) and O(n) over the function's instances. A function takes about 500 bytes.

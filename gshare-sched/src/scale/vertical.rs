@@ -162,7 +162,7 @@ struct Gpu {
     step: Option<u64>,
 }
 
-/// Fast scaling up and down. See the [module](self).
+/// Fast scaling up and down on one GPU (Dilu, section 3.4.1, Algorithm 2). The essay in `scale/vertical.rs` states its rules.
 ///
 /// # Example
 /// Tokens are microseconds, so `M` = 5000. Owner A has 30%:60%, or 1500 to 3000 tokens; trainer B has 20%:100%, or 1000 to 5000. A's first
