@@ -146,7 +146,7 @@ fn take_seat(uuid: DeviceUuid) -> io::Result<Result<UnixListener, UnixStream>> {
     let listener = match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // The name may be that of a process which accepts nothing: the connection must not wait for it.
+            // A hostile process may own the name and accept no connection, so the daemon must not wait here.
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let other = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             connect(&other, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -211,7 +211,7 @@ mod tests {
         assert!(!is_open(&many[MOST]));
         assert_eq!(look(&mut first, &[]), 0);
         assert!(many.iter().all(|socket| !is_open(socket)));
-        // A forked child may hold what the daemon has closed.
+        // A forked child may still hold a socket after the daemon has closed its own copy.
         assert_eq!(look(&mut first, &[own]), 0);
         let held = first.seats[&own].listener.as_ref().unwrap().try_clone().unwrap();
         assert_eq!(look(&mut first, &[]), 0);

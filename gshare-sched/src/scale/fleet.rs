@@ -61,7 +61,7 @@ pub struct Fleet {
     start_time: Duration,
 }
 
-// What the host of a scaler notes.
+// Changes, made by the host of a scaler.
 impl Fleet {
     /// The fleet of a new function, without instances.
     ///
@@ -153,7 +153,7 @@ impl Fleet {
     }
 }
 
-// What a scaler asks.
+// Questions of a scaler.
 impl Fleet {
     /// Requests per second of the starting and ready instances.
     pub const fn capacity(&self) -> RequestRate {

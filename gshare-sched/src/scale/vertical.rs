@@ -21,11 +21,11 @@
 //! At the end of each period, for each GPU:
 //! 1. **Owners.** An idle owner is in RECOVERY and wants its request. Else an owner with a ratio above what its tolerance allows is in
 //!    EMERGENCY, with its ratio (at most 4) as severity, and wants its limit. Else an owner beside idle clients only is in RECOVERY and
-//!    wants `min(grown(max(last, request)), limit)`. Any other owner is in CONTENTION. A busy owner wants at least its need, and one that
-//!    rests its request.
+//!    wants `min(grown(max(last, request)), limit)`. Any other owner is in CONTENTION. A busy owner wants at least its need; a
+//!    resting owner wants its request.
 //! 2. **The GPU's state** is its owners' worst: EMERGENCY (of the highest severity), else CONTENTION, else RECOVERY; NONE without any.
 //! 3. **The others** want their limit in NONE, and `min(grown(last), limit)` in RECOVERY. In CONTENTION and EMERGENCY each wants `last`,
-//!    and once per finished KLC beyond what is tolerated, or below half of it, `last x half of the tolerated excess / excess`. While all
+//!    and once per finished KLC above the tolerated excess, or below half of it, `last x half of the tolerated excess / excess`. While all
 //!    owners rest or are idle, they want their limit.
 //! 4. **Share out** `M`: first every floor (in NONE: every request); then the owners' wishes beyond it, in proportion to the wish times
 //!    the severity; then the others' wishes beyond their floors, in proportion to their requests; the rest goes to busy owners.

@@ -190,7 +190,7 @@ impl World<'_> {
         claim(answer.is_ok() || self.issued.len() == changes, claims::REFUSED, || format!("{answer:?}"))
     }
 
-    /// Compares the scaler's own account of each GPU with those of its clients.
+    /// Compares the totals of each GPU with the sums over its clients.
     fn look(&mut self, now: Timestamp) -> Result<(), Broken> {
         let mut sums = [0; GPUS as usize];
         for (id, client) in &mut self.clients {

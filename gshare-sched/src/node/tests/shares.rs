@@ -433,7 +433,7 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     assert!(bench.ran(owner).is_zero());
 }
 
-/// Else the requests would add up to more than the device for a period, and nobody's would be kept in order.
+/// Otherwise the requests on the device would exceed the whole for a period, and the engine would change to slots meanwhile.
 #[test]
 fn a_raised_request_makes_room_for_a_new_client_at_once() {
     let mut bench = Bench::new(&["0.1:1", "0.4:0.9", "0.5:1"]);
