@@ -298,8 +298,10 @@ def fuzz():
     run("cargo", "fuzz", "build", "--sanitizer", "none", **RUN_NOT_MEASURED)
     targets = subprocess.run(["cargo", "fuzz", "list"], check=True, capture_output=True, text=True).stdout.split()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(fuzz_target, targets))
-    if not all(results):
+        found = [finding for finding in pool.map(fuzz_target, targets) if finding]
+    if found:
+        # Last, and with the input, since a log is read from its end and no file of this machine outlives it.
+        print("\nfound by fuzzing:", *found, sep="\n", flush=True)
         raise subprocess.CalledProcessError(1, "fuzz")
 
 
@@ -314,8 +316,11 @@ def fuzz_target(name):
         lines = done.stderr.splitlines()[-(60 if done.returncode else 3):]
         print(f"\n== fuzz {name}: exit {done.returncode}", *lines, sep="\n", flush=True)
         if done.returncode:
-            return False
-    return True
+            stderr = done.stderr.splitlines()
+            panic = next((at for at, line in enumerate(stderr) if "panicked at" in line or "ERROR: libFuzzer" in line), 0)
+            told = stderr[panic : panic + 4] + [line for line in stderr if line.startswith("Base64:")]
+            return "\n".join([f"{name}:", *(f"  {line[:2000]}" for line in told)])
+    return None
 
 
 def changed():

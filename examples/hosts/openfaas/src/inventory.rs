@@ -15,7 +15,7 @@ use gshared::nvml::{self, Found, LostDevice, News, Nvml, NvmlHealth};
 use gshared::{ClientSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -39,7 +39,13 @@ pub fn print_lost() -> anyhow::Result<()> {
     let mut health = NvmlHealth::default();
     for line in std::io::stdin().lock().lines() {
         line?;
-        println!("{}", serde_json::to_string(&health.look())?);
+        let mut answer = serde_json::to_vec(&health.look())?;
+        answer.push(b'\n');
+        match std::io::stdout().write_all(&answer) {
+            // A host that was killed reads no more.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
     }
     Ok(())
 }
