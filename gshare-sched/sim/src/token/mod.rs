@@ -230,6 +230,12 @@ impl Book {
 
     /// Writes an accepted event.
     fn write_event(&mut self, now: Timestamp, event: TokenEvent) -> Result<(), String> {
+        // A window may have ended since the last call, with these tokens still held.
+        let holders: Vec<_> =
+            self.clients.iter().filter(|(_, entry)| entry.held.is_some()).map(|(id, _)| *id).collect();
+        for client in holders {
+            self.lasted(now, client)?;
+        }
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => {
                 let windows = *self.windows.entry(gpu).or_insert_with(|| self.terms.windows(now));
@@ -260,10 +266,11 @@ impl Book {
                 }
                 entry.said = used;
                 entry.charge(now, used);
-                if matches!(state, UseState::Idle | UseState::Wants) {
-                    self.over(now, client)?;
-                }
+                self.lasted(now, client)?;
                 let entry = self.entry(client)?;
+                if matches!(state, UseState::Idle | UseState::Wants) {
+                    entry.held = None;
+                }
                 entry.asked = match state {
                     UseState::Wants | UseState::Extends => entry.asked.or(Some(now)),
                     UseState::Holds if entry.held.is_none() => entry.asked,
@@ -275,21 +282,18 @@ impl Book {
         Ok(())
     }
 
-    /// Ends the token of a client, if any. The longer the token lasted, the more may be owed to the clients of its GPU.
-    fn over(&mut self, now: Timestamp, client: ClientId) -> Result<(), String> {
+    /// Notes the length of a client's token so far, if any. The longer it is, the more may be owed to the clients of its GPU.
+    fn lasted(&mut self, now: Timestamp, client: ClientId) -> Result<(), String> {
+        let terms = self.terms;
         let entry = self.entry(client)?;
-        let (gpu, charged, held) = (entry.gpu, entry.charged, entry.held.take());
-        self.lasted(gpu, held, charged, now);
-        Ok(())
-    }
-
-    fn lasted(&mut self, gpu: GpuId, held: Option<Held>, charged: Duration, now: Timestamp) {
-        if let Some(held) = held {
-            let longest = now.saturating_since(held.since).max(charged.saturating_sub(held.base));
+        let (gpu, charged) = (entry.gpu, entry.charged);
+        if let Some((held, due)) = entry.held.zip(entry.due(terms)) {
+            let longest = now.min(due).saturating_since(held.since).max(charged.saturating_sub(held.base));
             for other in self.clients.values_mut().filter(|other| other.gpu == gpu) {
                 other.account.lasted(longest);
             }
         }
+        Ok(())
     }
 
     /// Writes an action, and refuses an action without a basis in any token.
@@ -311,7 +315,9 @@ impl Book {
                 }
                 let allowed = entry.held.map_or(Duration::ZERO, |held| held.allowed);
                 entry.charge(due, allowed);
-                self.over(due, client)
+                self.lasted(due, client)?;
+                self.entry(client)?.held = None;
+                Ok(())
             }
             TokenAction::Throttle { client, until, .. } => {
                 self.entry(client)?;
@@ -345,7 +351,6 @@ impl Book {
                 entry.charged
             ));
         }
-        let (gpu, charged) = (entry.gpu, entry.charged);
         let same = entry.held.filter(|held| windows.index(held.since) == window);
         if let Some(held) = same
             && (allowed < held.allowed || until < held.until)
@@ -355,11 +360,8 @@ impl Book {
         let replaced = entry.held.map_or(now, |held| held.since);
         let fresh =
             Held { since: now, replaced, base: entry.begins(now), allowed, until, sm: entry.share.sm };
-        let before = entry.held.replace(Held { allowed, until, ..same.unwrap_or(fresh) });
+        entry.held = Some(Held { allowed, until, ..same.unwrap_or(fresh) });
         entry.asked = None;
-        if same.is_none() {
-            self.lasted(gpu, before, charged, now);
-        }
         Ok(())
     }
 
