@@ -28,10 +28,15 @@
 //!
 //! A waiting client gets one [`TokenAction::Throttle`] as soon as it has used its limit; until then its current token may still
 //! leave it time. A limit cut in the middle of a window makes no debt of the window's earlier use.
+//!
+//! # Classes
+//! A client joins as best effort. A scheduler may serve an SLO-sensitive client before the others while the client is within its
+//! request of a window. A class gives a client no more time, and takes none from another client's request.
 
 use crate::engine::{Engine, TimeWentBack};
 use crate::ids::{ClientId, GpuId};
 use crate::resource::{QuotaRange, SpecError};
+use crate::service_class::ServiceClass;
 use crate::units::{Duration, SmShare, Timestamp};
 
 /// The time and the SMs of one GPU for a client.
@@ -67,6 +72,13 @@ pub enum TokenEvent {
         client: ClientId,
         /// The new share.
         share: Share,
+    },
+    /// The client has another class from now on.
+    ClassChanged {
+        /// The client with the new class.
+        client: ClientId,
+        /// The new class.
+        class: ServiceClass,
     },
     /// The client is gone, and its token with it.
     ClientLeft {

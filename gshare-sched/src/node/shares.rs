@@ -10,8 +10,8 @@ use super::{Client, Instance, Node, NodeAction, NodeConfig, Note, Tenant, Tenant
 use crate::scale::VerticalError;
 use gshare_core::wire::ToClient;
 use gshare_core::{
-    Bytes, ClientId, ConfigError, GpuId, Quota, QuotaRange, ResourceSpec, ServiceClass, Share, Timestamp,
-    TokenEvent,
+    Bytes, ClientId, ConfigError, Duration, GpuId, Quota, QuotaRange, ResourceSpec, ServiceClass, Share,
+    Timestamp, TokenEvent,
 };
 
 /// The request stated to a process in place of the whole, while the process has neighbours on its device.
@@ -137,8 +137,12 @@ impl Node {
         let Some(instance) = self.instances.get(&tenant.instance) else { return };
         let Some(class) = self.class_of(tenant) else { return };
         let share = Share { quota: instance.spec.quota(), sm: instance.spec.sm() };
-        if let Err(error) = self.scaling.join(now, id.0, tenant.gpu, share, class) {
+        let used = self.tokens.0.client(id.0).map_or(Duration::ZERO, |status| status.total_used);
+        if let Err(error) = self.scaling.join(now, (id.0, used), tenant.gpu, share, class) {
             self.not_scaled(id, &error, out);
+        }
+        if class.is_slo_sensitive() {
+            self.token(now, TokenEvent::ClassChanged { client: id.0, class }, out);
         }
     }
 
@@ -257,6 +261,8 @@ impl Node {
         }
         for (id, instance) in &changed {
             self.scaling.leave(now, id.0);
+            let class = ServiceClass::BestEffort;
+            self.token(now, TokenEvent::ClassChanged { client: id.0, class }, out);
             let Some(spec) = self.instances.get(instance).map(|instance| instance.spec) else { continue };
             let share = Share { quota: spec.quota(), sm: spec.sm() };
             self.token(now, TokenEvent::ShareChanged { client: id.0, share }, out);

@@ -79,6 +79,8 @@ pub(super) struct Last {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) ineligible: bool,
+    /// Eligible, and not [urgent](Client::urgent).
+    pub(super) patient: bool,
     /// Eligible: minus the lag in proportion to the request, less a part of the waiting time. Ineligible: time beyond the request in
     /// proportion to the limit.
     pub(super) key: i64,
@@ -129,6 +131,8 @@ pub(super) struct Client {
     pub(super) surplus: Duration,
     /// The previous window, as far as known.
     pub(super) last: Last,
+    /// The client has a latency to keep.
+    pub(super) slo_sensitive: bool,
     /// GPU time since the client joined, as reported and as charged.
     pub(super) heard: Duration,
     pub(super) charged: Duration,
@@ -201,17 +205,25 @@ impl Client {
         self.lag = self.lag.saturating_sub(signed(more));
     }
 
-    /// The total at which a token ends with the client's share, if the token allows at least `least` more. A client beyond its share
-    /// ends at once; until its share ends, its GPU is taken to have been busy since the grant.
-    pub(super) fn end_of_share(&self, now: Timestamp, least: Duration) -> Option<Duration> {
+    /// Whether the client goes before other eligible clients: it has a latency to keep, and has not had its request of this window. Missed
+    /// time of earlier windows does not count, so all urgent clients together delay another client by their requests at most.
+    fn urgent(&self, window: u64) -> bool {
+        self.slo_sensitive && self.committed(window) < self.request
+    }
+
+    /// The total at which a token ends for a client in want of its SMs, if the token allows at least `least` more. A client beyond its share
+    /// ends at once, and so does a best-effort client for an `urgent` client. Any other client ends with its share; until then, its GPU is
+    /// taken to have been busy since the grant.
+    pub(super) fn recalled_at(&self, now: Timestamp, least: Duration, urgent: bool) -> Option<Duration> {
         // A token about to end by the clock comes back by itself.
-        let token =
-            self.holds.filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
+        let token = self
+            .holds
+            .filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
         let held = now.saturating_since(token.since);
         let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
         let charged = self.charged.max(token.base);
         let end = match u64::try_from(lag) {
-            Ok(lag) if lag > 0 => {
+            Ok(lag) if lag > 0 && (self.slo_sensitive || !urgent) => {
                 charged.max(token.base.saturating_add(held)).saturating_add(Duration::from_nanos(lag))
             }
             _ => charged,
@@ -345,10 +357,12 @@ impl Client {
         }
         let lag = self.lag_then(gpu);
         let ineligible = lag <= 0;
+        let earlier = self.holds.is_some_and(|token| token.window != window);
+        let patient = !ineligible && (gpu.by_slots || earlier || !self.urgent(window));
         let key = if ineligible {
             let beyond = self.surplus.saturating_add(beyond(self.committed(window), self.request, lag));
             signed(beyond).saturating_mul(WHOLE) / signed(self.limit).max(1)
-        } else if self.holds.is_some_and(|token| token.window != window) {
+        } else if earlier {
             // A kernel under a token of an earlier window may not be charged yet.
             i64::MAX
         } else {
@@ -357,6 +371,6 @@ impl Client {
             // At most an hour and five windows in ns, times 65,536, which fits.
             -(lag.saturating_mul(WHOLE) / request) - waited * (WHOLE / AGING) / signed(length)
         };
-        Filed::Ready(Rank { ineligible, key, asked, slot: self.id.slot() })
+        Filed::Ready(Rank { ineligible, patient, key, asked, slot: self.id.slot() })
     }
 }

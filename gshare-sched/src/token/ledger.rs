@@ -146,6 +146,12 @@ impl Ledger {
                 self.reshuffle(gpu);
                 self.tell(client.slot(), actions);
             }
+            TokenEvent::ClassChanged { client, class } => {
+                let (known, gpu) = self.pair(client.slot());
+                known.slo_sensitive = class.is_slo_sensitive();
+                gpu.dirty = true;
+                gpu.refile(known);
+            }
             TokenEvent::ClientLeft { client } => self.leave(client.slot()),
             TokenEvent::Used { client, used, state } => {
                 self.charge(client.slot(), used);
@@ -230,7 +236,9 @@ impl Ledger {
                 self.get(client)?;
                 share_is_sound(client, share)
             }
-            TokenEvent::ClientLeft { client } => self.get(client).map(|_| ()),
+            TokenEvent::ClassChanged { client, .. } | TokenEvent::ClientLeft { client } => {
+                self.get(client).map(|_| ())
+            }
             TokenEvent::Used { client, used, .. } => {
                 let reported = self.get(client)?.heard;
                 if used < reported {
@@ -484,6 +492,7 @@ impl Ledger {
             fresh: true,
             surplus: Duration::ZERO,
             last: Last::default(),
+            slo_sensitive: false,
             heard: Duration::ZERO,
             charged: Duration::ZERO,
             idled: Duration::ZERO,
@@ -561,19 +570,19 @@ impl Ledger {
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
-    /// Asks other holders beyond their shares to give their tokens back, as many as make room for the client in `slot`; none if all of
-    /// them would make too little room.
-    pub(super) fn recall(&mut self, index: usize, slot: u32, needed: u16, actions: &mut Vec<TokenAction>) {
+    /// Asks other holders to give their tokens back early (see [`Client::recalled_at`]), as many as make room for the client of `rank`; none
+    /// if all of them would make too little room.
+    pub(super) fn recall(&mut self, index: usize, rank: Rank, needed: u16, actions: &mut Vec<TokenAction>) {
         let (now, least) = (self.now, self.config.min_token);
         let gpu = &self.gpus[index];
         let mut room = gpu.free;
         let mut beyond = Vec::new();
-        for &(_, other) in gpu.releases.iter().filter(|&&(_, other)| other != slot) {
+        for &(_, other) in gpu.releases.iter().filter(|&&(_, other)| other != rank.slot) {
             let Some(client) = self.clients.at(other) else { continue };
             let Some(token) = client.holds else { continue };
             if token.recalled {
                 room += token.sm;
-            } else if let Some(end) = client.end_of_share(now, least) {
+            } else if let Some(end) = client.recalled_at(now, least, !rank.patient) {
                 beyond.push((client.id, token.sm, end));
             }
         }

@@ -22,11 +22,12 @@
 //!    lasted. Time beyond a share is forgiven if no other client lost it, and clients bear hand-over losses in proportion to `r`.
 //! 2. **Account**: the charge follows the client's total (see `ledger.rs`).
 //! 3. **Dispatch**: eligible clients first, by the largest `lag / r` plus 1/12 of the time waited; then the others, by the smallest
-//!    surplus in proportion to `l`. The first client without room gets a **reservation**; the next `backfill_depth` may go ahead if
-//!    they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
+//!    surplus in proportion to `l`. SLO-sensitive clients go before all others until each has had its `r` of this window. The first client
+//!    without room gets a **reservation**; the next `backfill_depth` may go ahead if they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
 //! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag.
-//! Without room for an eligible client, holders beyond their shares are **recalled**, if this makes room: each gets a lower total.
+//! Without room for an eligible client, holders beyond their shares are **recalled**, if this makes room: each gets a lower total. So are
+//! best-effort holders within their shares for an SLO-sensitive client.
 //!
 //! Example: `W` = 100 ms, tokens of 10 ms, A 20%:20%, B 30%:100%, SMs 100 %. A runs 0-10 ms, B 10-30 ms, A 30-40 ms and is throttled,
 //! B goes on to 100 ms: A used 20 ms, B 80 ms. B's lag of -50 ms cost no other client time, so it is forgiven.
@@ -147,7 +148,7 @@ impl MultiToken {
                 match &mut reservation {
                     None if needed > gpu.free => {
                         if !rank.ineligible && client.miss(gpu) >= self.ledger.config.min_token {
-                            self.ledger.recall(index, rank.slot, needed, actions);
+                            self.ledger.recall(index, rank, needed, actions);
                         }
                         reservation = Some(self.reserve(&self.ledger.gpus[index], rank.slot, needed));
                         continue;
@@ -289,7 +290,7 @@ impl TokenScheduler for MultiToken {
 mod tests {
     use super::super::client::Filed;
     use super::*;
-    use gshare_core::{GpuId, QuotaRange, Share, SmShare, UseState};
+    use gshare_core::{GpuId, QuotaRange, ServiceClass, Share, SmShare, UseState};
 
     fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -698,6 +699,50 @@ mod tests {
         assert_eq!(recalls(&bench), [(at(1), id(0), ms(2))]);
     }
 
+    /// A window begins with the trainer's guaranteed time; a request that comes meanwhile does not wait for its end.
+    #[test]
+    fn an_slo_sensitive_client_goes_first_until_it_has_had_its_request() {
+        let class = |bench: &mut Bench, slot, class| {
+            bench.send(TokenEvent::ClassChanged { client: id(slot), class });
+        };
+        let orders = |bench: &Bench, slot| {
+            let of = |action: &TokenAction| match *action {
+                TokenAction::Recall { client, .. } => (client == id(slot)).then_some("recalled"),
+                TokenAction::Allow { client, .. } => (client == id(slot)).then_some("allowed"),
+                _ => None,
+            };
+            bench.log.iter().filter_map(|(_, action)| of(action)).collect::<Vec<_>>()
+        };
+        // Within its share by 18 ms, the trainer ends at once.
+        let mut bench = Bench::new(&[("0.2:1", 100)], ms(1));
+        bench.join(1, "0.3:0.6", 100);
+        class(&mut bench, 1, ServiceClass::SLO_SENSITIVE);
+        bench.now = at(2);
+        bench.says(id(1), UseState::Wants);
+        assert_eq!(orders(&bench, 0), ["allowed", "recalled"]);
+        bench.running.clear();
+        bench.uses(id(0), ms(2), UseState::Wants);
+        assert_eq!(orders(&bench, 1), ["allowed"]);
+        // It goes on to 30 ms, its whole request, before the trainer has the other 18 ms.
+        bench.run_until(at(32));
+        assert_eq!((bench.used_ms(0), bench.used_ms(1)), (2, 30));
+        bench.run_until(at(50));
+        assert_eq!((bench.used_ms(0), bench.used_ms(1)), (20, 30));
+
+        // Neither of one class, nor in a lower class.
+        for classes in
+            [[ServiceClass::SLO_SENSITIVE; 2], [ServiceClass::SLO_SENSITIVE, ServiceClass::BestEffort]]
+        {
+            let mut bench = Bench::new(&[("0.2:1", 100)], ms(1));
+            bench.join(1, "0.3:0.6", 100);
+            class(&mut bench, 0, classes[0]);
+            class(&mut bench, 1, classes[1]);
+            bench.now = at(2);
+            bench.says(id(1), UseState::Wants);
+            assert_eq!(orders(&bench, 0), ["allowed"]);
+        }
+    }
+
     /// Each drain of a holder idles its SMs for a while.
     #[test]
     fn as_many_holders_are_recalled_as_make_room() {
@@ -845,6 +890,7 @@ mod tests {
             (at(6), TokenEvent::ClientJoined { client: id(1), gpu: GpuId::new(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: id(0), share: zero_sm }),
             (at(6), TokenEvent::ShareChanged { client: ghost, share: good }),
+            (at(6), TokenEvent::ClassChanged { client: ghost, class: ServiceClass::BestEffort }),
             (at(6), TokenEvent::ClientLeft { client: ghost }),
             (at(6), TokenEvent::Used { client: id(0), used: ms(4), state: UseState::Holds }),
             (at(6), TokenEvent::Used { client: ghost, used: ms(6), state: UseState::Idle }),

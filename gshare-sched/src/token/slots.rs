@@ -123,8 +123,8 @@ impl Slots {
         }
     }
 
-    /// Step 1: finds a table for this window, if the present table is missing or out of date. A client that left or changed its share gives
-    /// up its slot at once.
+    /// Step 1: finds a table for this window, if the present table is missing or out of date. A client that left, or has another request or
+    /// other SMs, gives up its slot at once.
     fn refresh(&mut self, ledger: &Ledger, index: usize) {
         let gpu = &ledger.gpus[index];
         self.schedules.resize_with(self.schedules.len().max(index + 1), Schedule::default);
@@ -132,7 +132,10 @@ impl Slots {
         if schedule.shuffles == gpu.shuffles {
             return;
         }
-        let known = |(id, share): &(ClientId, Share)| ledger.get(*id).is_ok_and(|now| now.share == *share);
+        let slot_of = |share: &Share| (share.quota.request(), share.sm);
+        let known = |(id, share): &(ClientId, Share)| {
+            ledger.get(*id).is_ok_and(|now| slot_of(&now.share) == slot_of(share))
+        };
         for (gone, _) in schedule.owners.extract_if(.., |owner| !known(owner)) {
             schedule.table.remove(gone);
             schedule.stretches.retain(|stretch| stretch.client != gone.slot());

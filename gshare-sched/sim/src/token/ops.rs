@@ -8,7 +8,8 @@ use super::drive::Driver;
 use crate::rng::Rng;
 use crate::story::Story;
 use gshare_core::{
-    ClientId, Duration, GpuId, Quota, QuotaRange, Share, SmShare, Timestamp, TokenError, TokenEvent, UseState,
+    ClientId, Duration, GpuId, Quota, QuotaRange, ServiceClass, Share, SmShare, Timestamp, TokenError,
+    TokenEvent, UseState,
 };
 
 /// One operation. Slots and GPUs count modulo the world's size, percentages modulo 101.
@@ -53,6 +54,13 @@ pub enum TokenOp {
         limit: u8,
         /// The SMs in per cent, at least 1.
         sm: u8,
+    },
+    /// A client's class changes.
+    Class {
+        /// The client's slot.
+        slot: u8,
+        /// Whether the client has a latency to keep from now on.
+        slo_sensitive: bool,
     },
     /// A client leaves with its token.
     Leave {
@@ -117,7 +125,7 @@ impl TokenOp {
     pub fn random(rng: &mut Rng) -> Self {
         let mut byte = || rng.next_u64().to_le_bytes()[0];
         let (slot, a, b, c, d) = (byte(), byte(), byte(), byte(), byte());
-        match byte() % 32 {
+        match byte() % 34 {
             0..4 => Self::Wait { micros: u16::from_le_bytes([a, b]) },
             4 => Self::Sleep { tenths_ms: u16::from_le_bytes([a, b & 3]) },
             5..9 => Self::Deadline,
@@ -130,6 +138,7 @@ impl TokenOp {
             26..29 => Self::Report { slot, used: a % 110 },
             29 => Self::Long { slot, length: a },
             30 => Self::Late { slot, more: a % 16 },
+            31..33 => Self::Class { slot, slo_sensitive: a % 4 > 0 },
             _ => Self::Nonsense { slot, kind: a },
         }
     }
@@ -170,6 +179,14 @@ impl TokenOp {
             Self::Change { slot, request, limit, sm } => match client(slot, driver.book()) {
                 Some(client) => {
                     driver.must(now, TokenEvent::ShareChanged { client, share: share(request, limit, sm) })
+                }
+                None => Ok(()),
+            },
+            Self::Class { slot, slo_sensitive } => match client(slot, driver.book()) {
+                Some(client) => {
+                    let class =
+                        if slo_sensitive { ServiceClass::SLO_SENSITIVE } else { ServiceClass::BestEffort };
+                    driver.must(now, TokenEvent::ClassChanged { client, class })
                 }
                 None => Ok(()),
             },
