@@ -334,7 +334,8 @@ macro_rules! quantity {
 
         impl core::iter::Sum for $name {
             fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-                iter.fold(Self::ZERO, core::ops::Add::add)
+                // Peers state some of the summed figures.
+                iter.fold(Self::ZERO, |sum, next| Self(sum.0.saturating_add(next.0)))
             }
         }
     };

@@ -26,6 +26,8 @@ use std::time::Instant;
 
 /// Time between two attempts to connect to a starting program.
 pub const PROBE: Duration = Duration::from_millis(5);
+/// How often a wait for an answer looks whether the program has ended.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A started program. Dropping it ends the program and all its descendants.
 pub trait Program: Send {
@@ -180,11 +182,21 @@ impl<P: Program> Executor for Http<P> {
         let Some(running) = &mut self.running else {
             return Err(ExecError::Ended("it was not started".to_owned()));
         };
-        match running.answers.recv_timeout(wait.into()) {
-            Ok(Ok(at)) => Ok(Some(self.time(at))),
-            Ok(Err(error)) => Err(ExecError::Ended(running.program.ended().unwrap_or(error))),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(ExecError::Ended("no thread can call it".to_owned())),
+        let began = Instant::now();
+        loop {
+            let rest = wait.saturating_sub(began.elapsed().into());
+            return match running.answers.recv_timeout(rest.min(LOOK).into()) {
+                Ok(Ok(at)) => Ok(Some(self.time(at))),
+                Ok(Err(error)) => Err(ExecError::Ended(running.program.ended().unwrap_or(error))),
+                Err(RecvTimeoutError::Timeout) => match running.program.ended() {
+                    Some(how) => Err(ExecError::Ended(how)),
+                    None if rest > LOOK => continue,
+                    None => Ok(None),
+                },
+                Err(RecvTimeoutError::Disconnected) => {
+                    Err(ExecError::Ended("no thread can call it".to_owned()))
+                }
+            };
         }
     }
 

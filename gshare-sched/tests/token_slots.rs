@@ -172,6 +172,28 @@ fn an_idle_slot_is_not_lost() {
     assert_eq!(used, WINDOW.saturating_mul(5));
 }
 
+/// A vertical scaler changes limits many times in a window.
+#[test]
+fn a_client_with_another_limit_keeps_its_slot() {
+    let mut driver = Driver::new(engine(), terms(), check::always());
+    let mut keen = Keen::new(&mut driver, AHEAD);
+    let share = |quota: &str| Share { quota: quota.parse().unwrap(), sm: SmShare::WHOLE };
+    for place in 0..2 {
+        let joined =
+            TokenEvent::ClientJoined { client: id(place), gpu: GpuId::new(0), share: share("0.6:1") };
+        keen.call(Timestamp::ZERO, joined).unwrap();
+        keen.ask(Timestamp::ZERO, id(place)).unwrap();
+    }
+    for step in 1..=50 {
+        let now = Timestamp::ZERO + Duration::from_millis(step * 10);
+        keen.run(now).unwrap();
+        let limit = if step % 2 == 0 { "0.6:1" } else { "0.6:0.9" };
+        keen.call(now, TokenEvent::ShareChanged { client: id(0), share: share(limit) }).unwrap();
+    }
+    let used = keen.driver().scheduler().client(id(0)).unwrap().total_used;
+    assert!(used >= WINDOW.saturating_mul(5).scaled(45, 100), "{used} of {}", WINDOW.saturating_mul(5));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
     /// Any set of clients which packs and is admitted, in any whole per cents and order of arrival, gets all its quotas.

@@ -90,7 +90,7 @@ fn is_hex(text: &str) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
     present: BTreeMap<ClientId, ProcessUse>,
-    /// The last ended processes, the newest at the back.
+    /// The last ended processes, the newest first.
     ended: VecDeque<ProcessUse>,
 }
 

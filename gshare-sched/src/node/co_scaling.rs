@@ -92,18 +92,18 @@ impl Scaling {
         self.engine.gpu(gpu).map(|gpu| gpu.state)
     }
 
-    /// A client takes part from now on.
+    /// A client takes part from now on. `used`: its time so far.
     pub(super) fn join(
         &mut self,
         now: Timestamp,
-        client: ClientId,
+        (client, used): (ClientId, Duration),
         gpu: GpuId,
         share: Share,
         class: ServiceClass,
     ) -> Result<(), VerticalError> {
         self.engine.join(now, client, gpu, share.quota, class)?;
         let (slo_sensitive, current) = (class.is_slo_sensitive(), share.quota);
-        self.clients.insert(client, Entry { gpu, slo_sensitive, share, current, used: Duration::ZERO });
+        self.clients.insert(client, Entry { gpu, slo_sensitive, share, current, used });
         Ok(())
     }
 
@@ -270,7 +270,7 @@ mod tests {
 
         fn join(&mut self, client: ClientId, text: &str, class: ServiceClass) {
             let share = Share { quota: quota(text), sm: self.sm };
-            self.scaling.join(self.now, client, GPU, share, class).unwrap();
+            self.scaling.join(self.now, (client, Duration::ZERO), GPU, share, class).unwrap();
             self.promised.insert(client, quota(text));
             self.shares.insert(client, quota(text));
         }
@@ -423,7 +423,8 @@ mod tests {
         bench.scaling.iteration(now, ClientId::new(9, 9), now, now, 3);
         assert_eq!(bench.scaling.client(OWNER).unwrap().state, ScaleState::None);
         let share = Share { quota: quota("0.7:1.0"), sm: SmShare::WHOLE };
-        let too_much = bench.scaling.join(now, TRAINER, GPU, share, ServiceClass::BestEffort);
+        let too_much =
+            bench.scaling.join(now, (TRAINER, Duration::ZERO), GPU, share, ServiceClass::BestEffort);
         assert!(matches!(too_much, Err(VerticalError::Oversubscribed { .. })));
         assert!(bench.scaling.client(TRAINER).is_none());
     }

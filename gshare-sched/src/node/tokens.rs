@@ -103,7 +103,9 @@ impl Node {
         }
         note(Note::TokenEvent { token: event }, out);
         out.extend(orders.iter().map(|order| NodeAction::Note(Note::TokenOrder { order: *order })));
-        if let Some((client, old)) = changes {
+        // A vertical scaler may raise a request many times a second, which no book of overuse may forget.
+        if let Some((client, old)) = changes.filter(|(client, old)| self.limit_of(TenantId(*client)) != *old)
+        {
             self.limit_changed(now, TenantId(client), old);
         }
         // An order can change the state of its tenant, and the scheduler must then hear the new state.

@@ -216,9 +216,8 @@ impl Client {
     /// taken to have been busy since the grant.
     pub(super) fn recalled_at(&self, now: Timestamp, least: Duration, urgent: bool) -> Option<Duration> {
         // A token about to end by the clock comes back by itself.
-        let token = self
-            .holds
-            .filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
+        let token =
+            self.holds.filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
         let held = now.saturating_since(token.since);
         let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
         let charged = self.charged.max(token.base);

@@ -6,8 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use gshare_core::text::{some_text, text};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_runner::confine::User;
-use gshare_sched::platform::{PlatformSettings, ScalerSettings, TenantLimits};
-use gshare_sched::scale::HeuristicHorizontalConfig;
+use gshare_sched::platform::{PlatformSettings, TenantLimits};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -76,6 +75,9 @@ impl Default for HostSettings {
     }
 }
 
+/// The pause after a failed start.
+const RETRY: &str = "/fractional/scaler/heuristic/fleet/retry_after_ns";
+
 /// Limits of a tenant; a missing limit does not apply.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,9 +134,15 @@ impl Options {
         if let Some(key) = all.keys().find(|key| !TABLES.contains(&key.as_str())) {
             bail!("setting {key}: no such table: need host, {}", TABLES.join(", "));
         }
-        if !all.is_empty() {
-            self.platform = Some(typed("", Value::Object(all))?);
+        let mut all = Value::Object(all);
+        // A failed start is repeated soon: the user may have just installed the program.
+        let scaler = all.pointer("/fractional/scaler");
+        if scaler.is_none_or(|scaler| scaler.get("heuristic").is_some()) && all.pointer(RETRY).is_none() {
+            let key = RETRY.trim_start_matches('/').replace('/', ".");
+            let table = all.as_object_mut().context("the settings are a table")?;
+            put(table, &key, Value::from(Duration::from_secs(5).as_nanos()))?;
         }
+        self.platform = typed("", all)?;
         let HostSettings { timeout, queue, no_gpu, mps, .. } = self.host;
         ensure!(queue > 0, "host.queue: 0 is out of range: need at least 1 waiting request");
         ensure!(
@@ -151,14 +159,7 @@ impl Options {
 
     /// The settings of the platform, with the host's limits applied.
     pub(crate) fn platform_settings(&self) -> PlatformSettings {
-        let mut settings = self.platform.clone().unwrap_or_else(|| {
-            let mut settings = PlatformSettings::default();
-            // A failed start is repeated soon: the user may have just installed the program.
-            let mut scaler = HeuristicHorizontalConfig::default();
-            scaler.fleet.retry_after = Duration::from_secs(5);
-            settings.fractional.scaler = ScalerSettings::Heuristic(scaler);
-            settings
-        });
+        let mut settings = self.platform.clone();
         let patience = Duration::from_secs(self.host.timeout.into());
         let platform = settings.platform.with_max_wait(patience).with_max_waiting(self.host.queue);
         // An attempt counts an instance that was lost before it accepted the request.

@@ -22,23 +22,7 @@
 //! status 0. A stage of a pipeline is the same program with `$GSHARE_COMPONENTS`; each stage's answer is the next stage's
 //! request.
 //!
-//! | annotation or label | meaning |
-//! |---|---|
-//! | `gshare/slo` | time in which a request should be answered, such as `69ms` |
-//! | `gshare/model` | safetensors file of the weights, passed on as `$GSHARE_MODEL`, with a store at `$GSHARE_STORE`; instances with a share of a device have one copy there ([`weights`]) |
-//! | `gshare/workload` | `inference`, `pipeline` (with `gshare/dag`) or `training` (with `gshare/workers`) |
-//! | `gshare/profile` | `auto` (default): measured at the first deployment; `none`; or a file of points |
-//! | `gshare/tenant` | tenant to be charged (`host.tenants` in the settings) |
-//! | `gshare/class` | service class: by default `slo-sensitive` with an SLO, and `best-effort` for training |
-//! | `gshare/regime` | kind of devices |
-//! | `fastgshare/gpu_quota_request`, `_limit` | guaranteed and highest share of GPU time |
-//! | `fastgshare/gpu_sm_partition` | SMs, in per cent |
-//! | `fastgshare/gpu_mem` | memory of an instance without shared weights, in bytes |
-//! | `gshare/requests_per_second` | rate of an instance with this share, by which load starts and stops instances |
-//! | `gshare/devices` | devices for one process per instance: its share holds on each, and each holds an equal part of its memory |
-//! | `gshare/concurrency` | requests that an instance serves at once |
-//! | `gshare/batch` | most requests that an instance takes as one batch, see [`mod@batches`] |
-//! | `com.openfaas.scale.min`, `.max` | fewest and most replicas, by default 1 and 20 |
+//! `docs/settings.md` lists the annotations and labels.
 //!
 //! # Flow
 //! ```text
@@ -162,7 +146,7 @@ pub struct Options {
     pub host: HostSettings,
     /// Settings of the platform; by default those that docs/settings.md shows.
     #[arg(skip)]
-    pub platform: Option<PlatformSettings>,
+    pub platform: PlatformSettings,
     /// Deploy functions, a pipeline and a training job, load them for 30 s, print the results, and serve until interrupted;
     /// with `--demo=end`, exit instead. Without GPUs, devices are simulated. A pipeline needs MIG devices.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]

@@ -317,7 +317,7 @@ impl Node {
             }
             // The daemon's MPS uses pipes outside of the default directory.
             command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
-            // A function of unknown memory gets no memory limit.
+            // Without a GPU, and beside a share of time alone, no memory is booked.
             match part.share.memory().filter(|memory| memory.get() > 1) {
                 Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
                 None => command.env_remove("GSHARE_MEM"),

@@ -113,6 +113,9 @@ impl Measured {
     }
 }
 
+/// The reason of trials that end with their function.
+const STOPPED: &str = "the trials were stopped";
+
 /// Takes the message about a program that does not listen at `$PORT`.
 type Tell = Box<dyn FnMut(&str) + Send>;
 
@@ -126,6 +129,7 @@ struct Tried {
     gpu_ns: Box<dyn Fn() -> u64 + Send>,
     /// The last such message.
     told: Option<String>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Drop for Tried {
@@ -139,6 +143,9 @@ impl Drop for Tried {
 
 impl Program for Tried {
     fn ended(&mut self) -> Option<String> {
+        if self.stop.load(Ordering::Acquire) {
+            return Some(STOPPED.to_owned());
+        }
         let ended = self.process.has_ended();
         ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
     }
@@ -176,12 +183,12 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         connections: concurrency,
         patience: Duration::from_secs(30),
     };
-    let (of, weak) = (launch.clone(), Weak::clone(node));
+    let (of, weak, stops) = (launch.clone(), Weak::clone(node), Arc::clone(stop));
     let mut function = Http::new(call, move |setting, port| {
         let node = weak.upgrade().ok_or("the host ends")?;
         let share = narrowed(whole, setting)?;
         let parts: Vec<Part> = of.parts.iter().map(|part| Part { share, ..*part }).collect();
-        start(&node, &of, &parts, port)
+        start(&node, &of, &parts, port, Arc::clone(&stops))
             .map_err(|error| format!("does not start: {}: {error}", of.version.plan.program()))
     });
     let tell = |text: String| {
@@ -229,7 +236,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         let next = search.as_ref().and_then(|(planner, journal)| next_trial(planner, journal, time));
         let Some(next) = next.or_else(|| (!settings.is_empty()).then(|| settings.remove(0))) else { break };
         if stop.load(Ordering::Acquire) {
-            return Err("the trials were stopped".to_owned());
+            return Err(STOPPED.to_owned());
         }
         let of = if plan.batch.is_some() { format!("a batch of {} ", next.batch) } else { String::new() };
         tell(format!("{of}is measured at {} of the SMs, {} of the time", turn.of_gpu(next.sm), next.quota));
@@ -357,7 +364,13 @@ impl Turn {
 }
 
 /// Starts the program with a share. Its output goes to the function's log.
-fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Result<Tried> {
+fn start(
+    node: &Arc<Node>,
+    launch: &Launch,
+    parts: &[Part],
+    port: u16,
+    stop: Arc<AtomicBool>,
+) -> io::Result<Tried> {
     let service = launch.version.deployment.service.clone();
     let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;
@@ -381,7 +394,7 @@ fn start(node: &Arc<Node>, launch: &Launch, parts: &[Part], port: u16) -> io::Re
     let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
     let of = Arc::downgrade(node);
     let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None })
+    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None, stop })
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
@@ -508,7 +521,13 @@ fn first_call(
     function: &mut Http<Tried>,
     setting: Setting,
 ) -> Result<Option<Bytes>, String> {
+    let plan = &launch.version.plan;
+    let unknown = plan.memory.or(plan.expected).is_none()
+        && launch.parts.iter().any(|part| part.share.memory().is_some());
     function.start(setting, READY).map_err(|error| match error {
+        ExecError::Ended(how) if unknown && how != STOPPED => format!(
+            "ended before it took connections: {how}; if it needs more GPU memory than host.guess, set fastgshare/gpu_mem"
+        ),
         ExecError::Ended(how) => format!("ended before it took connections: {how}"),
         ExecError::Unavailable(why) => why,
         error => error.to_string(),
@@ -623,7 +642,7 @@ mod tests {
             let process = HookedProcess::start(command, "f", run, None).map_err(|error| error.to_string())?;
             let looks = Looks::new(true, Duration::ZERO).due();
             let (wrong, gpu_ns): (Tell, _) = (Box::new(|_| {}), Box::new(|| 0));
-            Ok(Tried { process, port, wrong, looks, gpu_ns, told: None })
+            Ok(Tried { process, port, wrong, looks, gpu_ns, told: None, stop: Arc::default() })
         });
         let setting = Setting { batch: 1, sm: SmShare::WHOLE, quota: Quota::WHOLE };
         let error = function.start(setting, READY).unwrap_err();

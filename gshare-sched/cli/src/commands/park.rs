@@ -60,6 +60,7 @@ pub(crate) fn run(order: &Order) -> anyhow::Result<()> {
                 println!("{name}: {bytes} on the device again after {:.1?}, since it works", began.elapsed());
                 return Ok(());
             }
+            Progress::Ended => bail!("`{name}` has ended"),
             Progress::Failed(why) => bail!("`{name}` is not parked: {why}"),
             Progress::Moves if began.elapsed() > PATIENCE => {
                 bail!("the memory of `{name}` is still on the way after {PATIENCE:?} (gshare status)")
@@ -75,12 +76,17 @@ enum Progress {
     /// The program has taken its memory back meanwhile.
     Back(Bytes),
     Failed(Reason),
+    /// None of the clients is there any more.
+    Ended,
 }
 
 /// The progress of a move of the clients' memory.
 fn progress(snapshot: &Snapshot, clients: &[ClientId], on: bool) -> Progress {
     let (mut moved, mut back) = (Bytes::ZERO, Bytes::ZERO);
     let of = |id: &ClientId| snapshot.clients.iter().find(|client| client.client == *id);
+    if clients.iter().all(|id| of(id).is_none()) {
+        return Progress::Ended;
+    }
     for parking in clients.iter().filter_map(of).filter_map(|client| client.parking) {
         match (parking.residence, on) {
             (Residence::Parked | Residence::Missed, true) => moved = moved + parking.bytes,

@@ -386,6 +386,19 @@ impl Host {
         }
     }
 
+    /// Goes on after failed trials: with the next size of slices, with the measurements of the other sizes, or with a new attempt later.
+    pub(super) fn trials_failed(&mut self, function: FunctionId) {
+        let Some(view) = self.platform.function(function) else { return };
+        let slices = self.platform.regime_for(view.spec) == Regime::Sliced;
+        let unknown = view.state == FunctionState::Profiling;
+        let found = self.versions.get(&function).and_then(|known| known.measuring.found.clone());
+        match found.filter(|_| unknown) {
+            _ if slices && self.next_size(function).is_some() => self.measure(function),
+            Some(found) if slices => self.learn(function, found),
+            _ => self.measure_later(function),
+        }
+    }
+
     /// Plans a new measurement after a pause, which grows with each attempt.
     pub(super) fn measure_later(&mut self, function: FunctionId) {
         let Some(known) = self.versions.get_mut(&function) else { return };
@@ -601,6 +614,30 @@ mod tests {
 
     fn gpu() -> DeviceSpec {
         DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16))
+    }
+
+    /// A model that answers too late on the smallest slice may be fast on a larger one.
+    #[test]
+    fn a_size_of_slices_that_fails_does_not_keep_a_function_from_the_others() {
+        for fails in [0, 1] {
+            let layout = MigLayout::named("A100-80", &["1g.10gb", "1g.10gb", "2g.20gb"]).unwrap();
+            let model = layout.model().clone();
+            let mut test =
+                Test::on(vec![DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout)]);
+            test.deploy(r#""gshare/slo":"1s""#);
+            for number in 0..2 {
+                let launch = test.trial();
+                let size =
+                    model.share_of(model.get(launch.parts[0].slice.unwrap().profile).unwrap()).unwrap();
+                if number == fails {
+                    test.host.failed(test.now, launch.instance, 0, "no answer within 30s".to_owned());
+                    test.host.invariants();
+                } else {
+                    test.measured(&launch, Regime::Sliced, &[point(size, 100, 25.0, 20)], 0);
+                }
+            }
+            assert_eq!(test.host.view("f").unwrap().profile.unwrap().points().len(), 1, "{fails}");
+        }
     }
 
     #[test]

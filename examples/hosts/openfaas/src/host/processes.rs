@@ -113,7 +113,7 @@ impl Host {
         // Meanwhile the companion's share is free for other functions.
         if let Some((of, trial)) = measured.zip(function) {
             self.remove_trial(trial);
-            self.measure_later(of);
+            self.trials_failed(of);
         }
         self.settle();
     }
@@ -294,10 +294,13 @@ impl Host {
 
     /// Records the device time of a process since its start, in ns. `client` is its name at the daemon.
     pub fn used(&mut self, client: &str, ns: u64) {
-        let Some((_, number)) = client.rsplit_once('-') else { return };
+        let Some((service, number)) = client.rsplit_once('-') else { return };
         let number = number.split_once('.').map_or(number, |(number, _)| number);
         let Ok(number) = number.parse() else { return };
-        if let Some(known) = self.instances.get_mut(&InstanceId::new(number)) {
+        let Some(known) = self.instances.get_mut(&InstanceId::new(number)) else { return };
+        let version = self.versions.get(&known.function).map(|known| &known.version);
+        // Other programs of the node's daemon may have names of the same form.
+        if version.is_some_and(|version| version.deployment.service == service) {
             known.gpu_ns.insert(client.to_owned(), ns);
         }
     }
