@@ -44,6 +44,8 @@ static void compare(Block *block, size_t chunk, Handle stream, int thread) {
         }
 }
 
+static void pauses(void *us) { usleep((unsigned)(size_t)us); }
+
 static void *work(void *argument) {
     unsigned long long state = (unsigned long long)(size_t)argument;
     int thread = (int)state & 15;
@@ -75,6 +77,13 @@ static void *work(void *argument) {
             size_t length;
             MUST(cuMemGetAddressRange_v2(&base, &length, block->at + block->bytes / 2));
             if (base != block->at || length != block->bytes) printf("another range\n"), _exit(4);
+            /* A free waits for the device, here for a copy behind a function of the host. */
+            from = other->at ? next(&state) % other->chunks : 0;
+            if (other->at && other != block && chunk < whole && from < other->bytes / CHUNK) {
+                MUST(cuLaunchHostFunc(stream, pauses, (void *)(size_t)(1000 + next(&state) % 2000)));
+                MUST(cuMemcpyDtoDAsync_v2(other->at + from * CHUNK, block->at + chunk * CHUNK, CHUNK, stream));
+                other->holds[from] = block->holds[chunk];
+            }
             MUST(cuMemFree_v2(block->at));
             free(block->holds);
             block->at = 0;

@@ -447,6 +447,9 @@ pub(crate) struct Context {
 
 object!(Context, b"gshareCT", INVALID_CONTEXT);
 
+/// The contexts that have not ended, by number.
+pub(crate) static CONTEXTS: Mutex<BTreeMap<u64, Ref<Context>>> = Mutex::new(BTreeMap::new());
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn next_id() -> u64 {
@@ -483,7 +486,13 @@ impl Context {
         });
         let legacy = Stream::create(context, 0, 0, true)?;
         let _ = context.legacy.set(legacy);
+        lock(&CONTEXTS).insert(context.id, context);
         Ok(context)
+    }
+
+    /// The context of this number, unless it has ended.
+    pub(crate) fn numbered(id: u64) -> Option<Ref<Self>> {
+        lock(&CONTEXTS).get(&id).copied()
     }
 
     pub(crate) fn sms(&self) -> u32 {
