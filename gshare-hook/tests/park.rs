@@ -94,6 +94,15 @@ impl Bench {
         gpu.memory_used_bytes - gpu.memory_bytes["context"]
     }
 
+    /// The account comes to say what the device has.
+    fn accounts_for(&self, bytes: u64) {
+        let by = std::time::Instant::now() + StdDuration::from_secs(5);
+        while self.daemon().told().memory_used != bytes && std::time::Instant::now() < by {
+            std::thread::sleep(StdDuration::from_millis(5));
+        }
+        assert_eq!((self.daemon().told().memory_used, self.on_device()), (bytes, bytes));
+    }
+
     fn finish(self) -> Done {
         self.run.join().unwrap()
     }
@@ -110,12 +119,7 @@ fn parked_memory_is_off_the_device_and_comes_back_for_a_launch_with_the_same_byt
         bench.make("go");
         bench.await_file("synchronised");
         assert_eq!(bench.on_device(), SMALL, "{kind}: synchronising needs no memory");
-        // The account says what the device has.
-        let by = std::time::Instant::now() + StdDuration::from_secs(5);
-        while bench.daemon().told().memory_used != SMALL && std::time::Instant::now() < by {
-            std::thread::sleep(StdDuration::from_millis(5));
-        }
-        assert_eq!(bench.daemon().told().memory_used, SMALL, "{kind}");
+        bench.accounts_for(SMALL);
         bench.make("on");
         bench.await_file("looked");
         assert_eq!(bench.on_device(), BIG + SMALL, "{kind}");
@@ -242,6 +246,45 @@ fn without_its_daemon_a_parked_process_comes_back_by_itself() {
     bench.make("end");
     let done = bench.finish();
     assert!(done.stdout.contains("big: 0, equal"), "{}{}", done.stdout, done.stderr);
+}
+
+/// PyTorch's expandable segments are such memory.
+#[test]
+fn memory_that_the_program_maps_by_itself_moves_and_keeps_its_handles() {
+    const SEGMENT: u64 = 16 * MIB;
+    let bench = Bench::new("segments", limit());
+    assert_eq!(bench.parked().parking.last(), Some(&(Residence::Parked, 2 * SEGMENT, None)));
+    bench.accounts_for(SMALL);
+    bench.make("go");
+    bench.await_file("looked");
+    bench.accounts_for(2 * SEGMENT + SMALL);
+    bench.parked_again();
+    bench.accounts_for(SMALL);
+    bench.make("on");
+    bench.await_file("unmapped");
+    bench.accounts_for(SEGMENT + SMALL);
+    bench.parked_again();
+    bench.accounts_for(SMALL);
+    bench.make("end");
+    let done = bench.finish();
+    let lines = [
+        "segments: 0, equal",
+        "cuMemAddressFree(range, 64 * MIB) = 1",
+        "cuMemUnmap(range, 16 * MIB) = 0",
+        "cuMemMap(moved, 16 * MIB, 0, first, 0) = 0",
+        "cuMemSetAccess(moved, 16 * MIB, &ACCESS, 1) = 0",
+        "moved: 0, equal",
+        "cuMemGetAllocationPropertiesFromHandle(&props, first) = 0",
+        "cuMemRetainAllocationHandle(&again, (void *)(moved + MIB)) = 0",
+        "type 1, the same handle",
+        "cuMemRelease(again) = 0",
+        "cuMemExportToShareableHandle(&descriptor, first, 1, 0) = 1",
+        "cuMemRelease(first) = 0",
+        "cuMemUnmap(moved, 16 * MIB) = 0",
+        "cuMemRelease(first) = 1",
+        "second: 0, equal",
+    ];
+    assert_eq!(done.stdout.lines().collect::<Vec<_>>(), lines, "{}", done.stderr);
 }
 
 #[test]
