@@ -367,6 +367,35 @@ fn copies_behind_a_host_function_find_memory_that_is_freed_behind_them() {
 }
 
 #[test]
+fn copies_fail_as_told() {
+    isolated("copies_fail_as_told", &[("GSHARE_SIM_FAILED_COPIES", "2, 4")], || {
+        if std::env::var("GSHARE_SIM_FAILED_COPIES").unwrap() == "0" {
+            assert_eq!(cu!(cuInit(0)), CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+            return;
+        }
+        start();
+        let (from, mut seen): ([u8; 4], [u8; 4]) = ([5; 4], [0; 4]);
+        let memory: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let other: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        ok!(cuMemcpyHtoD_v2(memory, from.as_ptr().cast(), 4));
+        // A copy within the device does not count.
+        ok!(cuMemcpyDtoD_v2(other, memory, 4));
+        let failed = CUresult::CUDA_ERROR_UNKNOWN;
+        assert_eq!(cu!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), memory, 4, stream)), failed);
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(seen, [0; 4]);
+        ok!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), other, 4, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(seen, from);
+        assert_eq!(cu!(cuMemcpyDtoH_v2(seen.as_mut_ptr().cast(), memory, 4)), failed);
+    });
+    if std::env::var_os("SIM_TEST").is_none() {
+        isolated("copies_fail_as_told", &[("GSHARE_SIM_FAILED_COPIES", "0")], || {});
+    }
+}
+
+#[test]
 fn memory_is_counted_to_the_byte_by_kind() {
     isolated("memory_is_counted_to_the_byte_by_kind", &[], || {
         start();

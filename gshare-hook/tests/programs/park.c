@@ -2,6 +2,7 @@
    random SEED THREADS OPERATIONS: threads allocate, write, copy, launch and look, and compare all bytes.
    KIND FOLDER: waits for files in the folder, and makes others, between its steps. */
 #include "driver.h"
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -205,6 +206,18 @@ static void look(const char *what, Pointer at, size_t bytes, unsigned char value
     free(seen);
 }
 
+/* Leaves room for so many more bytes in the process's address space. */
+static void limit_addresses(size_t bytes) {
+    unsigned long pages = 0;
+    struct rlimit limit;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lu", &pages) != 1) _exit(6);
+    fclose(file);
+    MUST(getrlimit(RLIMIT_AS, &limit));
+    limit.rlim_cur = pages * 4096 + bytes;
+    MUST(setrlimit(RLIMIT_AS, &limit));
+}
+
 static void waits(void *unused) { await("go"); }
 
 int main(int argc, char **argv) {
@@ -313,8 +326,9 @@ int main(int argc, char **argv) {
         make("ready");
         await("go");
         look("range", range + 64 * MIB, 64 * MIB, 5);
-    } else if (!strcmp(kind, "segments")) {
+    } else if (!strcmp(kind, "segments") || !strcmp(kind, "poor")) {
         /* Memory in segments that the program maps one behind the other, as PyTorch does. */
+        struct rlimit before;
         Pointer range, moved;
         unsigned long long first, second, again;
         MemoryProps props = {0};
@@ -328,8 +342,11 @@ int main(int argc, char **argv) {
         /* The mapping alone holds the second segment. */
         MUST(cuMemRelease(second));
         fill(range, 32 * MIB, 5);
+        MUST(getrlimit(RLIMIT_AS, &before));
+        if (!strcmp(kind, "poor")) limit_addresses(28 * MIB);
         make("ready");
         await("go");
+        MUST(setrlimit(RLIMIT_AS, &before));
         look("segments", range, 32 * MIB, 5);
         make("looked");
         await("on");
