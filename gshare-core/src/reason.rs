@@ -133,7 +133,7 @@ reasons! {
         69 Copy "copy" "its driver failed to copy or to map it"
         70 Device "device" "the device has no room for it"
         71 Pools "pools" "it lies in memory pools or in graphs"
-        72 Handles "handles" "the program maps it by itself"
+        72 Handles "handles" "the program maps it in parts, more than once or not at all"
         73 Objects "objects" "it is managed memory, arrays, or smaller than 2 MiB"
         74 Shared "shared" "other devices or processes may use it"
     }

@@ -14,6 +14,8 @@ const MIB: u64 = 1 << 20;
 /// The block of `park.c` in whole granules, and its memory that stays.
 const BIG: u64 = 26 * MIB;
 const SMALL: u64 = MIB;
+/// One of the two segments that `park.c` maps by itself.
+const SEGMENT: u64 = 16 * MIB;
 
 fn park() -> PathBuf {
     program("park", &[])
@@ -94,6 +96,15 @@ impl Bench {
         gpu.memory_used_bytes - gpu.memory_bytes["context"]
     }
 
+    /// The account comes to say what the device has.
+    fn accounts_for(&self, bytes: u64) {
+        let by = std::time::Instant::now() + StdDuration::from_secs(5);
+        while self.daemon().told().memory_used != bytes && std::time::Instant::now() < by {
+            std::thread::sleep(StdDuration::from_millis(5));
+        }
+        assert_eq!((self.daemon().told().memory_used, self.on_device()), (bytes, bytes));
+    }
+
     fn finish(self) -> Done {
         self.run.join().unwrap()
     }
@@ -110,12 +121,7 @@ fn parked_memory_is_off_the_device_and_comes_back_for_a_launch_with_the_same_byt
         bench.make("go");
         bench.await_file("synchronised");
         assert_eq!(bench.on_device(), SMALL, "{kind}: synchronising needs no memory");
-        // The account says what the device has.
-        let by = std::time::Instant::now() + StdDuration::from_secs(5);
-        while bench.daemon().told().memory_used != SMALL && std::time::Instant::now() < by {
-            std::thread::sleep(StdDuration::from_millis(5));
-        }
-        assert_eq!(bench.daemon().told().memory_used, SMALL, "{kind}");
+        bench.accounts_for(SMALL);
         bench.make("on");
         bench.await_file("looked");
         assert_eq!(bench.on_device(), BIG + SMALL, "{kind}");
@@ -244,6 +250,97 @@ fn without_its_daemon_a_parked_process_comes_back_by_itself() {
     assert!(done.stdout.contains("big: 0, equal"), "{}{}", done.stdout, done.stderr);
 }
 
+/// PyTorch's expandable segments are such memory.
+#[test]
+fn memory_that_the_program_maps_by_itself_moves_and_keeps_its_handles() {
+    let bench = Bench::new("segments", limit());
+    assert_eq!(bench.parked().parking.last(), Some(&(Residence::Parked, 2 * SEGMENT, None)));
+    bench.accounts_for(SMALL);
+    bench.make("go");
+    bench.await_file("looked");
+    bench.accounts_for(2 * SEGMENT + SMALL);
+    bench.parked_again();
+    bench.accounts_for(SMALL);
+    bench.make("on");
+    bench.await_file("unmapped");
+    bench.accounts_for(SEGMENT + SMALL);
+    bench.parked_again();
+    bench.accounts_for(SMALL);
+    bench.make("end");
+    let done = bench.finish();
+    let lines = [
+        "segments: 0, equal",
+        "cuMemAddressFree(range, 64 * MIB) = 1",
+        "cuMemUnmap(range, 16 * MIB) = 0",
+        "cuMemMap(moved, 16 * MIB, 0, first, 0) = 0",
+        "cuMemSetAccess(moved, 16 * MIB, &ACCESS, 1) = 0",
+        "moved: 0, equal",
+        "cuMemGetAllocationPropertiesFromHandle(&props, first) = 0",
+        "cuMemRetainAllocationHandle(&again, (void *)(moved + MIB)) = 0",
+        "type 1, the same handle",
+        "cuMemRelease(again) = 0",
+        "cuMemExportToShareableHandle(&descriptor, first, 1, 0) = 1",
+        "cuMemRelease(first) = 0",
+        "cuMemUnmap(moved, 16 * MIB) = 0",
+        "cuMemRelease(first) = 1",
+        "second: 0, equal",
+    ];
+    assert_eq!(done.stdout.lines().collect::<Vec<_>>(), lines, "{}", done.stderr);
+}
+
+/// Each order to a move that fails, of the copies out (1 and 2) and back, leaves or brings back every byte.
+#[test]
+fn a_copy_that_fails_loses_nothing() {
+    for (failed, refused) in [("1", true), ("2", true), ("2,3", false), ("3", false), ("4", false)] {
+        let manners = Manners { spec: limit(), token: Duration::from_millis(10), ..Manners::default() };
+        let bench = Bench::with("segments", manners, |run| run.env("GSHARE_SIM_FAILED_COPIES", failed));
+        bench.daemon().told_when("nothing is movable", |report| report.1 == 2 * SEGMENT);
+        bench.daemon().park(true);
+        if refused {
+            bench.is_refused(Obstacle::Copy);
+        } else {
+            bench.daemon().told_when("not parked", |report| report.0 == Residence::Parked);
+            let left = if failed == "2,3" { SEGMENT } else { 0 };
+            bench.accounts_for(left + SMALL);
+        }
+        bench.sees_its_segments();
+    }
+}
+
+#[test]
+fn without_host_memory_a_program_stays_on_the_device() {
+    let bench = Bench::new("poor", limit());
+    bench.daemon().told_when("nothing is movable", |report| report.1 == 2 * SEGMENT);
+    bench.daemon().park(true);
+    bench.is_refused(Obstacle::HostMemory);
+    bench.sees_its_segments();
+}
+
+impl Bench {
+    /// The order to park has failed, and all memory is there.
+    fn is_refused(&self, why: Obstacle) {
+        let refused = (Residence::Resident, 2 * SEGMENT, Some(why));
+        self.daemon().told_when("not refused", |report| *report == refused);
+        self.accounts_for(2 * SEGMENT + SMALL);
+    }
+
+    /// The bytes of `segments` are all there, and can go and come once more.
+    fn sees_its_segments(self) {
+        self.make("go");
+        self.await_file("looked");
+        self.accounts_for(2 * SEGMENT + SMALL);
+        self.parked_again();
+        self.accounts_for(SMALL);
+        for name in ["on", "end"] {
+            self.make(name);
+        }
+        let done = self.finish();
+        for part in ["segments: 0, equal", "moved: 0, equal", "second: 0, equal"] {
+            assert!(done.stdout.contains(part), "{part}: {}{}", done.stdout, done.stderr);
+        }
+    }
+}
+
 #[test]
 fn memory_that_cannot_move_stays_and_is_named() {
     let bench = Bench::new("others", limit());
@@ -332,7 +429,74 @@ fn a_process_killed_in_any_phase_leaves_nothing() {
     }
 }
 
+/// A copy of the program's memory over the link of this device takes `COPY`.
+fn slow(folder: &Path) -> PathBuf {
+    let profile = folder.join("slow.toml");
+    std::fs::write(&profile, format!("base = \"tiny\"\nhost_bandwidth = {}\n", 5 * BIG / 2)).unwrap();
+    profile
+}
+
+const COPY: StdDuration = StdDuration::from_millis(400);
+
+#[test]
+fn moves_take_the_time_of_the_link() {
+    let place = tempfile::tempdir().unwrap();
+    let manners = Manners { spec: limit(), token: Duration::from_millis(10), ..Manners::default() };
+    let bench = Bench::with("hold", manners, |run| run.env("GSHARE_SIM_PROFILE", slow(place.path())));
+    bench.daemon().told_when("nothing is movable", |report| report.1 > 0);
+    for (on, place) in [(true, Residence::Parked), (false, Residence::Resident)] {
+        let began = std::time::Instant::now();
+        bench.daemon().park(on);
+        bench
+            .daemon()
+            .told_when("not moved", |report| report.0 == place && (on || began.elapsed() > COPY / 4));
+        assert!(began.elapsed() >= COPY, "{on}: {:?}", began.elapsed());
+    }
+    for name in ["go", "on", "end"] {
+        bench.make(name);
+    }
+    assert!(bench.finish().stdout.contains("big: 0, equal"));
+}
+
+/// The process ends on the way to host memory, in it and on the way back.
+#[test]
+fn a_process_killed_during_a_copy_leaves_nothing_and_its_neighbour_everything() {
+    for phase in [Residence::Parking, Residence::Parked, Residence::Returning] {
+        let place = tempfile::tempdir().unwrap();
+        let manners = || Manners { spec: limit(), token: Duration::from_millis(10), ..Manners::default() };
+        let with_slow = |run: Run| run.env("GSHARE_SIM_PROFILE", slow(place.path()));
+        let bench = Bench::with("hold", manners(), with_slow);
+        let pid = i32::try_from(bench.truth().pid).unwrap();
+        let neighbour =
+            Bench::with("hold", manners(), |run| with_slow(run).env("GSHARE_SIM_DEVICE", &bench.device));
+        let device = SimDevice::open(&bench.device, &fake_cuda::Spec::default()).unwrap();
+        bench.daemon().told_when("nothing is movable", |report| report.1 > 0);
+        neighbour.parked();
+        bench.daemon().park(true);
+        if phase != Residence::Parking {
+            bench.daemon().told_when("not parked", |report| report.0 == Residence::Parked);
+            bench.daemon().park(phase == Residence::Parked);
+        }
+        bench.daemon().told_when("not in this phase", |report| report.0 == phase);
+        std::thread::sleep(COPY / 4);
+        assert_eq!(bench.daemon().told().parking.last().map(|report| report.0), Some(phase));
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        assert_eq!(bench.daemon().told_in_all().ended, 1);
+        for name in ["go", "on", "end"] {
+            neighbour.make(name);
+        }
+        let done = neighbour.finish();
+        assert!(done.stdout.contains("big: 0, equal"), "{phase:?}: {}{}", done.stdout, done.stderr);
+        bench.finish();
+        assert_eq!(used_on(&device), 0, "{phase:?}");
+    }
+}
+
 fn left_on(device: &Path) -> u64 {
-    let device = SimDevice::open(device, &fake_cuda::Spec::default()).unwrap();
+    used_on(&SimDevice::open(device, &fake_cuda::Spec::default()).unwrap())
+}
+
+fn used_on(device: &SimDevice) -> u64 {
     device.truth().gpus.iter().map(|gpu| gpu.memory_used_bytes).sum()
 }

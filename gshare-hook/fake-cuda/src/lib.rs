@@ -33,6 +33,7 @@
 //! | `GSHARE_SIM_MIG` | MIG devices into which the one GPU is cut, such as `3g.40gb+2g.20gb` (`a100`, `h100`) | none |
 //! | `GSHARE_SIM_DRIVER_VERSION` | CUDA release of the driver, 11.0 to 13.4, such as `12.8` or `12080` | `13.2` |
 //! | `GSHARE_SIM_CALL_NS` | time of a kernel launch in its caller, in ns; other calls in proportion | the profile's |
+//! | `GSHARE_SIM_FAILED_COPIES` | the process's copies between host and device that fail, by number from 1, such as `2,5` | none |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
 //! | `GSHARE_TRACE` | of `calls`, `lookups`, `tables`, with commas: the program's calls, a line per event | off |
 //! | `GSHARE_TRACE_FILE` | file to which these lines are appended; `%p` is the process id | stderr |

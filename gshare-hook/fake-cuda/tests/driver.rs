@@ -323,6 +323,78 @@ fn host_functions_run_in_stream_order() {
     });
 }
 
+extern "C" fn takes_its_time(_: *mut c_void) {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+}
+
+#[test]
+fn copies_behind_a_host_function_find_memory_that_is_freed_behind_them() {
+    isolated("copies_behind_a_host_function_find_memory_that_is_freed_behind_them", &[], || {
+        start();
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        let to: CUdeviceptr = get!(cuMemAlloc_v2(1 << 20));
+        let seen = |expected: u8| {
+            let mut back = [0_u8; 4096];
+            ok!(cuStreamSynchronize(stream));
+            ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), to, back.len()));
+            assert_eq!(back, [expected; 4096]);
+        };
+        // A plain free waits for the device.
+        let from: CUdeviceptr = get!(cuMemAlloc_v2(1 << 20));
+        ok!(cuMemsetD8_v2(from, 5, 1 << 20));
+        ok!(cuLaunchHostFunc(stream, Some(takes_its_time), null_mut()));
+        ok!(cuMemcpyDtoDAsync_v2(to, from, 1 << 20, stream));
+        ok!(cuMemFree_v2(from));
+        ok!(cuStreamQuery(stream));
+        seen(5);
+        // A free in the order of the stream does not wait, and the memory stays until then.
+        let from: CUdeviceptr = get!(cuMemAllocAsync(1 << 20, stream));
+        ok!(cuMemsetD8Async(from, 6, 1 << 20, stream));
+        ok!(cuLaunchHostFunc(stream, Some(takes_its_time), null_mut()));
+        ok!(cuMemcpyDtoDAsync_v2(to, from, 1 << 20, stream));
+        ok!(cuMemFreeAsync(from, stream));
+        assert_eq!(cu!(cuStreamQuery(stream)), CUresult::CUDA_ERROR_NOT_READY);
+        let other: CUdeviceptr = get!(cuMemAlloc_v2(1 << 20));
+        ok!(cuMemsetD8_v2(other, 7, 1 << 20));
+        seen(6);
+        // Page-locked host memory is freed like plain memory.
+        let host: *mut c_void = get!(cuMemHostAlloc(1 << 20, 0));
+        ok!(cuLaunchHostFunc(stream, Some(takes_its_time), null_mut()));
+        ok!(cuMemcpyDtoHAsync_v2(host, other, 1 << 20, stream));
+        ok!(cuMemFreeHost(host));
+        ok!(cuStreamQuery(stream));
+    });
+}
+
+#[test]
+fn copies_fail_as_told() {
+    isolated("copies_fail_as_told", &[("GSHARE_SIM_FAILED_COPIES", "2, 4")], || {
+        if std::env::var("GSHARE_SIM_FAILED_COPIES").unwrap() == "0" {
+            assert_eq!(cu!(cuInit(0)), CUresult::CUDA_ERROR_SYSTEM_NOT_READY);
+            return;
+        }
+        start();
+        let (from, mut seen): ([u8; 4], [u8; 4]) = ([5; 4], [0; 4]);
+        let memory: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let other: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        ok!(cuMemcpyHtoD_v2(memory, from.as_ptr().cast(), 4));
+        // A copy within the device does not count.
+        ok!(cuMemcpyDtoD_v2(other, memory, 4));
+        let failed = CUresult::CUDA_ERROR_UNKNOWN;
+        assert_eq!(cu!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), memory, 4, stream)), failed);
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(seen, [0; 4]);
+        ok!(cuMemcpyDtoHAsync_v2(seen.as_mut_ptr().cast(), other, 4, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(seen, from);
+        assert_eq!(cu!(cuMemcpyDtoH_v2(seen.as_mut_ptr().cast(), memory, 4)), failed);
+    });
+    if std::env::var_os("SIM_TEST").is_none() {
+        isolated("copies_fail_as_told", &[("GSHARE_SIM_FAILED_COPIES", "0")], || {});
+    }
+}
+
 #[test]
 fn memory_is_counted_to_the_byte_by_kind() {
     isolated("memory_is_counted_to_the_byte_by_kind", &[], || {

@@ -6,17 +6,22 @@
 //!
 //! The program may free a block at any time, and gets its physical memory only by ways that [`Blocks::share`] notes. A block belongs to
 //! the context in which it was made, and dies with it.
+//!
+//! Memory that the program maps by itself is a block too, as long as it is mapped once, as a whole, and for this device: see
+//! [`handles`](crate::device::handles).
 #![allow(unsafe_code)] // calls to the driver and the kernel
 
 use core::ffi::c_void;
-use core::mem::MaybeUninit;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 
 use gshare_core::reason::Obstacle;
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
 
+use crate::device::book::{Key, Kind};
 use crate::device::context::{Pushed, relaxed};
+use crate::device::handles::{Handles, Movable, Physical, Properties, release};
 use crate::sys::driver::{beneath, pointer, real};
 use crate::sys::lock::Lock;
 
@@ -24,7 +29,7 @@ use crate::sys::lock::Lock;
 pub(crate) const GRANULE: u64 = 2 << 20;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE` and `CU_MEM_LOCATION_TYPE_DEVICE`.
 const READ_WRITE: u32 = 3;
-const DEVICE: u32 = 1;
+pub(crate) const DEVICE: u32 = 1;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
@@ -32,7 +37,7 @@ const NON_BLOCKING: u32 = 1;
 #[derive(Debug)]
 enum Place {
     /// On the device, in this physical memory.
-    Device(sys::CUmemGenericAllocationHandle),
+    Device(Physical),
     Host(HostMemory),
 }
 
@@ -45,6 +50,15 @@ struct Block {
     place: Place,
     /// Whether others may hold the physical memory, so that it stays.
     shared: bool,
+    /// The name of physical memory that the program maps by itself.
+    name: Option<u64>,
+}
+
+impl Block {
+    /// The object that is charged for the memory.
+    fn key(&self, address: CUdeviceptr) -> Key {
+        self.name.map_or(Key(Kind::Pointer, address), |name| Key(Kind::Handle, name))
+    }
 }
 
 /// All blocks of a device.
@@ -52,6 +66,8 @@ struct Block {
 pub(crate) struct Blocks {
     ordinal: CUdevice,
     all: Lock<BTreeMap<CUdeviceptr, Block>>,
+    /// The program's own handles, locked after `all`.
+    pub(crate) handles: Handles,
     /// Bytes that can move, on the device and in host memory.
     here: AtomicU64,
     away: AtomicU64,
@@ -176,8 +192,8 @@ pub(crate) fn are_possible(ordinal: CUdevice) -> bool {
 }
 
 /// Page-locked memory of a device, without a handle for other processes.
-fn properties(ordinal: CUdevice) -> MaybeUninit<sys::CUmemAllocationProp> {
-    let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+fn properties(ordinal: CUdevice) -> Properties {
+    let mut properties = Properties::zeroed();
     // SAFETY: the structure begins with its type, its handle types, and the kind and number of the location, each 32 bits.
     unsafe { properties.as_mut_ptr().cast::<[u32; 4]>().write([1, 0, DEVICE, ordinal.unsigned_abs()]) };
     properties
@@ -196,13 +212,14 @@ fn back(
     address: CUdeviceptr,
     span: u64,
     ordinal: CUdevice,
-) -> Result<sys::CUmemGenericAllocationHandle, CUresult> {
+    properties: &Properties,
+) -> Result<Physical, CUresult> {
     let missing = CUresult::CUDA_ERROR_NOT_SUPPORTED;
     let (create, map) = (real!(cuMemCreate).ok_or(missing)?, real!(cuMemMap).ok_or(missing)?);
     let allow = real!(cuMemSetAccess).ok_or(missing)?;
-    let mut physical: sys::CUmemGenericAllocationHandle = 0;
+    let mut physical: Physical = 0;
     // SAFETY: valid pointers.
-    let created = unsafe { create(&raw mut physical, size(span), properties(ordinal).as_ptr(), 0) };
+    let created = unsafe { create(&raw mut physical, size(span), properties.as_ptr(), 0) };
     if !created.is_ok() {
         return Err(created);
     }
@@ -221,17 +238,17 @@ fn back(
     }
     if mapped.is_ok() {
         unback(address, span, physical);
-    } else if let Some(release) = real!(cuMemRelease) {
-        // SAFETY: created above.
-        let _ = unsafe { release(physical) };
+    } else {
+        let _ = release(physical);
     }
     Err(allowed)
 }
 
-fn unback(address: CUdeviceptr, span: u64, physical: sys::CUmemGenericAllocationHandle) {
-    if let (Some(unmap), Some(release)) = (real!(cuMemUnmap), real!(cuMemRelease)) {
-        // SAFETY: mapped and created by `back`, and the device's work with it is over.
-        let _ = relaxed(|| unsafe { (unmap(address, size(span)), release(physical)) });
+fn unback(address: CUdeviceptr, span: u64, physical: Physical) {
+    if let Some(unmap) = real!(cuMemUnmap) {
+        // SAFETY: mapped whole, and the device's work with it is over.
+        let _ = relaxed(|| unsafe { unmap(address, size(span)) });
+        let _ = release(physical);
     }
 }
 
@@ -251,7 +268,8 @@ pub(crate) fn synchronise(context: usize) -> CUresult {
 
 impl Blocks {
     pub(crate) fn new(ordinal: CUdevice) -> Self {
-        Self { ordinal, all: Lock::default(), here: AtomicU64::new(0), away: AtomicU64::new(0) }
+        let zero = || AtomicU64::new(0);
+        Self { ordinal, all: Lock::default(), handles: Handles::default(), here: zero(), away: zero() }
     }
 
     /// Bytes on the device that can move, and bytes in host memory.
@@ -268,8 +286,9 @@ impl Blocks {
     pub(crate) fn create(&self, bytes: u64, context: usize) -> Result<CUdeviceptr, CUresult> {
         let span = bytes.next_multiple_of(GRANULE);
         let address = reserve(span)?;
-        let physical = back(address, span, self.ordinal).inspect_err(|_| give_up(address, span))?;
-        let block = Block { bytes, span, context, place: Place::Device(physical), shared: false };
+        let physical = back(address, span, self.ordinal, &properties(self.ordinal))
+            .inspect_err(|_| give_up(address, span))?;
+        let block = Block { bytes, span, context, place: Place::Device(physical), shared: false, name: None };
         self.all.lock().insert(address, block);
         self.here.fetch_add(span, Ordering::Relaxed);
         Ok(address)
@@ -282,19 +301,75 @@ impl Blocks {
         (address - first < block.bytes).then_some((*first, block.bytes))
     }
 
-    /// Whether a block begins at this address.
+    /// Whether a block that the program can free begins at this address.
     pub(crate) fn begins_at(&self, address: CUdeviceptr) -> bool {
-        self.all.lock().contains_key(&address)
+        self.all.lock().get(&address).is_some_and(|block| block.name.is_none())
     }
 
     /// Notes that others may hold the physical memory of the blocks in a range from now on.
-    pub(crate) fn share(&self, range: core::ops::Range<CUdeviceptr>) {
+    pub(crate) fn share(&self, range: Range<CUdeviceptr>) {
         let mut all = self.all.lock();
         for (first, block) in all.range_mut(..range.end) {
             if first + block.span > range.start && !core::mem::replace(&mut block.shared, true) {
                 self.here.fetch_sub(block.span, Ordering::Relaxed);
+                if let Some(name) = block.name {
+                    self.handles.stays(name);
+                }
             }
         }
+    }
+
+    /// Whether an access is for this device, to read and write.
+    pub(crate) fn is_alone(&self, access: [u32; 3]) -> bool {
+        access == [DEVICE, self.ordinal.unsigned_abs(), READ_WRITE]
+    }
+
+    /// Names memory that the program has just created: see [`Handles::adopt`].
+    pub(crate) fn adopt(
+        &self,
+        physical: Physical,
+        properties: *const sys::CUmemAllocationProp,
+        bytes: u64,
+    ) -> Option<u64> {
+        self.handles.adopt(physical, properties, bytes, self.ordinal)
+    }
+
+    /// Notes that named memory stays from now on.
+    pub(crate) fn stays(&self, name: u64) {
+        self.handles.stays(name).into_iter().for_each(|range| self.share(range));
+    }
+
+    /// Notes that the program mapped named memory.
+    pub(crate) fn mapped(&self, name: u64, range: Range<CUdeviceptr>) {
+        if self.handles.mapped(name, range) {
+            self.stays(name);
+        }
+    }
+
+    /// Notes that the program opened a range to this device `alone`, or to others or in another way.
+    pub(crate) fn opened(&self, range: &Range<CUdeviceptr>, alone: bool, context: usize) {
+        if !alone {
+            return self.share(range.clone());
+        }
+        let mut all = self.all.lock();
+        for Movable { name, physical, address, bytes } in self.handles.movable_in(range) {
+            let place = Place::Device(physical);
+            all.entry(address).or_insert_with(|| {
+                self.here.fetch_add(bytes, Ordering::Relaxed);
+                Block { bytes, span: bytes, context, place, shared: false, name: Some(name) }
+            });
+        }
+    }
+
+    /// Notes that the program unmapped a range.
+    pub(crate) fn unmapped(&self, range: &Range<CUdeviceptr>) {
+        let mut all = self.all.lock();
+        for (_, block) in all.extract_if(range.clone(), |_, block| block.name.is_some()) {
+            if !block.shared {
+                self.here.fetch_sub(block.span, Ordering::Relaxed);
+            }
+        }
+        self.handles.unmapped(range);
     }
 
     /// Frees the block that begins at an address, after the work of its context, as the driver does. `None`: there is no such block.
@@ -333,13 +408,22 @@ impl Blocks {
 
     /// Frees the blocks of a destroyed context.
     pub(crate) fn forget(&self, context: usize) {
-        let gone: Vec<_> = self.all.lock().extract_if(.., |_, block| block.context == context).collect();
+        // Memory that the program maps by itself outlives the context.
+        let ends = |block: &mut Block| {
+            let its = block.context == context;
+            if its && block.name.is_some() {
+                block.context = 0;
+            }
+            its && block.name.is_none()
+        };
+        let gone: Vec<_> = self.all.lock().extract_if(.., |_, block| ends(block)).collect();
         gone.into_iter().for_each(|(address, block)| self.end(address, block));
     }
 
     /// The contexts of the blocks.
     pub(crate) fn contexts(&self) -> Vec<usize> {
-        let mut contexts: Vec<_> = self.all.lock().values().map(|block| block.context).collect();
+        let mut contexts: Vec<_> =
+            self.all.lock().values().map(|block| block.context).filter(|context| *context != 0).collect();
         contexts.sort_unstable();
         contexts.dedup();
         contexts
@@ -351,12 +435,12 @@ impl Blocks {
         self.all.lock().iter().filter(|(_, block)| is(block)).map(|(address, _)| *address).collect()
     }
 
-    /// Moves a block to host memory. `moved` hears its bytes while no other thread can free the block.
+    /// Moves a block to host memory. `moved` hears of the charged object and its bytes while no other thread can free the block.
     pub(crate) fn to_host(
         &self,
         address: CUdeviceptr,
         lane: &Lane,
-        moved: impl FnOnce(u64),
+        moved: impl FnOnce(Key, u64),
     ) -> Result<(), Obstacle> {
         let mut all = self.all.lock();
         let Some(block) = all.get_mut(&address) else { return Ok(()) };
@@ -369,7 +453,7 @@ impl Blocks {
         block.place = Place::Host(memory);
         self.here.fetch_sub(block.span, Ordering::Relaxed);
         self.away.fetch_add(block.span, Ordering::Relaxed);
-        moved(block.span);
+        moved(block.key(address), block.span);
         Ok(())
     }
 
@@ -378,15 +462,18 @@ impl Blocks {
         &self,
         address: CUdeviceptr,
         lane: &Lane,
-        moved: impl FnOnce(u64),
+        moved: impl FnOnce(Key, u64),
     ) -> Result<(), Obstacle> {
         let mut all = self.all.lock();
         let Some(block) = all.get_mut(&address) else { return Ok(()) };
         let Place::Host(memory) = &block.place else { return Ok(()) };
         let copy = beneath!(cuMemcpyHtoDAsync_v2).ok_or(Obstacle::Driver)?;
-        let physical = relaxed(|| back(address, block.span, self.ordinal)).map_err(|result| {
-            if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY { Obstacle::Device } else { Obstacle::Copy }
-        })?;
+        let named = block.name.and_then(|name| self.handles.properties(name));
+        let properties = named.unwrap_or_else(|| properties(self.ordinal));
+        let physical =
+            relaxed(|| back(address, block.span, self.ordinal, &properties)).map_err(|result| {
+                if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY { Obstacle::Device } else { Obstacle::Copy }
+            })?;
         // SAFETY: as in `to_host`.
         let copied = lane.run(|stream| Some(unsafe { copy(address, memory.at, memory.bytes, stream) }));
         if let Err(obstacle) = copied {
@@ -394,9 +481,12 @@ impl Blocks {
             return Err(obstacle);
         }
         block.place = Place::Device(physical);
+        if let Some(name) = block.name {
+            self.handles.came_back(name, physical);
+        }
         self.away.fetch_sub(block.span, Ordering::Relaxed);
         self.here.fetch_add(block.span, Ordering::Relaxed);
-        moved(block.span);
+        moved(block.key(address), block.span);
         Ok(())
     }
 }

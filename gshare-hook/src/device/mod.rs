@@ -4,6 +4,7 @@ pub(crate) mod blocks;
 pub(crate) mod book;
 pub(crate) mod context;
 pub(crate) mod devices;
+pub(crate) mod handles;
 pub(crate) mod hold;
 
 use core::sync::atomic::{AtomicBool, AtomicU64};

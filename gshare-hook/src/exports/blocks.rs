@@ -8,8 +8,9 @@ use core::ffi::{c_uint, c_ulonglong, c_void};
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
 
 use crate::device::blocks::{Blocks, GRANULE};
+use crate::device::book::{Key, Kind};
 use crate::exports::macros::wrappers;
-use crate::exports::memory::{allocate, current_context, free, metering, pointer, write};
+use crate::exports::memory::{allocate, current_context, free, metering, pointer, read, write};
 use crate::launch::control::CONTROL;
 use crate::launch::guarded::inside;
 use crate::process::runtime::{Metered, PROCESS};
@@ -86,6 +87,62 @@ pub(super) fn shared(address: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CU
     })
 }
 
+/// Names the physical memory that the program has just created, if it can move.
+pub(super) fn name_memory(
+    out: *mut sys::CUmemGenericAllocationHandle,
+    properties: *const sys::CUmemAllocationProp,
+    bytes: u64,
+) {
+    if let Some(name) = blocks().and_then(|blocks| blocks.adopt(read(out), properties, bytes)) {
+        write(out, name);
+    }
+}
+
+/// Gives memory its name again that the program has exported and just imported.
+pub(super) fn imported(out: *mut sys::CUmemGenericAllocationHandle) {
+    if let Some(name) = blocks().and_then(|blocks| blocks.handles.imported(read(out))) {
+        write(out, name);
+    }
+}
+
+/// Makes a call with the driver's handle of physical memory, which may give the memory to others if it `stays`.
+pub(super) fn by_handle(
+    name: sys::CUmemGenericAllocationHandle,
+    stays: bool,
+    call: impl FnOnce(sys::CUmemGenericAllocationHandle) -> CUresult,
+) -> CUresult {
+    inside(|| {
+        let Some(blocks) = blocks() else { return call(name) };
+        if stays {
+            blocks.stays(name);
+        }
+        call(blocks.handles.physical(name).unwrap_or(name))
+    })
+}
+
+/// Notes a mapping of physical memory.
+pub(super) fn note_mapping(name: sys::CUmemGenericAllocationHandle, address: CUdeviceptr, bytes: u64) {
+    if let Some(blocks) = blocks() {
+        blocks.mapped(name, address..address.saturating_add(bytes));
+    }
+}
+
+/// Unmaps a range.
+pub(super) fn unmap(address: CUdeviceptr, bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+    let result = call();
+    if result.is_ok()
+        && let Some(blocks) = blocks()
+    {
+        blocks.unmapped(&(address..address.saturating_add(bytes)));
+    }
+    result
+}
+
+/// Releases a reference to physical memory.
+pub(super) fn let_go(name: sys::CUmemGenericAllocationHandle, call: impl FnOnce() -> CUresult) -> CUresult {
+    blocks().and_then(|blocks| blocks.handles.let_go(name)).unwrap_or_else(call)
+}
+
 /// Wrappers of calls that touch or look at memory.
 macro_rules! touching {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {
@@ -102,6 +159,7 @@ touching! {
     cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr);
     cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr);
     cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, address: CUdeviceptr);
+    cuMemAddressFree(address: CUdeviceptr, bytes: usize);
     cuStreamWriteValue32(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
     cuStreamWriteValue32_v2(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
     cuStreamWriteValue32_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
@@ -114,6 +172,58 @@ touching! {
 
 wrappers! { SHARING:
     // SAFETY (of the blocks below): the caller's own arguments, passed on.
+    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize) |real| {
+        inside(|| {
+            // SAFETY: as above.
+            let result = unsafe { real(address, bytes, access, count) };
+            if result.is_ok() && let Some(blocks) = blocks() {
+                // SAFETY: the caller's own list, which the driver has just read: the kind and number of the location, and the flags.
+                let alone = count == 1 && blocks.is_alone(unsafe { access.cast::<[u32; 3]>().read() });
+                blocks.opened(&(address..address.saturating_add(bytes as u64)), alone, current_context());
+            }
+            result
+        })
+    }
+    cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
+        let at = address.addr() as u64;
+        let result = match blocks().and_then(|blocks| blocks.handles.retain(at)) {
+            Some(name) => {
+                write(out, name);
+                CUresult::CUDA_SUCCESS
+            }
+            // SAFETY: as above.
+            None => shared(at, 1, || unsafe { real(out, address) }),
+        };
+        if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
+            runtime.book.link(Key(Kind::Handle, read(out)));
+        }
+        result
+    }
+    cuMemGetAllocationPropertiesFromHandle(properties: *mut sys::CUmemAllocationProp,
+        physical: sys::CUmemGenericAllocationHandle) |real| {
+        // SAFETY: as above.
+        by_handle(physical, false, |physical| unsafe { real(properties, physical) })
+    }
+    cuMemExportToShareableHandle(out: *mut c_void, physical: sys::CUmemGenericAllocationHandle,
+        kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        by_handle(physical, true, |physical| unsafe { real(out, physical, kind, flags) })
+    }
+    cuMulticastBindMem(multicast: sys::CUmemGenericAllocationHandle, offset: usize,
+        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        by_handle(physical, true, |physical| unsafe { real(multicast, offset, physical, at, bytes, flags) })
+    }
+    cuMulticastBindMem_v2(multicast: sys::CUmemGenericAllocationHandle, device: CUdevice, offset: usize,
+        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        by_handle(physical, true, |physical| unsafe { real(multicast, device, offset, physical, at, bytes, flags) })
+    }
+    cuLogicalEndpointBindMem(endpoint: sys::CUlogicalEndpointId, device: CUdevice, offset: u64,
+        physical: sys::CUmemGenericAllocationHandle, at: u64, bytes: u64, flags: c_ulonglong) |real| {
+        // SAFETY: as above.
+        by_handle(physical, true, |physical| unsafe { real(endpoint, device, offset, physical, at, bytes, flags) })
+    }
     // A block answers as the allocation that the program asked for.
     cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) |real| {
         match blocks().and_then(|blocks| blocks.around(address)) {

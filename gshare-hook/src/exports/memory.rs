@@ -8,10 +8,13 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUmemLocation, CUresult, sys
 use crate::device::Device;
 use crate::device::book::{Key, Kind, Record};
 use crate::device::devices::current_ordinal;
-use crate::exports::blocks::{allocate_block, free_block, shared};
+use crate::exports::blocks::{
+    allocate_block, by_handle, free_block, imported, let_go, name_memory, note_mapping, unmap,
+};
 use crate::exports::macros::wrappers;
 use crate::exports::pools::{GRAPHS, graph_launched, settle_for_good, trim_pools};
 use crate::launch::control::{CONTROL, State};
+use crate::launch::guarded::inside;
 use crate::process::arm::arm;
 use crate::process::runtime::{Metered, PROCESS, Runtime};
 use crate::sys::driver::real;
@@ -291,6 +294,13 @@ wrappers! { MEMORY:
         let Some(ordinal) = device_at(location) else { return call() };
         let runtime = metered!(metering(Some(ordinal)), call);
         let device = metered!(runtime.device(ordinal), call);
+        let call = || {
+            let result = call();
+            if result.is_ok() {
+                name_memory(out, prop, bytes as u64);
+            }
+            result
+        };
         allocate_on(runtime, device, 0, bytes as u64, call, || (Key(Kind::Handle, read(out)), bytes as u64), || {})
     }
     cuMemRelease(physical: sys::CUmemGenericAllocationHandle) |real| {
@@ -299,25 +309,22 @@ wrappers! { MEMORY:
             // SAFETY: as above.
             return unsafe { real(physical) };
         };
-        // Struck out first, because the driver may give the name to another thread at once.
-        let last = runtime.book.unlink(key);
-        // SAFETY: as above.
-        let result = unsafe { real(physical) };
-        unlinked(runtime, key, last, result);
-        result
-    }
-    cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
-        // SAFETY: as above.
-        let result = shared(address.addr() as u64, 1, || unsafe { real(out, address) });
-        if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
-            runtime.book.link(Key(Kind::Handle, read(out)));
-        }
-        result
+        inside(|| {
+            // Struck out first, because the driver may give the name to another thread at once.
+            let last = runtime.book.unlink(key);
+            // SAFETY: as above.
+            let result = let_go(physical, || unsafe { real(physical) });
+            unlinked(runtime, key, last, result);
+            result
+        })
     }
     cuMemImportFromShareableHandle(out: *mut sys::CUmemGenericAllocationHandle, shared: *mut c_void,
         kind: sys::CUmemAllocationHandleType) |real| {
         // SAFETY: as above.
         let result = unsafe { real(out, shared, kind) };
+        if result.is_ok() {
+            imported(out);
+        }
         // Another process's memory is not in the book, but this process's own memory may come back under its old name.
         if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
             runtime.book.link(Key(Kind::Handle, read(out)));
@@ -326,8 +333,14 @@ wrappers! { MEMORY:
     }
     cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, physical: sys::CUmemGenericAllocationHandle,
         flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(address, bytes, offset, physical, flags) };
+        let result = by_handle(physical, false, |handle| {
+            // SAFETY: as above.
+            let result = unsafe { real(address, bytes, offset, handle, flags) };
+            if result.is_ok() {
+                note_mapping(physical, address, bytes as u64);
+            }
+            result
+        });
         if result.is_ok()
             && let Some(runtime) = PROCESS.runtime()
             && runtime.book.link(Key(Kind::Handle, physical))
@@ -342,26 +355,28 @@ wrappers! { MEMORY:
             // SAFETY: as above.
             return unsafe { real(address, bytes) };
         };
-        let end = address.saturating_add(bytes as u64);
-        let key = Key(Kind::Mapping, address);
-        // Nearly always one mapping is unmapped as it was mapped.
-        let gone = match runtime.book.get(key).filter(|record| record.bytes == bytes as u64) {
-            Some(record) => { runtime.book.remove(key); vec![(key, record)] }
-            None => runtime.book.drain(|key, _| key.0 == Kind::Mapping && (address..end).contains(&key.1)),
-        };
-        // The mappings and their handles are struck out first, because the driver may give their names to another thread at once.
-        let handles: Vec<_> = gone.iter().map(|(_, mapping)| Key(Kind::Handle, mapping.links)).collect();
-        let last: Vec<_> = handles.iter().map(|handle| runtime.book.unlink(*handle)).collect();
-        // SAFETY: as above.
-        let result = unsafe { real(address, bytes) };
-        // The order is backwards, because of several mappings of one handle the last took its record.
-        for ((handle, last), (key, mapping)) in handles.into_iter().zip(last).zip(gone).rev() {
-            unlinked(runtime, handle, last, result);
-            if !result.is_ok() {
-                runtime.book.insert(key, mapping);
+        inside(|| {
+            let end = address.saturating_add(bytes as u64);
+            let key = Key(Kind::Mapping, address);
+            // Nearly always one mapping is unmapped as it was mapped.
+            let gone = match runtime.book.get(key).filter(|record| record.bytes == bytes as u64) {
+                Some(record) => { runtime.book.remove(key); vec![(key, record)] }
+                None => runtime.book.drain(|key, _| key.0 == Kind::Mapping && (address..end).contains(&key.1)),
+            };
+            // The mappings and their handles are struck out first, because the driver may give their names to another thread at once.
+            let handles: Vec<_> = gone.iter().map(|(_, mapping)| Key(Kind::Handle, mapping.links)).collect();
+            let last: Vec<_> = handles.iter().map(|handle| runtime.book.unlink(*handle)).collect();
+            // SAFETY: as above.
+            let result = unmap(address, bytes as u64, || unsafe { real(address, bytes) });
+            // The order is backwards, because of several mappings of one handle the last took its record.
+            for ((handle, last), (key, mapping)) in handles.into_iter().zip(last).zip(gone).rev() {
+                unlinked(runtime, handle, last, result);
+                if !result.is_ok() {
+                    runtime.book.insert(key, mapping);
+                }
             }
-        }
-        result
+            result
+        })
     }
     cuCtxSetLimit(limit: c_uint, value: usize) |real| {
         // SAFETY: as above.

@@ -15,7 +15,7 @@ use gshare_meter::{Movable, Move};
 
 use crate::device::Device;
 use crate::device::blocks::{self, Blocks, Lane};
-use crate::device::book::{Key, Kind};
+use crate::device::book::Kind;
 use crate::device::devices::visible_devices;
 use crate::launch::control::CONTROL;
 use crate::launch::guarded;
@@ -204,8 +204,8 @@ fn to_host(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device) 
         return None;
     }
     for address in blocks.addresses(true) {
-        let moved = blocks.to_host(address, &lane, |bytes| {
-            if runtime.book.recharge(Key(Kind::Pointer, address), 0).is_some() {
+        let moved = blocks.to_host(address, &lane, |charged, bytes| {
+            if runtime.book.recharge(charged, 0).is_some() {
                 runtime.release(device.ordinal, bytes);
             }
         });
@@ -229,8 +229,8 @@ fn to_device(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device
         }
         let mut left = total;
         let moved = blocks.addresses(false).into_iter().try_for_each(|address| {
-            blocks.to_device(address, &lane, |bytes| {
-                if runtime.book.recharge(Key(Kind::Pointer, address), bytes).is_some() {
+            blocks.to_device(address, &lane, |charged, bytes| {
+                if runtime.book.recharge(charged, bytes).is_some() {
                     left = left.saturating_sub(bytes);
                 }
             })

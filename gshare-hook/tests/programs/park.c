@@ -2,6 +2,7 @@
    random SEED THREADS OPERATIONS: threads allocate, write, copy, launch and look, and compare all bytes.
    KIND FOLDER: waits for files in the folder, and makes others, between its steps. */
 #include "driver.h"
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -17,9 +18,20 @@ Result cuMemcpyHtoDAsync_v2(Pointer, const void *, size_t, Handle);
 Result cuMemGetAddressRange_v2(Pointer *, size_t *, Pointer);
 Result cuPointerGetAttribute(void *, int, Pointer);
 Result cuMemSetAccess(Pointer, size_t, const void *, size_t);
+Result cuMemGetAllocationPropertiesFromHandle(MemoryProps *, unsigned long long);
 
 static Handle context;
 static long operations;
+static const MemoryProps PROPS = {1, 0, {1, 0}, 0, {0}};
+static const struct { Location at; int flags; } ACCESS = {{1, 0}, 3};
+
+/* Maps new physical memory at an address. */
+static unsigned long long map_at(Pointer at, size_t bytes) {
+    unsigned long long physical;
+    MUST(cuMemCreate(&physical, bytes, &PROPS, 0));
+    MUST(cuMemMap(at, bytes, 0, physical, 0));
+    return physical;
+}
 
 static unsigned next(unsigned long long *state) {
     *state = *state * 6364136223846793005ull + 1442695040888963407ull;
@@ -27,7 +39,7 @@ static unsigned next(unsigned long long *state) {
 }
 
 /* An allocation, and the byte that each chunk of it holds. */
-typedef struct { Pointer at; size_t bytes, chunks; unsigned char *holds; } Block;
+typedef struct { Pointer at; size_t bytes, chunks; unsigned char *holds; unsigned long long physical; } Block;
 
 static void compare(Block *block, size_t chunk, Handle stream, int thread) {
     static __thread unsigned char *seen;
@@ -43,6 +55,20 @@ static void compare(Block *block, size_t chunk, Handle stream, int thread) {
             _exit(3);
         }
 }
+
+static void release(Block *block) {
+    if (!block->physical) {
+        MUST(cuMemFree_v2(block->at));
+        return;
+    }
+    MUST(cuCtxSynchronize());
+    MUST(cuMemUnmap(block->at, block->bytes));
+    MUST(cuMemRelease(block->physical));
+    MUST(cuMemAddressFree(block->at, block->bytes));
+    block->physical = 0;
+}
+
+static void pauses(void *us) { usleep((unsigned)(size_t)us); }
 
 static void *work(void *argument) {
     unsigned long long state = (unsigned long long)(size_t)argument;
@@ -61,7 +87,16 @@ static void *work(void *argument) {
             unsigned size = next(&state);
             block->bytes = size % 3 ? MIB + size % (5 * MIB) : 1 + size % MIB;
             block->chunks = (block->bytes + CHUNK - 1) / CHUNK;
-            MUST(cuMemAlloc_v2(&block->at, block->bytes));
+            if (size % 5 || block->bytes < 2 * MIB)
+                MUST(cuMemAlloc_v2(&block->at, block->bytes));
+            else {
+                /* The program maps it by itself. */
+                block->bytes = block->bytes / (2 * MIB) * (2 * MIB);
+                block->chunks = block->bytes / CHUNK;
+                MUST(cuMemAddressReserve(&block->at, block->bytes, 0, 0, 0));
+                block->physical = map_at(block->at, block->bytes);
+                MUST(cuMemSetAccess(block->at, block->bytes, &ACCESS, 1));
+            }
             block->holds = calloc(block->chunks, 1);
             MUST(cuMemsetD8Async(block->at, 0, block->bytes, stream));
             continue;
@@ -75,7 +110,14 @@ static void *work(void *argument) {
             size_t length;
             MUST(cuMemGetAddressRange_v2(&base, &length, block->at + block->bytes / 2));
             if (base != block->at || length != block->bytes) printf("another range\n"), _exit(4);
-            MUST(cuMemFree_v2(block->at));
+            /* A free waits for the device, here for a copy behind a function of the host. */
+            from = other->at ? next(&state) % other->chunks : 0;
+            if (other->at && other != block && chunk < whole && from < other->bytes / CHUNK) {
+                MUST(cuLaunchHostFunc(stream, pauses, (void *)(size_t)(1000 + next(&state) % 2000)));
+                MUST(cuMemcpyDtoDAsync_v2(other->at + from * CHUNK, block->at + chunk * CHUNK, CHUNK, stream));
+                other->holds[from] = block->holds[chunk];
+            }
+            release(block);
             free(block->holds);
             block->at = 0;
             break;
@@ -121,7 +163,7 @@ static void *work(void *argument) {
         if (blocks[i].at) {
             for (size_t chunk = 0; chunk < blocks[i].chunks; chunk++) compare(&blocks[i], chunk, stream, thread);
             /* A context takes its memory with it. */
-            if (!own) MUST(cuMemFree_v2(blocks[i].at));
+            if (!own) release(&blocks[i]);
         }
     if (own) MUST(cuCtxDestroy_v2(own));
     return 0;
@@ -162,6 +204,18 @@ static void look(const char *what, Pointer at, size_t bytes, unsigned char value
     while (!result && i < bytes && seen[i] == value) i++;
     printf("%s: %d, %s\n", what, result, i == bytes ? "equal" : "different");
     free(seen);
+}
+
+/* Leaves room for so many more bytes in the process's address space. */
+static void limit_addresses(size_t bytes) {
+    unsigned long pages = 0;
+    struct rlimit limit;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lu", &pages) != 1) _exit(6);
+    fclose(file);
+    MUST(getrlimit(RLIMIT_AS, &limit));
+    limit.rlim_cur = pages * 4096 + bytes;
+    MUST(setrlimit(RLIMIT_AS, &limit));
 }
 
 static void waits(void *unused) { await("go"); }
@@ -259,21 +313,59 @@ int main(int argc, char **argv) {
             await("on");
         }
     } else if (!strcmp(kind, "others")) {
-        /* Memory that stays: of a pool, mapped by the program, managed. */
+        /* Memory that stays: of a pool, mapped twice by the program, managed. */
         Pointer range;
         unsigned long long physical;
-        MemoryProps props = {1, 0, {1, 0}, 0, {0}};
-        struct { Location at; int flags; } access = {{1, 0}, 3};
         MUST(cuMemFree_v2(big));
         MUST(cuMemAllocAsync(&others[0], 6 * MIB, stream));
-        MUST(cuMemCreate(&physical, 64 * MIB, &props, 0));
-        MUST(cuMemAddressReserve(&range, 64 * MIB, 0, 0, 0));
-        MUST(cuMemMap(range, 64 * MIB, 0, physical, 0));
-        MUST(cuMemSetAccess(range, 64 * MIB, &access, 1));
+        MUST(cuMemAddressReserve(&range, 128 * MIB, 0, 0, 0));
+        physical = map_at(range, 64 * MIB);
+        MUST(cuMemMap(range + 64 * MIB, 64 * MIB, 0, physical, 0));
+        MUST(cuMemSetAccess(range, 128 * MIB, &ACCESS, 1));
         fill(range, 64 * MIB, 5);
         make("ready");
         await("go");
-        look("range", range, 64 * MIB, 5);
+        look("range", range + 64 * MIB, 64 * MIB, 5);
+    } else if (!strcmp(kind, "segments") || !strcmp(kind, "poor")) {
+        /* Memory in segments that the program maps one behind the other, as PyTorch does. */
+        struct rlimit before;
+        Pointer range, moved;
+        unsigned long long first, second, again;
+        MemoryProps props = {0};
+        int descriptor = -1;
+        MUST(cuMemFree_v2(big));
+        MUST(cuMemAddressReserve(&range, 64 * MIB, 0, 0, 0));
+        MUST(cuMemAddressReserve(&moved, 16 * MIB, 0, 0, 0));
+        first = map_at(range, 16 * MIB);
+        second = map_at(range + 16 * MIB, 16 * MIB);
+        MUST(cuMemSetAccess(range, 32 * MIB, &ACCESS, 1));
+        /* The mapping alone holds the second segment. */
+        MUST(cuMemRelease(second));
+        fill(range, 32 * MIB, 5);
+        MUST(getrlimit(RLIMIT_AS, &before));
+        if (!strcmp(kind, "poor")) limit_addresses(28 * MIB);
+        make("ready");
+        await("go");
+        MUST(setrlimit(RLIMIT_AS, &before));
+        look("segments", range, 32 * MIB, 5);
+        make("looked");
+        await("on");
+        SHOW(cuMemAddressFree(range, 64 * MIB));
+        SHOW(cuMemUnmap(range, 16 * MIB));
+        SHOW(cuMemMap(moved, 16 * MIB, 0, first, 0));
+        SHOW(cuMemSetAccess(moved, 16 * MIB, &ACCESS, 1));
+        look("moved", moved, 16 * MIB, 5);
+        SHOW(cuMemGetAllocationPropertiesFromHandle(&props, first));
+        SHOW(cuMemRetainAllocationHandle(&again, (void *)(moved + MIB)));
+        printf("type %d, %s\n", props.type, again == first ? "the same handle" : "another handle");
+        SHOW(cuMemRelease(again));
+        SHOW(cuMemExportToShareableHandle(&descriptor, first, 1, 0));
+        SHOW(cuMemRelease(first));
+        SHOW(cuMemUnmap(moved, 16 * MIB));
+        SHOW(cuMemRelease(first));
+        make("unmapped");
+        await("end");
+        look("second", range + 16 * MIB, 16 * MIB, 5);
     }
     return 0;
 }

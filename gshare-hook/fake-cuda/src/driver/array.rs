@@ -1,7 +1,7 @@
 //! Arrays and mipmapped arrays: memory without padding, charged to the byte. Sparse arrays and arrays with deferred mapping own no memory:
 //! the program would map it, which is not supported.
 
-use super::device_memory::{allocate, free};
+use super::device_memory::{allocate, free_at_rest};
 use super::*;
 
 /// An array, or one level of a mipmapped array.
@@ -93,7 +93,7 @@ fn take(context: &Context, shape: Shape, bytes: u64) -> Res<u64> {
 }
 
 fn give(address: u64) -> Answer {
-    if address == 0 { Ok(()) } else { free(address) }
+    if address == 0 { Ok(()) } else { free_at_rest(address) }
 }
 
 fn create(context: &Context, shape: Shape) -> Res<Ref<Array>> {

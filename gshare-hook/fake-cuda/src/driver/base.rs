@@ -81,6 +81,8 @@ pub(crate) struct Driver {
     pub(crate) percent: f64,
     /// Time of each kind of call in its caller.
     pub(crate) calls: Calls,
+    /// The copies between host and device that fail, and the number of copies so far.
+    pub(crate) failed_copies: (Vec<u64>, AtomicU64),
     /// The queue of the host thread; the first host work creates both.
     hosts: Mutex<Option<Sender<HostTask>>>,
     /// Host entries of this process still to run: while there are any, bytes move when the device reaches a copy.
@@ -139,6 +141,16 @@ fn calls_asked_for(profile: Calls) -> Result<Calls, String> {
     Ok(profile.scaled_to(ns.ok_or_else(refused)?))
 }
 
+/// The numbers of the copies that shall fail in this process.
+fn failed_copies() -> Result<Vec<u64>, String> {
+    let text = std::env::var("GSHARE_SIM_FAILED_COPIES").unwrap_or_default();
+    let numbers = text.split(',').map(str::trim).filter(|number| !number.is_empty());
+    let number = |number: &str| number.parse().ok().filter(|number| *number > 0);
+    numbers.map(number).collect::<Option<_>>().ok_or_else(|| {
+        format!("GSHARE_SIM_FAILED_COPIES={text}: needs numbers of copies from 1 on with commas, such as 2,5")
+    })
+}
+
 fn open_device() -> Res<Driver> {
     let say = |text: &dyn std::fmt::Display| eprintln!("gshare simulated CUDA driver: {text}");
     let refuse = |error: &dyn std::fmt::Display| {
@@ -147,6 +159,7 @@ fn open_device() -> Res<Driver> {
     };
     let device = SimDevice::of_environment().map_err(|e| refuse(&e))?;
     let calls = calls_asked_for(device.profile().calls).map_err(|e| refuse(&e))?;
+    let failed_copies = (failed_copies().map_err(|e| refuse(&e))?, AtomicU64::new(0));
     let visible = visible::visible(&device);
     if std::env::var_os("GSHARE_SIM_VERBOSE").is_some() {
         say(&format_args!(
@@ -170,6 +183,7 @@ fn open_device() -> Res<Driver> {
         primaries,
         percent,
         calls,
+        failed_copies,
         hosts: Mutex::default(),
         hosts_pending: AtomicU64::new(0),
     })
@@ -447,6 +461,9 @@ pub(crate) struct Context {
 
 object!(Context, b"gshareCT", INVALID_CONTEXT);
 
+/// The contexts that have not ended, by number.
+pub(crate) static CONTEXTS: Mutex<BTreeMap<u64, Ref<Context>>> = Mutex::new(BTreeMap::new());
+
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 pub(crate) fn next_id() -> u64 {
@@ -483,7 +500,13 @@ impl Context {
         });
         let legacy = Stream::create(context, 0, 0, true)?;
         let _ = context.legacy.set(legacy);
+        lock(&CONTEXTS).insert(context.id, context);
         Ok(context)
+    }
+
+    /// The context of this number, unless it has ended.
+    pub(crate) fn numbered(id: u64) -> Option<Ref<Self>> {
+        lock(&CONTEXTS).get(&id).copied()
     }
 
     pub(crate) fn sms(&self) -> u32 {

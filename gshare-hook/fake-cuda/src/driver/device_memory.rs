@@ -6,6 +6,7 @@ use rustix::mm::{MapFlags, munmap};
 
 use super::capture::{legacy_not_implied, not_while_capturing};
 use super::registry::{Alloc, READ_WRITE, What, check_range, map_pages};
+use super::stream::finish;
 use super::*;
 
 /// Allocates and charges device memory.
@@ -25,11 +26,11 @@ pub(crate) fn charge(device: Device, kind: MemKind, bytes: u64) -> Answer {
     Ok(charged?)
 }
 
-/// Frees an address from [`allocate`].
-pub(crate) fn free(address: u64) -> Answer {
+/// Frees an address from [`allocate`] whose context is at rest, or in the order of a stream.
+pub(crate) fn free(address: u64, stream: Option<Ref<Stream>>) -> Answer {
     let driver = driver()?;
     match driver.memory().at(address)?.what {
-        What::Pooled(..) => memory_pool::free(address),
+        What::Pooled(..) => memory_pool::free(address, stream),
         What::Charged(kind) => {
             let charged = |a: &Alloc| matches!(a.what, What::Charged(_));
             let alloc = driver.memory().remove(address, charged).ok_or(INVALID_VALUE)?;
@@ -37,16 +38,27 @@ pub(crate) fn free(address: u64) -> Answer {
                 Some(backing) => driver.leave(backing.id, backing.generation),
                 None => alloc.device.refund(kind, alloc.bytes),
             }
-            Ok(())
+            driver.memory().give_span(&alloc, stream)
         }
         _ => Err(INVALID_VALUE),
     }
 }
 
+/// Waits for the work of the context of an allocation. Pools' memory belongs to no context, so there it is the current one.
+fn finish_work(alloc: &Alloc) -> Answer {
+    Context::numbered(alloc.context).or_else(current_opt).map_or(Ok(()), finish)
+}
+
+/// Frees an address after the work of its context, which may use it.
+pub(crate) fn free_at_rest(address: u64) -> Answer {
+    finish_work(&driver()?.memory().at(address)?)?;
+    free(address, None)
+}
+
 /// Frees all allocations of a context.
 pub(crate) fn free_all_of(context: &Context) -> Answer {
     let ours = |alloc: &Alloc| alloc.context == context.id && matches!(alloc.what, What::Charged(_));
-    driver()?.memory().places(ours).into_iter().try_for_each(free)
+    driver()?.memory().places(ours).into_iter().try_for_each(|address| free(address, None))
 }
 
 // --- Plain, pitched, managed -----------------------------------------------------------------------
@@ -78,7 +90,7 @@ entry!(cuMemFree_v2, driver, |dptr| {
         return Ok(());
     }
     not_while_capturing()?;
-    free(dptr)
+    free_at_rest(dptr)
 });
 
 entry!(cuMemGetInfo_v2, context, |free, total| {
@@ -137,6 +149,7 @@ entry!(cuMemFreeHost, driver, |p| {
         return Ok(());
     }
     not_while_capturing()?;
+    finish_work(&driver.memory().at(p as u64)?)?;
     let alloc = driver.memory().remove(p as u64, |a| matches!(a.what, What::Host(_))).ok_or(INVALID_VALUE)?;
     let _ = munmap(p, (alloc.bytes as usize).next_multiple_of(4096));
 });
@@ -175,12 +188,7 @@ fn attribute(kind: u32, address: u64) -> Res<Option<u64>> {
     let host = alloc.what.is_host();
     let managed = alloc.what == What::Charged(MemKind::Managed);
     Ok(Some(match kind {
-        1 => {
-            let primary = lock(&driver.primaries[alloc.device.ordinal as usize]).context;
-            let its = |context: &Ref<Context>| context.id == alloc.context;
-            let context = current_opt().filter(its).or(primary.filter(its));
-            context.map_or(null_mut::<c_void>(), Object::handle) as u64
-        }
+        1 => Context::numbered(alloc.context).map_or(null_mut::<c_void>(), Object::handle) as u64,
         2 if host => 1,
         2 => 2,
         3 => address,

@@ -395,7 +395,7 @@ entry!(cuGraphLaunch, |exec: Exec, stream: Stream| {
     if exec.flags & 1 != 0 {
         // Auto free on launch: memory left by the previous launch goes first.
         for alloc in steps.iter().filter_map(|step| task_as::<GraphAlloc>(&step.node)) {
-            let _ = graph_free(alloc.address);
+            let _ = graph_free(alloc.address, stream);
         }
     }
     steps.iter().filter(|s| s.enabled).try_for_each(|step| step.node.run(stream))

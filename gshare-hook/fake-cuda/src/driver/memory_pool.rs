@@ -201,15 +201,15 @@ pub(crate) fn after_synchronising(device: Device) -> Answer {
     Ok(())
 }
 
-/// Frees an allocation of a pool.
-pub(crate) fn free(address: u64) -> Answer {
+/// Frees an allocation of a pool, as [`device_memory::free`] does.
+pub(crate) fn free(address: u64, stream: Option<Ref<Stream>>) -> Answer {
     let driver = driver()?;
     let found = driver.memory().find(address).ok_or(INVALID_VALUE)?;
     let What::Pooled(pool, place) = found.what else { return Err(INVALID_VALUE) };
     // SAFETY: objects are never unmapped; a destroyed pool is kept for its last allocations.
     let pool = unsafe { &*(pool as *const Object<Pool>) };
     let alloc = {
-        // Locks the pool first: the address may be reused at once.
+        // Locks the pool first: its bytes may be taken at once.
         let mut held = lock(&pool.held);
         let alloc = driver.memory().remove(address, |a: &Alloc| a.what == found.what).ok_or(INVALID_VALUE)?;
         held.state.give(alloc.bytes);
@@ -219,6 +219,7 @@ pub(crate) fn free(address: u64) -> Answer {
     if let Some(backing) = &alloc.backing {
         driver.leave(backing.id, backing.generation);
     }
+    driver.memory().give_span(&alloc, stream)?;
     if pool.closed.load(Acquire) {
         pool.trim(0)?;
     }

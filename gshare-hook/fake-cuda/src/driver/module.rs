@@ -324,7 +324,7 @@ impl Module {
         // A context which has ended has freed its memory.
         for global in std::mem::take(&mut *lock(&this.globals)).into_values() {
             if global.context.live() {
-                device_memory::free(global.address)?;
+                device_memory::free_at_rest(global.address)?;
             }
         }
         Ok(())

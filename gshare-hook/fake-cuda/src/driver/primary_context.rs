@@ -10,6 +10,7 @@ fn destroy(context: Ref<Context>) -> Answer {
         drain(stream)?;
     }
     refuse_if(!context.retire(), INVALID_CONTEXT)?;
+    lock(&CONTEXTS).remove(&context.id);
     #[cfg(feature = "runtime-tables")]
     crate::private_tables::storage::context_ends(context);
     device_memory::free_all_of(context)?;
@@ -204,7 +205,7 @@ entry!(cuCtxSetLimit, context, |limit, value| {
             more => device_memory::allocate(context, more as u64, MemKind::Plain)?,
         };
         if let Some(before) = limits.insert(HEAP_AT, heap as usize).filter(|at| *at != 0) {
-            device_memory::free(before as u64)?;
+            device_memory::free_at_rest(before as u64)?;
         }
     }
     limits.insert(limit, value);

@@ -148,26 +148,36 @@ impl Registry {
         lock(&self.0).live.insert(address, Alloc::new(address, bytes, what, device, context));
     }
 
-    /// Removes the allocation at `address` if `which` agrees, and gives its span back.
+    /// Removes the allocation at `address` if `which` agrees. Its span, if it has one, stays until [`give_span`](Self::give_span).
     pub(crate) fn remove(&self, address: u64, which: impl FnOnce(&Alloc) -> bool) -> Option<Alloc> {
         let mut inner = lock(&self.0);
         inner.live.get(&address).filter(|alloc| which(alloc))?;
-        let alloc = inner.live.remove(&address)?;
-        if alloc.span > 0 {
-            if alloc.backing.is_some() {
+        inner.live.remove(&address)
+    }
+
+    /// Gives the span of a removed allocation back: its bytes to the host, and its addresses to later allocations. With a stream, this
+    /// happens when the stream comes to it, so copies ahead of it find the bytes.
+    pub(crate) fn give_span(&'static self, alloc: &Alloc, stream: Option<Ref<Stream>>) -> Answer {
+        let (address, span, gpu) = (alloc.address, alloc.span, alloc.device.gpu as usize % MAX_GPUS);
+        let (shared, touched) = (alloc.backing.is_some(), alloc.touched);
+        let give = move || {
+            let mut inner = lock(&self.0);
+            if shared {
                 // Private zero pages replace the shared file again.
                 let flags = MapFlags::NORESERVE | MapFlags::FIXED;
                 // SAFETY: the span is ours and no longer in use.
-                let _ = unsafe { map_pages(address, alloc.span as usize, READ_WRITE, flags) };
-            } else if alloc.touched {
+                let _ = unsafe { map_pages(address, span as usize, READ_WRITE, flags) };
+            } else if touched {
                 // SAFETY: our span, which is whole pages.
-                let _ =
-                    unsafe { madvise(address as *mut c_void, alloc.span as usize, Advice::LinuxDontNeed) };
+                let _ = unsafe { madvise(address as *mut c_void, span as usize, Advice::LinuxDontNeed) };
             }
-            let free = inner.free[alloc.device.gpu as usize % MAX_GPUS].get_or_insert_default();
-            free.give(address, alloc.span);
+            inner.free[gpu].get_or_insert_default().give(address, span);
+        };
+        match stream {
+            Some(stream) => move_bytes(stream, give)?,
+            None => give(),
         }
-        Some(alloc)
+        Ok(())
     }
 
     /// The allocation that holds `address`.

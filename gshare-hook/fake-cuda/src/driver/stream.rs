@@ -50,13 +50,18 @@ entry!(cuStreamQuery, |stream: Stream| {
     }
 });
 
-entry!(cuCtxSynchronize_v2, |context: OrCurrent| {
-    context.check()?;
-    context_not_capturing(context)?;
+/// Waits for the work of a context.
+pub(crate) fn finish(context: Ref<Context>) -> Answer {
     let pending = |s: &Object<Stream>| s.completed.load(Acquire) < s.tail.load(Acquire);
     let busy: Vec<_> = lock(&context.streams).iter().copied().filter(|s| pending(s)).collect();
     drain(context.legacy()?)?;
-    busy.into_iter().try_for_each(drain)?;
+    busy.into_iter().try_for_each(drain)
+}
+
+entry!(cuCtxSynchronize_v2, |context: OrCurrent| {
+    context.check()?;
+    context_not_capturing(context)?;
+    finish(context)?;
     memory_pool::after_synchronising(context.device)
 });
 entry!(cuCtxSynchronize, || symbol::cuCtxSynchronize_v2::call((null_mut(),)));

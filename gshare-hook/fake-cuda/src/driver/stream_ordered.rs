@@ -1,4 +1,5 @@
-//! Stream-ordered memory: from pools, and in graphs. A free takes effect at the call, before its stream reaches it.
+//! Stream-ordered memory: from pools, and in graphs. A pool has freed bytes again at the call, before the stream
+//! reaches the free.
 
 use super::capture::{legacy_not_implied, submit};
 use super::memory_pool::{Pool, Sort};
@@ -37,9 +38,9 @@ entry!(cuMemFreeAsync, |dptr, stream: Stream| {
     }
     let driver = driver()?;
     match driver.memory().at(dptr)?.what {
-        What::Pooled(..) => memory_pool::free(dptr),
-        What::InGraph(_) => graph_free(dptr),
-        What::Charged(MemKind::Plain) => device_memory::free(dptr),
+        What::Pooled(..) => memory_pool::free(dptr, Some(stream)),
+        What::InGraph(_) => graph_free(dptr, stream),
+        What::Charged(MemKind::Plain) => device_memory::free(dptr, Some(stream)),
         What::Imported => vmm::close_imported(dptr),
         _ => Err(INVALID_VALUE),
     }
@@ -192,14 +193,14 @@ impl GraphAlloc {
 /// A free of an address by a node of a graph.
 pub(crate) struct GraphFree(pub(crate) u64);
 
-task!(GraphFree, 11, |GraphFree(address), _| graph_free(*address));
+task!(GraphFree, 11, |GraphFree(address), stream| graph_free(*address, stream));
 
 /// Frees a graph's allocation, for a free node or for the program.
-pub(crate) fn graph_free(address: u64) -> Answer {
+pub(crate) fn graph_free(address: u64, stream: Ref<Stream>) -> Answer {
     let known = driver()?.memory();
     let alloc = known.at(address)?;
     if !matches!(alloc.what, What::InGraph(_)) {
-        return device_memory::free(address);
+        return device_memory::free(address, Some(stream));
     }
     let mut state = lock(&alloc.device.pools()?.graph);
     invalid_if(!known.set_in_use(address, false))?;

@@ -75,9 +75,15 @@ impl Transfer {
         }
     }
 
+    /// The copy's work on the device, unless the copy shall fail.
     fn work(&self) -> Res<Work> {
-        let bytes = self.bytes();
-        let ns = driver()?.profile().copy_ns(bytes, self.to.device != self.from.device);
+        let (bytes, crosses, driver) = (self.bytes(), self.to.device != self.from.device, driver()?);
+        let (failed, copies) = &driver.failed_copies;
+        if crosses && !failed.is_empty() {
+            let number = copies.fetch_add(1, Relaxed) + 1;
+            refuse_if(failed.contains(&number), CUresult::CUDA_ERROR_UNKNOWN)?;
+        }
+        let ns = driver.profile().copy_ns(bytes, crosses);
         Ok(Work::Copy { engine: u32::from(self.from.device && !self.to.device), bytes, ns })
     }
 
@@ -111,8 +117,9 @@ task!(Transfer, 1, |&transfer, stream| {
     if transfer.bytes() == 0 {
         return Ok(());
     }
+    let work = transfer.work()?;
     move_bytes(stream, move || transfer.apply())?;
-    push(stream, transfer.work()?).map(drop)
+    push(stream, work).map(drop)
 });
 
 fn linear(to: Side, from: Side, bytes: usize) -> Transfer {
