@@ -234,6 +234,7 @@ fn table() {
 
 /// Row: 100 000 GPUs with eight placements each.
 fn memory() {
+    let before = gshare_bench::resident().unwrap_or(0);
     let mut pool = MaxRects::new(MaxRectsConfig::default());
     let eighth = Demand::new(
         Quota::from_percent(50).unwrap_or_default(),
@@ -245,12 +246,9 @@ fn memory() {
     for _ in 0..800_000 {
         pool.place(&eighth).expect("eight a GPU");
     }
-    println!("\n100 000 GPUs with 8 placements each: {:.1} MB, bar 150", megabytes(pool.memory_bytes()));
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a report")]
-fn megabytes(bytes: usize) -> f64 {
-    bytes as f64 / 1e6
+    let bytes = gshare_bench::resident().unwrap_or(0).saturating_sub(before);
+    println!("\n100 000 GPUs with 8 placements each: {} MB resident, bar 150", bytes / 1_000_000);
+    std::hint::black_box(pool);
 }
 
 fn dilu_pool(gpus: u32) -> (DiluPacker, Vec<gshare_core::PlacementId>, SplitMix64) {
