@@ -128,43 +128,62 @@ fn turnovers() -> usize {
     std::env::var("GSHARE_BENCH_TURNOVERS").ok().and_then(|count| count.parse().ok()).unwrap_or(3)
 }
 
-/// Places that fail in a pool that is nearly full: filled with squares, every second taken away, then squares a fifth larger are
-/// tried until none fits, and again while others come and go.
+/// Places that fail in a pool that is nearly full: filled until twenty demands in a row find no room, every second placement taken
+/// away, then demands of the second kind are tried until none fits, and again while others come and go.
 fn nearly_full() {
     println!("places that fail in a nearly full pool of 1000 GPUs, us: p50, p99, longest");
+    let demand = |width: usize, height: usize| {
+        let [width, height] = [width, height].map(|side| u16::try_from(side).unwrap_or(u16::MAX));
+        Demand::new(Quota::new(width).unwrap_or_default(), SmShare::new(height).unwrap_or_default())
+    };
     for side in [500, 1_000, 2_000, 3_300] {
-        let demand = |side: u16| {
-            Demand::new(Quota::new(side).unwrap_or_default(), SmShare::new(side).unwrap_or_default())
-        };
-        let mut pool = MaxRects::new(MaxRectsConfig::default());
-        for gpu in 0..1_000 {
-            pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("a new GPU");
-        }
-        let mut live = Vec::new();
-        while let Ok(placed) = pool.place(&demand(side)) {
-            live.push(placed.placement.id);
-        }
-        let mut rng = SplitMix64::new(1);
-        for index in (0..live.len()).rev().step_by(2) {
-            pool.release(live.swap_remove(index)).expect("a live placement");
-        }
-        let (larger, mut failed) = (demand(side * 6 / 5), Vec::new());
-        while failed.len() < 5_000 {
-            let start = Instant::now();
-            let placed = pool.place(&larger);
-            let took = start.elapsed();
-            if let Ok(placed) = placed {
-                live.push(placed.placement.id);
-                continue;
-            }
-            failed.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
-            if failed.len().is_multiple_of(4) {
-                pool.release(live.swap_remove(rng.below(live.len()))).expect("a live placement");
-            }
-        }
-        let [p50, p99, longest] = [0.5, 0.99, 1.0].map(|part| f64::from(percentile(&mut failed, part)) / 1e3);
-        println!("  squares of {} %: {p50:.1} {p99:.1} {longest:.1}", f64::from(side * 6 / 5) / 100.0);
+        let larger = side * 6 / 5;
+        let name = format!("squares of {} %", larger as f64 / 100.0);
+        failing(&name, |_| demand(side, side), |_| demand(larger, larger));
     }
+    let drawn = |rng: &mut SplitMix64| demand(100 + rng.below(3_901), 100 + rng.below(3_901));
+    failing("random sides of 1 to 40 %", drawn, drawn);
+}
+
+fn failing(
+    name: &str,
+    first: impl Fn(&mut SplitMix64) -> Demand,
+    second: impl Fn(&mut SplitMix64) -> Demand,
+) {
+    let mut pool = MaxRects::new(MaxRectsConfig::default());
+    for gpu in 0..1_000 {
+        pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(80))).expect("a new GPU");
+    }
+    let (mut rng, mut live, mut refused) = (SplitMix64::new(1), Vec::new(), 0);
+    while refused < 20 {
+        match pool.place(&first(&mut rng)) {
+            Ok(placed) => {
+                live.push(placed.placement.id);
+                refused = 0;
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    for index in (0..live.len()).rev().step_by(2) {
+        pool.release(live.swap_remove(index)).expect("a live placement");
+    }
+    let mut failed = Vec::new();
+    while failed.len() < 5_000 {
+        let demand = second(&mut rng);
+        let start = Instant::now();
+        let placed = pool.place(&demand);
+        let took = start.elapsed();
+        if let Ok(placed) = placed {
+            live.push(placed.placement.id);
+            continue;
+        }
+        failed.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
+        if failed.len().is_multiple_of(4) {
+            pool.release(live.swap_remove(rng.below(live.len()))).expect("a live placement");
+        }
+    }
+    let [p50, p99, longest] = [0.5, 0.99, 1.0].map(|part| f64::from(percentile(&mut failed, part)) / 1e3);
+    println!("  {name}: {p50:.1} {p99:.1} {longest:.1}");
 }
 
 fn table() {
@@ -234,6 +253,7 @@ fn table() {
 
 /// Row: 100 000 GPUs with eight placements each.
 fn memory() {
+    let before = gshare_bench::resident().unwrap_or(0);
     let mut pool = MaxRects::new(MaxRectsConfig::default());
     let eighth = Demand::new(
         Quota::from_percent(50).unwrap_or_default(),
@@ -245,12 +265,9 @@ fn memory() {
     for _ in 0..800_000 {
         pool.place(&eighth).expect("eight a GPU");
     }
-    println!("\n100 000 GPUs with 8 placements each: {:.1} MB, bar 150", megabytes(pool.memory_bytes()));
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a report")]
-fn megabytes(bytes: usize) -> f64 {
-    bytes as f64 / 1e6
+    let bytes = gshare_bench::resident().unwrap_or(0).saturating_sub(before);
+    println!("\n100 000 GPUs with 8 placements each: {} MB resident, bar 150", bytes / 1_000_000);
+    std::hint::black_box(pool);
 }
 
 fn dilu_pool(gpus: u32) -> (DiluPacker, Vec<gshare_core::PlacementId>, SplitMix64) {

@@ -8,7 +8,7 @@ use gshare_core::{
     Timestamp,
 };
 use gshare_sched::pack::{
-    Demand, GpuSpec, GpuStatus, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
+    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::pipeline::{
     AssignedSlice, Change, Goal, Home, KeeperConfig, Node, NodeGpu, Offers, PartitionConfig, Partitioner,
@@ -36,9 +36,7 @@ fn broken(result: Result<(), Story>) -> &'static str {
 #[test]
 fn packers_conform() {
     let area_fit = MaxRectsConfig::default();
-    for config in
-        [area_fit, area_fit.with_rearrange_gpus(0), area_fit.with_heuristic(Heuristic::ContactCorner)]
-    {
+    for config in [area_fit, area_fit.with_rearrange_gpus(0)] {
         packer(&|| Box::new(MaxRects::new(config)), Shares::Rectangles, 0..20).unwrap();
     }
     let dilu = || DiluPacker::new(DiluConfig::default()).expect("the defaults are valid");

@@ -15,15 +15,13 @@ enum Op {
     PlaceWhere(Demand, u8),
     Gang(Vec<Demand>),
     Batch(Vec<Demand>),
-    Split(Demand),
     Release(usize),
 }
 
 fn demand() -> impl Strategy<Value = Demand> {
     let share = prop_oneof![(1u16..=10).prop_map(|tenth| tenth * 1_000), 1u16..=6_000];
     let memory = prop_oneof![(0u64..30).prop_map(|gib| gib * GIB), 0u64..30 * GIB];
-    let workload =
-        prop_oneof![Just(Workload::Inference), Just(Workload::Training), Just(Workload::LargeModel)];
+    let workload = prop_oneof![Just(Workload::Inference), Just(Workload::Training)];
     (share.clone(), share, memory, prop::option::of(0u32..4), workload, prop::option::weighted(0.1, 0u32..2))
         .prop_map(|(sm, more, memory, function, workload, apart)| {
             let limit = SmShare::new((sm + more).min(10_000)).unwrap();
@@ -50,7 +48,6 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (demand(), any::<u8>()).prop_map(|(demand, mask)| Op::PlaceWhere(demand, mask)),
         1 => prop::collection::vec(demand(), 0..4).prop_map(Op::Gang),
         1 => prop::collection::vec(demand(), 0..4).prop_map(Op::Batch),
-        1 => demand().prop_map(Op::Split),
         8 => any::<usize>().prop_map(Op::Release),
     ]
 }
@@ -99,10 +96,7 @@ impl Scan<'_> {
             }
             let part = |free: u64, whole: u64| (u128::from(free) << 20) / u128::from(whole);
             let score = 6_000 * part(request, sm) + 4_000 * part(free, memory);
-            let key = match demand.workload {
-                Workload::LargeModel => (u128::from(u64::MAX - (free >> 20)), gpu.number()),
-                _ => (score, gpu.number()),
-            };
+            let key = (score, gpu.number());
             if open.is_none_or(|best| key < best.0) {
                 open = Some((key, gpu));
             }
@@ -189,12 +183,6 @@ proptest! {
                     prop_assert!(answered == demands || result.is_err());
                     result
                 }
-                Op::Split(demand) => {
-                    let result = pool.place_split(&demand, &|_| true, &mut out);
-                    let memory: u64 = out.iter().map(|placed| placed.placement.demand.memory.get()).sum();
-                    prop_assert!(result.is_err() || memory == demand.memory.get());
-                    result
-                }
                 Op::Release(pick) if !live.is_empty() => {
                     let id = live.swap_remove(pick % live.len());
                     pool.release(id).unwrap();
@@ -214,8 +202,6 @@ proptest! {
             known.sort_unstable();
             live.sort_unstable();
             prop_assert_eq!(&known, &live);
-            let open = everything(&pool).iter().map(|placement| placement.gpu).collect::<std::collections::BTreeSet<_>>();
-            prop_assert_eq!(pool.open_gpus() as usize, open.len());
         }
     }
 }
@@ -283,29 +269,6 @@ fn requests_keep_omega_and_limits_keep_gamma_exactly() {
         pool.place(&job(10, 15, 1)).unwrap();
     }
     assert!(matches!(pool.place(&job(1, 1, 1)), Err(PackError::NoRoom { .. })));
-}
-
-#[test]
-fn a_large_model_is_split_only_where_no_gpu_has_the_memory() {
-    let mut pool = pool(2);
-    pool.place(&job(30, 30, 25)).unwrap();
-    let large = job(40, 80, 20).with_workload(Workload::LargeModel);
-    let second = pool.place(&job(70, 70, 30)).unwrap().placement;
-    assert_eq!(second.gpu, GpuId::new(1));
-    let mut out = Vec::new();
-    pool.place_split(&job(20, 20, 22).with_workload(Workload::LargeModel), &|_| true, &mut out).unwrap();
-    let parts: Vec<(GpuId, u64)> =
-        out.iter().map(|placed| (placed.placement.gpu, placed.placement.demand.memory.get() / GIB)).collect();
-    assert_eq!(
-        parts,
-        [(GpuId::new(0), 15), (GpuId::new(1), 7)],
-        "most free memory first, the rest on the next"
-    );
-    assert!(matches!(
-        pool.place_split(&large, &|_| true, &mut out),
-        Err(PackError::Memory { .. } | PackError::NoRoom { .. })
-    ));
-    assert_eq!(out.len(), 2);
 }
 
 #[test]

@@ -156,11 +156,6 @@ impl FreeAreas {
         let down = |at: usize, level: &Vec<Words>| at * 64 + level[at][step].ilog2() as usize;
         self.levels[..height].iter().rev().fold(at, down)
     }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.blocks.capacity() * size_of::<Block>()
-            + self.levels.iter().map(|level| level.capacity() * size_of::<Words>()).sum::<usize>()
-    }
 }
 
 fn step_of(area: u32) -> usize {

@@ -66,10 +66,6 @@ impl Ids {
         let down = |at: usize, level: &Vec<u64>| at * 64 + level[at].trailing_zeros() as usize;
         self.levels[..height].iter().rev().fold(at, down) as u32
     }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.levels.iter().map(|level| level.capacity() * size_of::<u64>()).sum()
-    }
 }
 
 #[cfg(test)]

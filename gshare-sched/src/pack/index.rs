@@ -173,13 +173,6 @@ impl ClassIndex {
         firsts.min_by_key(|hole| hole.0).map(Hole::gpu)
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.sets.bytes()
-            + self.empties.iter().map(|(_, gpus)| gpus.bytes()).sum::<usize>()
-            + size_of_val(&self.rows)
-            + size_of_val(&self.reach)
-    }
-
     /// The least rank among `best` and the entries of the class that fit and pass `accept`.
     #[inline]
     fn walk_class(

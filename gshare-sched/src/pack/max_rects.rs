@@ -18,29 +18,12 @@ use super::rearrange::Arranger;
 use super::runs::{Few, Runs};
 use choice::Choice;
 
-/// Which free rectangle a demand gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum Heuristic {
-    /// The smallest area over all GPUs, in its lowest, leftmost corner (FaST-GShare, Algorithm 2).
-    #[default]
-    BestAreaFit,
-    /// The smallest area; in it the corner where the demand touches most of its neighbours. On sets that only grow it
-    /// takes up to one per cent fewer GPUs than [`Heuristic::BestAreaFit`]. Where demands come and go, up to one per cent
-    /// more for sizes like those of a profile, and half a per cent fewer for uniform ones.
-    ContactCorner,
-}
-
 gshare_core::config! {
     /// Configuration of [`MaxRects`].
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     pub struct MaxRectsConfig {
-        /// Which free rectangle a demand gets.
-        pub heuristic: Heuristic = Heuristic::default(), with_heuristic;
         /// How many open GPUs to try to re-arrange before an empty one is opened; 0 = none. Default 4: a GPU costs more
         /// than the microseconds this takes, and the freest four hold most of the gain.
         pub rearrange_gpus: u32 = 4, with_rearrange_gpus;
@@ -181,17 +164,6 @@ impl MaxRects {
     pub fn free_rectangles(&self, gpu: GpuId) -> impl Iterator<Item = Rectangle> + '_ {
         let holes = self.gpus.find(gpu).map(|gpu| self.free.get_few(&gpu.free)).unwrap_or_default();
         holes.iter().map(|rect| rect.public())
-    }
-
-    /// Bytes of heap held. For reports.
-    pub fn memory_bytes(&self) -> usize {
-        self.gpus.bytes()
-            + self.pods.bytes()
-            + self.free.bytes()
-            + self.slots.bytes()
-            + self.extras.capacity() * size_of::<Extra>()
-            + self.index.bytes()
-            + self.areas.bytes()
     }
 
     /// A cordoned GPU keeps its placements and takes no new ones, except by [`MaxRects::place_at`].

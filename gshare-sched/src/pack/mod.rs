@@ -17,17 +17,14 @@
 //! 1. Each GPU keeps the exact set of its holes, recomputed locally on place and release (`geometry`).
 //! 2. A class index over all holes of all GPUs answers "the smallest hole that fits" in a few node visits, whether there
 //!    are ten GPUs or a hundred thousand (`index`).
-//! 3. In the hole, the demand takes the lowest, leftmost corner, or with [`Heuristic::ContactCorner`] the corner that
-//!    touches most of its neighbours.
+//! 3. In the hole, the demand takes the lowest, leftmost corner.
 //! 4. Where no open GPU has a hole, the freest few are re-arranged to make one (`rearrange`); only then is an empty GPU
 //!    opened.
 //!
 //! Worked example, in per cent: a GPU holds 40 x 12 at (0, 0). Its holes are 60 x 100 at (40, 0) and 100 x 88 at (0, 12). A
-//! demand of 60 x 50 fits both; the first is smaller (6000 against 8800), so it goes to (40, 0). One of 40 x 50 goes there
-//! too, by contact to (60, 0): its right side touches the GPU's edge along 50, and its left side would touch the neighbour
-//! along 12 only.
+//! demand of 60 x 50 fits both; the first is smaller (6000 against 8800), so it goes to (40, 0).
 //!
-//! Ties: area, short side, GPU id, then (contact,) y, x.
+//! Ties: area, short side, GPU id, then y, x.
 //!
 //! # Invariants
 //! Placements lie inside their GPU and do not overlap; memory is never passed; holes are free and none lies in another; the
@@ -52,7 +49,6 @@
 //! |---|---|
 //! | [`MaxRectsConfig::default`] | best area fit, and a GPU is re-arranged before another is opened: 0.4 to 2 per cent fewer GPUs |
 //! | ... with `rearrange_gpus` 0 | the paper's rule alone |
-//! | ... with [`Heuristic::ContactCorner`] | sets that only grow |
 //! | ... with [`Packer::place_all`] | a set that is known beforehand |
 //! | [`DiluPacker`](crate::place::DiluPacker) | requests and limits of SMs that are re-divided at run time; no time quotas |
 
@@ -70,6 +66,6 @@ pub(crate) mod runs;
 pub(crate) mod sets;
 pub mod slot_table;
 
-pub use max_rects::{Heuristic, MaxRects, MaxRectsConfig};
+pub use max_rects::{MaxRects, MaxRectsConfig};
 pub use packer::*;
 pub use slot_table::{Slot, SlotTable};

@@ -4,17 +4,15 @@ use core::cmp::Reverse;
 
 use gshare_core::{Bytes, FunctionId, GpuId, GpuShare, PlacementId, Quota, SmShare};
 
-/// The kind of work behind a demand; Dilu places the three kinds differently (Dilu, section 3.3).
+/// The kind of work behind a demand; Dilu places them differently (Dilu, section 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub enum Workload {
-    /// Inference of a model that fits one GPU.
+    /// An instance that answers requests.
     #[default]
     Inference,
-    /// Inference of a large model, which may be split over several GPUs.
-    LargeModel,
     /// One worker of a training job.
     Training,
 }
@@ -432,21 +430,6 @@ pub trait Packer: Send {
     fn place_gang(&mut self, demands: &[Demand], out: &mut Vec<Placed>) -> Result<(), PackError> {
         let fresh = |taken: &[Placed], gpu: GpuId| taken.iter().all(|placed| placed.placement.gpu != gpu);
         self.place_set(demands, &fresh, out)
-    }
-
-    /// Places a large model on GPUs that `allowed` accepts, and appends the answers to `out`. If no GPU can hold all of its
-    /// memory, a packer may spread it over several GPUs, with a placement for each part. The default makes one placement.
-    ///
-    /// # Errors
-    /// As [`Packer::place_where`].
-    fn place_split(
-        &mut self,
-        demand: &Demand,
-        allowed: &dyn Fn(GpuId) -> bool,
-        out: &mut Vec<Placed>,
-    ) -> Result<(), PackError> {
-        out.push(self.place_where(demand, allowed)?);
-        Ok(())
     }
 
     /// A placement by id; `None` when stale.

@@ -89,10 +89,6 @@ impl Slots {
         let live = slot.filter(|slot| slot.generation == id.generation() && slot.gpu != NOWHERE);
         live.map(|slot| slot.gpu).ok_or(PackError::UnknownPlacement { id })
     }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Slot>() + self.free.capacity() * size_of::<u32>()
-    }
 }
 
 /// The facts that every packer knows of a GPU. `Default` is a GPU that is not present. Small, since each call reads them.
@@ -237,10 +233,6 @@ impl<G: PoolGpu> Gpus<G> {
     /// Whether the pool has a GPU of a size that `fits`.
     pub(crate) fn any_size(&self, fits: impl Fn(&GpuSpec) -> bool) -> bool {
         self.sizes.iter().any(|(spec, _)| fits(spec))
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.list.capacity() * size_of::<G>()
     }
 }
 

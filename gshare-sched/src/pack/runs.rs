@@ -171,12 +171,6 @@ impl<T: Copy + Default> Runs<T> {
             few.run = Run { len: run.len, ..Run::default() };
         }
     }
-
-    /// Bytes held, for reports.
-    pub(crate) fn bytes(&self) -> usize {
-        self.items.capacity() * size_of::<T>()
-            + self.free.iter().map(|list| list.capacity() * 4).sum::<usize>()
-    }
 }
 
 #[cfg(test)]

@@ -97,20 +97,6 @@ impl Sets {
         Some(Cursor { leaf: node, position: 0 })
     }
 
-    /// The largest key.
-    pub(crate) fn last(&self, set: usize) -> Option<Cursor> {
-        let root = self.roots[set];
-        if root.node == NONE {
-            return None;
-        }
-        let mut node = root.node;
-        for _ in 0..root.height {
-            let inner = &self.inners[node as usize];
-            node = inner.kids[inner.len as usize - 1];
-        }
-        Some(Cursor { leaf: node, position: self.leaves[node as usize].len - 1 })
-    }
-
     /// The smallest key that is at least `key`.
     pub(crate) fn seek(&self, set: usize, key: u64) -> Option<Cursor> {
         let root = self.roots[set];
@@ -143,18 +129,6 @@ impl Sets {
         } else {
             None
         }
-    }
-
-    /// The next smaller key.
-    pub(crate) fn previous(&self, cursor: Cursor) -> Option<Cursor> {
-        if cursor.position > 0 {
-            return Some(Cursor { position: cursor.position - 1, ..cursor });
-        }
-        let previous = self.leaves[cursor.leaf as usize].previous;
-        if previous == NONE {
-            return None;
-        }
-        Some(Cursor { leaf: previous, position: self.leaves[previous as usize].len - 1 })
     }
 
     /// Adds a key; false when it was there.
@@ -420,13 +394,6 @@ impl Sets {
             (level, index) = (level - 1, left_index + 1);
         }
     }
-
-    /// Bytes held, for reports.
-    pub(crate) fn bytes(&self) -> usize {
-        self.roots.capacity() * size_of::<Root>()
-            + self.leaves.capacity() * size_of::<Leaf>()
-            + self.inners.capacity() * size_of::<Inner>()
-    }
 }
 
 /// The position of the key, or the position for its insertion. A linear search: the key is often the first, and the
@@ -462,13 +429,9 @@ mod tests {
             cursor = sets.next(at);
         }
         assert!(forward.iter().eq(model.iter()));
-        let mut backward = Vec::new();
-        let mut cursor = sets.last(set);
-        while let Some(at) = cursor {
-            backward.push(sets.key(at));
-            cursor = sets.previous(at);
+        for (node, leaf) in (0..).zip(&sets.leaves).filter(|(_, leaf)| leaf.len > 0 && leaf.next != NONE) {
+            assert_eq!(sets.leaves[leaf.next as usize].previous, node);
         }
-        assert!(backward.iter().eq(model.iter().rev()));
     }
 
     proptest! {

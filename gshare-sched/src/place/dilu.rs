@@ -18,8 +18,6 @@ gshare_core::config! {
     pub struct DiluConfig {
         /// Most limits on a GPU, in basis points of its SMs. Default 15 000: beyond 1.5 the paper finds little more to win.
         pub gamma_bp: u32 = 15_000, with_gamma_bp;
-        /// Whether a large model takes the GPU with the most free memory (the paper) or the best fit. Default: worst fit.
-        pub large_models_worst_fit: bool = true, with_large_models_worst_fit;
         /// An inference instance goes first to a GPU that hosts a training job which its function shares a GPU with already
         /// (Principle 1). Default: true.
         pub affinity: bool = true, with_affinity;
@@ -54,8 +52,6 @@ impl PoolGpu for Gpu {
 
 /// Set of GPUs without placements, smallest first.
 const EMPTY: usize = 0;
-/// Set of GPUs with placements, by free memory. Kept from the first large model on.
-const BY_MEMORY: usize = 1;
 
 /// Dilu's placement over a pool of GPUs. See the [module documentation](super).
 ///
@@ -86,10 +82,8 @@ pub struct DiluPacker {
     /// By slot.
     demands: Vec<Demand>,
     grid: Grid,
-    orders: Sets,
-    has_by_memory: bool,
+    empty: Sets,
     largest: (u32, u64),
-    open: u32,
     /// Slots of each function's placements, for affinity.
     functions: BTreeMap<FunctionId, Vec<u32>>,
 }
@@ -108,27 +102,10 @@ impl DiluPacker {
             slots: Slots::default(),
             demands: Vec::new(),
             grid: Grid::new(config.gamma_bp, 10_000, 0),
-            orders: Sets::new(2),
-            has_by_memory: false,
+            empty: Sets::new(1),
             largest: (10_000, 0),
-            open: 0,
             functions: BTreeMap::new(),
         })
-    }
-
-    /// GPUs with at least one placement.
-    pub fn open_gpus(&self) -> u32 {
-        self.open
-    }
-
-    /// Bytes of heap held, without the lists of functions. For reports.
-    pub fn memory_bytes(&self) -> usize {
-        self.gpus.bytes()
-            + self.pods.bytes()
-            + self.slots.bytes()
-            + self.demands.capacity() * size_of::<Demand>()
-            + self.grid.bytes()
-            + self.orders.bytes()
     }
 }
 
@@ -173,40 +150,21 @@ impl DiluPacker {
             return Ok(gpu);
         }
         let start = need.memory >> 20 << (GPU_BITS + SM_BITS);
-        let mut cursor = self.orders.seek(EMPTY, start);
+        let mut cursor = self.empty.seek(EMPTY, start);
         while let Some(at) = cursor {
-            let gpu = gpu_of(self.orders.key(at));
+            let gpu = gpu_of(self.empty.key(at));
             if self.free(gpu).holds(need) && allowed(GpuId::new(gpu)) {
                 return Ok(gpu);
             }
-            cursor = self.orders.next(at);
+            cursor = self.empty.next(at);
         }
         Err(self.why_not(demand, need, allowed))
     }
 
-    /// An open GPU: by affinity, else by best fit (a large model: by worst fit).
+    /// An open GPU: by affinity, else by best fit.
     fn choose_open(&self, demand: &Demand, need: Need, allowed: &impl Fn(GpuId) -> bool) -> Option<u32> {
         let accept = |gpu: u32| allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand);
         match demand.workload {
-            Workload::LargeModel if self.config.large_models_worst_fit && !self.has_by_memory => {
-                let holds = |gpu: &u32| self.free(*gpu).holds(need) && accept(*gpu);
-                self.indexed().filter(holds).max_by_key(|gpu| memory_key(&self.free(*gpu), *gpu))
-            }
-            Workload::LargeModel if self.config.large_models_worst_fit => {
-                let mut cursor = self.orders.last(BY_MEMORY);
-                while let Some(at) = cursor {
-                    let key = self.orders.key(at);
-                    if (key >> GPU_BITS) < need.memory >> 20 {
-                        return None;
-                    }
-                    let gpu = gpu_by_memory(key);
-                    if self.free(gpu).holds(need) && accept(gpu) {
-                        return Some(gpu);
-                    }
-                    cursor = self.orders.previous(at);
-                }
-                None
-            }
             Workload::Inference if self.config.affinity && demand.function.is_some() => self
                 .best_affine(demand, need, &accept)
                 .or_else(|| self.grid.best_fit(need, |gpu| self.free(gpu), &accept)),
@@ -274,17 +232,9 @@ impl DiluPacker {
 
     fn attach(&mut self, gpu: u32, slot: u32) {
         let demand = self.demands[slot as usize];
-        if demand.workload == Workload::LargeModel && !self.has_by_memory {
-            self.has_by_memory = true;
-            let keys: Vec<u64> = self.indexed().map(|gpu| memory_key(&self.free(gpu), gpu)).collect();
-            for key in keys {
-                self.orders.insert(BY_MEMORY, key);
-            }
-        }
         self.unlink(gpu);
         let need = need(&demand);
         let state = &mut self.gpus[gpu as usize];
-        self.open += u32::from(state.pods.len() == 0);
         self.pods.push(&mut state.pods, slot);
         state.request_used += need.request;
         state.limit_used += need.limit;
@@ -303,7 +253,6 @@ impl DiluPacker {
         if let Some(index) = self.pods.get(state.pods).iter().position(|held| *held == slot) {
             self.pods.remove(&mut state.pods, index);
         }
-        self.open -= u32::from(state.pods.len() == 0);
         state.request_used -= need.request;
         state.limit_used -= need.limit;
         state.facts.memory_used -= need.memory;
@@ -326,27 +275,20 @@ impl DiluPacker {
     fn unlink(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
         if state.pods.len() == 0 {
-            self.orders.remove(EMPTY, self.empty_key(gpu));
+            self.empty.remove(EMPTY, self.empty_key(gpu));
             return;
         }
-        let free = self.free(gpu);
-        self.grid.remove(&free, gpu);
-        if self.has_by_memory {
-            self.orders.remove(BY_MEMORY, memory_key(&free, gpu));
-        }
+        self.grid.remove(&self.free(gpu), gpu);
     }
 
     fn link(&mut self, gpu: u32) {
         let state = &self.gpus[gpu as usize];
         if state.pods.len() == 0 {
-            self.orders.insert(EMPTY, self.empty_key(gpu));
+            self.empty.insert(EMPTY, self.empty_key(gpu));
             return;
         }
         let free = self.free(gpu);
         self.grid.insert(&free, gpu);
-        if self.has_by_memory {
-            self.orders.insert(BY_MEMORY, memory_key(&free, gpu));
-        }
     }
 
     fn placement_of(&self, slot: u32) -> Placement {
@@ -436,48 +378,6 @@ impl Packer for DiluPacker {
         u64::try_from(share).unwrap_or(u64::MAX).max(demand.sm.get().into())
     }
 
-    /// Over open GPUs with room for its request if no single one has the memory: those with the most free memory first, until
-    /// its memory is covered; the request is charged on each, as its limit too (Dilu, section 3.3, and the published scheduler).
-    /// With no way to split it, it gets a new GPU.
-    fn place_split(
-        &mut self,
-        demand: &Demand,
-        allowed: &dyn Fn(GpuId) -> bool,
-        out: &mut Vec<Placed>,
-    ) -> Result<(), PackError> {
-        demand.validate()?;
-        let need = need(demand);
-        if let Some(gpu) = self.choose_open(demand, need, &|gpu| allowed(gpu)) {
-            out.push(self.commit(gpu, *demand));
-            return Ok(());
-        }
-        let part = Need { request: need.request, limit: need.request, memory: 0 };
-        let fits = |gpu: u32, free: &Free| {
-            free.memory > 0 && free.holds(part) && allowed(GpuId::new(gpu)) && self.keeps_apart(gpu, demand)
-        };
-        let mut candidates = Vec::new();
-        self.grid.most_memory(need.request, need.memory, |gpu| self.free(gpu), &fits, &mut candidates);
-        let mut parts: Vec<(u32, u64)> = Vec::new();
-        let mut left = need.memory;
-        for (_, gpu) in candidates {
-            let memory = self.free(gpu).memory.min(left);
-            if memory > 0 {
-                parts.push((gpu, memory));
-                left -= memory;
-            }
-        }
-        if left > 0 {
-            out.push(self.place_where(demand, allowed)?);
-            return Ok(());
-        }
-        for (gpu, memory) in parts {
-            let mut piece = demand.with_memory(Bytes(memory));
-            piece.sm_limit = None;
-            out.push(self.commit(gpu, piece));
-        }
-        Ok(())
-    }
-
     fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
         let gpu = self.slots.find(id)?;
         let placement = self.placement_of(id.slot());
@@ -541,13 +441,4 @@ fn rectangle(demand: &Demand) -> Rectangle {
 
 fn gpu_of(key: u64) -> u32 {
     u32::try_from(key % u64::from(MAX_GPUS)).unwrap_or(0)
-}
-
-/// Whole MiB of free memory, then the lowest id last: read from the end.
-fn memory_key(free: &Free, gpu: u32) -> u64 {
-    free.memory >> 20 << GPU_BITS | u64::from(MAX_GPUS - 1 - gpu)
-}
-
-fn gpu_by_memory(key: u64) -> u32 {
-    MAX_GPUS - 1 - gpu_of(key)
 }

@@ -240,42 +240,4 @@ impl Grid {
     fn least_score(&self, row: usize, column: usize) -> u64 {
         self.least_of_row[row] + self.least_of_column[column]
     }
-
-    /// Appends (free memory in whole MiB, GPU) of the open GPUs with at least `request` free, column after column, those
-    /// with the most free memory first and those of equal memory by id, until they have `memory` together.
-    pub(super) fn most_memory(
-        &self,
-        request: u32,
-        mut memory: u64,
-        free_of: impl Fn(u32) -> Free,
-        accept: &impl Fn(u32, &Free) -> bool,
-        out: &mut Vec<(u64, u32)>,
-    ) {
-        for column in (0..COLUMNS).rev() {
-            let start = out.len();
-            for row in (request / 100) as usize..ROWS {
-                if self.rows[0][row] >> column & 1 == 0 {
-                    continue;
-                }
-                let mut cursor = self.sets.first(row * COLUMNS + column);
-                while let Some(at) = cursor {
-                    let gpu = gpu_of(self.sets.key(at));
-                    let free = free_of(gpu);
-                    if accept(gpu, &free) {
-                        memory = memory.saturating_sub(free.memory);
-                        out.push((free.memory >> 20, gpu));
-                    }
-                    cursor = self.sets.next(at);
-                }
-            }
-            out[start..].sort_unstable_by_key(|(memory, gpu)| (core::cmp::Reverse(*memory), *gpu));
-            if memory == 0 {
-                return;
-            }
-        }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.sets.bytes() + size_of_val(&*self.rows) + self.least.len() * size_of::<u64>() + self.most.len()
-    }
 }

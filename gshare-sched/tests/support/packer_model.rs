@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
 use gshare_sched::pack::{
-    Demand, GpuSpec, Heuristic, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement, Rectangle,
+    Demand, GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement, Rectangle,
 };
 
 /// GPUs are numbered below this in the operations, so that they meet.
@@ -165,12 +165,7 @@ struct Model {
 
 impl Model {
     /// Best area fit over every hole of every open GPU, then over the empty ones; ties as documented.
-    fn choose(
-        &self,
-        heuristic: Heuristic,
-        demand: &Demand,
-        allowed: impl Fn(GpuId) -> bool,
-    ) -> Option<(u32, Rect)> {
+    fn choose(&self, demand: &Demand, allowed: impl Fn(GpuId) -> bool) -> Option<(u32, Rect)> {
         let (w, h) = (demand.quota.get(), demand.sm.get());
         let mut best = None;
         for (gpu, bin) in &self.bins {
@@ -179,44 +174,14 @@ impl Model {
             }
             for hole in bin.free.iter().filter(|hole| hole.2 >= w && hole.3 >= h) {
                 let area = u32::from(hole.2) * u32::from(hole.3);
-                let (right, top) = (hole.0 + hole.2 - w, hole.1 + hole.3 - h);
-                let corners = [(hole.0, hole.1), (right, hole.1), (hole.0, top), (right, top)];
-                let corners =
-                    if heuristic == Heuristic::ContactCorner { &corners[..] } else { &corners[..1] };
-                for (x, y) in corners {
-                    let at = (*x, *y, w, h);
-                    let touching = match heuristic {
-                        Heuristic::ContactCorner => contact(bin, at),
-                        _ => 0,
-                    };
-                    let short_side = hole.2.min(hole.3);
-                    let key = (bin.pods.is_empty(), area, short_side, *gpu, Reverse(touching), *y, *x);
-                    if best.is_none_or(|(old, _)| key < old) {
-                        best = Some((key, (*gpu, at)));
-                    }
+                let key = (bin.pods.is_empty(), area, hole.2.min(hole.3), *gpu, hole.1, hole.0);
+                if best.is_none_or(|(old, _)| key < old) {
+                    best = Some((key, (*gpu, (hole.0, hole.1, w, h))));
                 }
             }
         }
         best.map(|(_, choice)| choice)
     }
-}
-
-fn contact(bin: &Bin, at: Rect) -> u32 {
-    let overlap = |a: u16, la: u16, b: u16, lb: u16| u32::from((a + la).min(b + lb).saturating_sub(a.max(b)));
-    let mut length = 0;
-    length += if at.0 == 0 { u32::from(at.3) } else { 0 };
-    length += if at.0 + at.2 == bin.width { u32::from(at.3) } else { 0 };
-    length += if at.1 == 0 { u32::from(at.2) } else { 0 };
-    length += if at.1 + at.3 == bin.height { u32::from(at.2) } else { 0 };
-    for (_, pod, _) in &bin.pods {
-        if pod.0 + pod.2 == at.0 || at.0 + at.2 == pod.0 {
-            length += overlap(pod.1, pod.3, at.1, at.3);
-        }
-        if pod.1 + pod.3 == at.1 || at.1 + at.3 == pod.1 {
-            length += overlap(pod.0, pod.2, at.0, at.2);
-        }
-    }
-    length
 }
 
 /// All that a packer holds: its GPUs, its placements, and the answer to the next demand with its id.
@@ -259,7 +224,6 @@ impl Checker {
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), PackError> {
-        let heuristic = self.config.heuristic;
         match op {
             Op::AddGpu(gpu, spec) => {
                 let known = self.model.bins.contains_key(&gpu.number());
@@ -293,14 +257,14 @@ impl Checker {
                     .cordoned = *on;
             }
             Op::Place(demand) => {
-                let expected = self.expect(heuristic, demand, |_| true);
+                let expected = self.expect(demand, |_| true);
                 let result = self.pool.place(demand);
                 self.check_placed(expected, &result);
                 self.adopt(&result?);
             }
             Op::PlaceWhere(demand, mask) => {
                 let allowed = |gpu: GpuId| mask >> (gpu.number() % 8) & 1 == 1;
-                let expected = self.expect(heuristic, demand, allowed);
+                let expected = self.expect(demand, allowed);
                 let result = self.pool.place_where(demand, &allowed);
                 self.check_placed(expected, &result);
                 let placed = result?;
@@ -330,8 +294,7 @@ impl Checker {
                 });
                 let mut expected = Some(());
                 for demand in order {
-                    let choice =
-                        demand.validate().ok().and_then(|()| trial.choose(heuristic, demand, |_| true));
+                    let choice = demand.validate().ok().and_then(|()| trial.choose(demand, |_| true));
                     let Some((gpu, at)) = choice else {
                         expected = None;
                         break;
@@ -392,13 +355,8 @@ impl Checker {
         Ok(())
     }
 
-    fn expect(
-        &self,
-        heuristic: Heuristic,
-        demand: &Demand,
-        allowed: impl Fn(GpuId) -> bool,
-    ) -> Option<(u32, Rect)> {
-        demand.validate().ok().and_then(|()| self.model.choose(heuristic, demand, allowed))
+    fn expect(&self, demand: &Demand, allowed: impl Fn(GpuId) -> bool) -> Option<(u32, Rect)> {
+        demand.validate().ok().and_then(|()| self.model.choose(demand, allowed))
     }
 
     /// The packer decides as the scan does. With re-arrangement it may also find room where the scan would open a
@@ -468,9 +426,7 @@ impl Checker {
 /// One input of the fuzz target: a byte for the configuration, then operations of eight bytes.
 pub(crate) fn run_bytes(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
-    let heuristic = if first % 2 == 0 { Heuristic::BestAreaFit } else { Heuristic::ContactCorner };
-    let config =
-        MaxRectsConfig::default().with_heuristic(heuristic).with_rearrange_gpus(u32::from(first >> 2 & 3));
+    let config = MaxRectsConfig::default().with_rearrange_gpus(u32::from(first >> 2 & 3));
     let mut checker = Checker::new(config);
     for gpu in 0..u32::from(first >> 4 & 3) + 1 {
         checker.step(&Op::AddGpu(GpuId::new(gpu), GpuSpec::new(Bytes(24))));

@@ -2,13 +2,20 @@
 
 use crate::mixes::SplitMix64;
 use anyhow::{Context, Result, bail};
-use gshare_sched::pack::Workload;
 use std::path::Path;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Inference,
+    /// Inference of a model that may be split over several GPUs.
+    LargeModel,
+    Training,
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Job {
     pub(super) name: String,
-    pub(super) kind: Workload,
+    pub(super) kind: Kind,
     pub(super) gpus: usize,
     pub(super) request: f64,
     pub(super) limit: f64,
@@ -44,9 +51,9 @@ fn parse(line: &str) -> Result<Event> {
     };
     let number = |key: &str| -> Result<f64> { Ok(value(key)?.parse()?) };
     let kind = match value("type")? {
-        "inference" => Workload::Inference,
-        "llm-inference" => Workload::LargeModel,
-        "training" => Workload::Training,
+        "inference" => Kind::Inference,
+        "llm-inference" => Kind::LargeModel,
+        "training" => Kind::Training,
         other => bail!("unknown type {other}"),
     };
     let memory = value("memory")?.split(',').next().context("memory of the first GPU")?.trim().parse()?;
@@ -92,26 +99,19 @@ pub(super) fn draw(seed: u64, count: usize) -> Vec<Event> {
                     let request = between(&mut rng, 0.2, 0.4);
                     let limit = (request + 0.2f64).max(between(&mut rng, 0.3, 0.6));
                     let memory_gb = [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0][rng.below(8)];
-                    Job { name, kind: Workload::Inference, gpus: 1, request, limit, memory_gb }
+                    Job { name, kind: Kind::Inference, gpus: 1, request, limit, memory_gb }
                 }
                 3 => {
                     let request = between(&mut rng, 0.4, 0.6);
                     let limit = between(&mut rng, request + 0.2, 0.8);
                     let memory_gb = between(&mut rng, 20.0, 30.0).floor();
-                    Job { name, kind: Workload::LargeModel, gpus: 1, request, limit, memory_gb }
+                    Job { name, kind: Kind::LargeModel, gpus: 1, request, limit, memory_gb }
                 }
                 _ => {
                     let request = between(&mut rng, 0.4, 0.8);
                     let limit = (request + 0.2f64).max(between(&mut rng, 0.6, 1.0));
                     let memory_gb = [25.0, 30.0, 35.0, 40.0][rng.below(4)];
-                    Job {
-                        name,
-                        kind: Workload::Training,
-                        gpus: [2, 4][rng.below(2)],
-                        request,
-                        limit,
-                        memory_gb,
-                    }
+                    Job { name, kind: Kind::Training, gpus: [2, 4][rng.below(2)], request, limit, memory_gb }
                 }
             }
         })
@@ -121,7 +121,7 @@ pub(super) fn draw(seed: u64, count: usize) -> Vec<Event> {
     }
     let mut deleted = vec![false; jobs.len()];
     for (training, deletes) in [(false, count * 6 / 10), (true, count / 10)] {
-        let of_kind = |index: &usize| (jobs[*index].kind == Workload::Training) == training;
+        let of_kind = |index: &usize| (jobs[*index].kind == Kind::Training) == training;
         let mut indices: Vec<usize> = (0..jobs.len()).filter(of_kind).collect();
         for index in (1..indices.len()).rev() {
             indices.swap(index, rng.below(index + 1));
@@ -133,7 +133,7 @@ pub(super) fn draw(seed: u64, count: usize) -> Vec<Event> {
         let second = i64::try_from(index).unwrap_or(i64::MAX);
         if deleted[index] {
             // Whole minutes: 1 to 3, a trainer's 10 to 15.
-            let (low, choices) = if job.kind == Workload::Training { (10, 6) } else { (1, 3) };
+            let (low, choices) = if job.kind == Kind::Training { (10, 6) } else { (1, 3) };
             let after = 60 * (low + i64::try_from(rng.below(choices)).unwrap_or(0));
             events.push(Event { second: second + after, start: false, job: job.clone() });
         }

@@ -8,12 +8,14 @@
 //! nodes of four GPUs included. The published simulation leaves ties to the order of a hashed set. Here the lowest number is taken. Mode `ours` is [`DiluPacker`]: integer sums,
 //! gamma exact, any node. `ours_same_node` keeps the published rule of one node for the workers of a job and the parts of a model,
 //! so it is on equal terms with `paper_dilu`.
+//! Large models are placed by the replay's own rules around each packer: by its choice or the worst fit, or split.
 //! `placing_ms` is for all placements and releases of the stream together. A packer of the program's own (see [`super::main`])
 //! takes the place of `ours`, under its name.
 
 mod instance_events;
 mod published_rules;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,14 +23,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use gshare_core::{Bytes, GpuId, PlacementId, Quota, SmShare};
-use gshare_sched::pack::{Demand, GpuSpec, Packer, Placed, Placement, Workload};
+use gshare_sched::pack::{Demand, GpuSpec, PackError, Packer, Placed, Placement, Workload};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::scenario::Own;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Report, joined, row};
-use instance_events::{Event, Job, draw, read};
+use instance_events::{Event, Job, Kind, draw, read};
 use published_rules::{PaperGpu, Rules, mean_free, paper};
 
 const MEMORY_GB: f64 = 40.0;
@@ -75,6 +77,8 @@ enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     AnyNode,
+    /// A large model goes to the open GPU with the most free memory, as published.
+    WorstFit,
     /// As the published simulation does: all on one node.
     SameNode,
 }
@@ -127,20 +131,19 @@ pub fn run(args: &Args, own: &Own) -> Result<Report> {
             }
         }
         if args.mode != Mode::Paper {
-            let ours = DiluConfig::default();
-            let best_fit = ours.with_large_models_worst_fit(false);
-            for (name, config, rule) in [
-                ("ours_worst_fit", ours, Rule::AnyNode),
-                ("ours", best_fit, Rule::AnyNode),
-                ("ours_same_node", best_fit, Rule::SameNode),
+            for (name, rule) in [
+                ("ours_worst_fit", Rule::WorstFit),
+                ("ours", Rule::AnyNode),
+                ("ours_same_node", Rule::SameNode),
             ] {
                 for gamma in &args.gamma {
-                    push(name, Some(gamma), &self::ours(events, config.with_gamma_bp(*gamma), rule)?);
+                    let mut packer = DiluPacker::new(DiluConfig::default().with_gamma_bp(*gamma))?;
+                    push(name, Some(gamma), &packed(events, &mut packer, rule, *gamma)?);
                 }
             }
         }
         for (name, make) in own.packers() {
-            push(name, None, &packed(events, &mut *make(), None)?);
+            push(name, None, &packed(events, &mut *make(), Rule::AnyNode, args.gamma[0])?);
         }
         report.rows.push(row(&[
             ("policy", "bound".into()),
@@ -189,8 +192,9 @@ impl Outcome {
     }
 }
 
-/// A packer on the same events. Parts of a job are on one node where `nodes` is given.
-fn packed<P: Packer + ?Sized>(events: &[Event], pool: &mut P, mut nodes: Option<Nodes>) -> Result<Outcome> {
+/// A packer on the same events.
+fn packed<P: Packer + ?Sized>(events: &[Event], pool: &mut P, rule: Rule, gamma: u32) -> Result<Outcome> {
+    let mut nodes = (rule == Rule::SameNode).then(|| Nodes::new(gamma));
     for gpu in 0..u32::try_from(NODES * GPUS_PER_NODE)? {
         pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40)))?;
     }
@@ -204,9 +208,9 @@ fn packed<P: Packer + ?Sized>(events: &[Event], pool: &mut P, mut nodes: Option<
             out.clear();
             let start = Instant::now();
             match (&mut nodes, job.kind) {
-                (Some(nodes), _) => nodes.place(pool, &demand, job.gpus, &mut out)?,
-                (None, Workload::Training) => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
-                (None, Workload::LargeModel) => pool.place_split(&demand, &|_| true, &mut out)?,
+                (Some(nodes), kind) => nodes.place(pool, &demand, kind, job.gpus, &mut out)?,
+                (None, Kind::Training) => pool.place_gang(&vec![demand; job.gpus], &mut out)?,
+                (None, Kind::LargeModel) => place_large(pool, &demand, rule, &|_| true, &mut out)?,
                 (None, _) => out.push(pool.place(&demand)?),
             }
             outcome.spent += start.elapsed();
@@ -242,10 +246,55 @@ fn open<P: Packer + ?Sized>(pool: &P) -> usize {
     open
 }
 
-/// [`DiluPacker`] on the same events.
-fn ours(events: &[Event], config: DiluConfig, rule: Rule) -> Result<Outcome> {
-    let nodes = (rule == Rule::SameNode).then(|| Nodes::new(config));
-    packed(events, &mut DiluPacker::new(config)?, nodes)
+/// Places a large model on an open GPU. If none has its memory, it is split over open GPUs with room for its request, those with the most
+/// free memory first, and its request is charged on each, as its limit too (Dilu, section 3.3, and the published scheduler). With no way to
+/// split it, it gets a new GPU.
+fn place_large<P: Packer + ?Sized>(
+    pool: &mut P,
+    demand: &Demand,
+    rule: Rule,
+    allowed: &dyn Fn(GpuId) -> bool,
+    out: &mut Vec<Placed>,
+) -> Result<(), PackError> {
+    let (mut is_open, mut by_memory) = (vec![false; NODES * GPUS_PER_NODE], Vec::new());
+    pool.gpus(&mut |of| {
+        is_open[of.gpu.index()] = of.placements > 0 && allowed(of.gpu);
+        let area = u64::from(demand.quota.get()) * u64::from(demand.sm.get());
+        let room = u64::from(of.spec.quota.get()) * u64::from(of.spec.sm.get()) - of.area_used;
+        if is_open[of.gpu.index()] && area <= room {
+            by_memory.push((Reverse(of.spec.memory.get() - of.memory_used.get()), of.gpu));
+        }
+    });
+    by_memory.sort_unstable();
+    let fits = by_memory.iter().filter(|(Reverse(free), _)| *free >= demand.memory.get());
+    let single = match rule {
+        Rule::WorstFit => {
+            fits.map(|(_, one)| pool.place_where(demand, &|gpu| gpu == *one)).find(Result::is_ok)
+        }
+        _ => Some(pool.place_where(demand, &|gpu| is_open[gpu.index()])).filter(Result::is_ok),
+    };
+    if let Some(placed) = single {
+        out.push(placed?);
+        return Ok(());
+    }
+    let (mut left, from) = (demand.memory.get(), out.len());
+    for (Reverse(free), one) in by_memory {
+        let mut part = demand.with_memory(Bytes(free.min(left)));
+        part.sm_limit = None;
+        if part.memory.get() > 0
+            && let Ok(placed) = pool.place_where(&part, &|gpu| gpu == one)
+        {
+            left -= part.memory.get();
+            out.push(placed);
+        }
+    }
+    if left > 0 {
+        for part in out.drain(from..) {
+            pool.release(part.placement.id)?;
+        }
+        out.push(pool.place_where(demand, allowed)?);
+    }
+    Ok(())
 }
 
 /// The used part of each GPU, by node.
@@ -263,9 +312,9 @@ struct Used {
 }
 
 impl Nodes {
-    fn new(config: DiluConfig) -> Self {
+    fn new(gamma: u32) -> Self {
         let memory = Bytes::from_gib(40).get();
-        let most = Used { request: 10_000, limit: config.gamma_bp, memory, placements: 0 };
+        let most = Used { request: 10_000, limit: gamma, memory, placements: 0 };
         Self { most, gpus: vec![Used::default(); NODES * GPUS_PER_NODE] }
     }
 
@@ -300,14 +349,15 @@ impl Nodes {
         &mut self,
         pool: &mut P,
         demand: &Demand,
+        kind: Kind,
         workers: usize,
         out: &mut Vec<Placed>,
     ) -> Result<()> {
         let node = |gpu: GpuId| gpu.index() / GPUS_PER_NODE;
         let (request, limit, memory) =
             (u32::from(demand.sm.get()), u32::from(demand.limit().get()), demand.memory.get());
-        match demand.workload {
-            Workload::Training => {
+        match kind {
+            Kind::Training => {
                 let open = |gpus: &[Used]| {
                     let open = gpus.iter().filter(|used| self.holds(used, request, limit, memory)).count();
                     let all = open + gpus.iter().filter(|used| used.placements == 0).count();
@@ -328,18 +378,18 @@ impl Nodes {
                 };
                 pool.place_set(&vec![*demand; workers], &allowed, out)?;
             }
-            Workload::LargeModel => {
+            Kind::LargeModel => {
                 let single = self.gpus.iter().any(|used| self.holds(used, request, limit, memory));
                 let together = |gpus: &[Used]| {
                     let parts = gpus.iter().filter(|used| self.holds(used, request, request, 0));
                     parts.map(|used| self.most.memory - used.memory).sum::<u64>() >= memory
                 };
                 match self.gpus.chunks(GPUS_PER_NODE).position(together).filter(|_| !single) {
-                    Some(split) => pool.place_split(demand, &|gpu| node(gpu) == split, out)?,
+                    Some(split) => place_large(pool, demand, Rule::SameNode, &|gpu| node(gpu) == split, out)?,
                     None => out.push(pool.place(demand)?),
                 }
             }
-            _ => out.push(pool.place(demand)?),
+            Kind::Inference => out.push(pool.place(demand)?),
         }
         for placed in out.iter() {
             self.change(&placed.placement, true);
@@ -359,7 +409,7 @@ fn demand(job: &Job) -> Result<Demand> {
     Ok(Demand::new(Quota::WHOLE, share(job.request)?)
         .with_sm_limit(share(job.limit.max(job.request))?)
         .with_memory(Bytes::from_gib(job.memory_gb.round() as u64))
-        .with_workload(job.kind))
+        .with_workload(if job.kind == Kind::Training { Workload::Training } else { Workload::Inference }))
 }
 
 /// GPUs that the requests and the memory of the jobs alone need at the worst moment.
@@ -403,9 +453,8 @@ mod tests {
 
     #[test]
     fn a_packer_of_a_programs_own_has_a_row_of_its_own() {
-        let best_fit = DiluConfig::default().with_large_models_worst_fit(false);
         let own = Own::default()
-            .with_packer("mine", move || Box::new(DiluPacker::new(best_fit).unwrap()))
+            .with_packer("mine", || Box::new(DiluPacker::new(DiluConfig::default()).unwrap()))
             .with_packer("rectangles", || Box::new(MaxRects::new(MaxRectsConfig::default())));
         let rows = rows_with("--mode ours", &own);
         let of = |policy: &str| {
@@ -415,6 +464,32 @@ mod tests {
         };
         assert_eq!(of("mine"), of("ours"));
         assert_ne!(of("rectangles"), of("ours"));
+    }
+
+    #[test]
+    fn a_large_model_is_split_only_where_no_gpu_has_the_memory() {
+        let percent = |percent| SmShare::from_percent(percent).unwrap();
+        let job = |sm, gib| Demand::new(Quota::WHOLE, percent(sm)).with_memory(Bytes::from_gib(gib));
+        for rule in [Rule::AnyNode, Rule::WorstFit] {
+            let mut pool = DiluPacker::new(DiluConfig::default()).unwrap();
+            (0..2).for_each(|gpu| pool.add_gpu(GpuId::new(gpu), GpuSpec::new(Bytes::from_gib(40))).unwrap());
+            let mut place = |demand: Demand| {
+                let mut out = Vec::new();
+                place_large(&mut pool, &demand, rule, &|_| true, &mut out)?;
+                let part = |placed: &Placed| {
+                    (placed.placement.gpu.number(), placed.placement.demand.memory.get() >> 30)
+                };
+                Ok::<_, PackError>(out.iter().map(part).collect::<Vec<_>>())
+            };
+            assert_eq!(place(job(30, 25)).unwrap(), [(0, 25)]);
+            assert_eq!(place(job(70, 30).with_sm_limit(percent(70))).unwrap(), [(1, 30)]);
+            assert_eq!(
+                place(job(20, 22)).unwrap(),
+                [(0, 15), (1, 7)],
+                "most free memory first, the rest on the next"
+            );
+            assert!(place(job(40, 20)).is_err(), "no new GPU is left");
+        }
     }
 
     #[test]

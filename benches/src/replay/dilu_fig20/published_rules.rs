@@ -1,9 +1,8 @@
 //! The rules of the published simulation, its floating-point sums, loosened limits and nodes of four GPUs included.
 
-use super::instance_events::Event;
+use super::instance_events::{Event, Kind};
 use super::{GPUS_PER_NODE, MEMORY_GB, NODES, Outcome};
 use anyhow::{Result, bail};
-use gshare_sched::pack::Workload;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -67,7 +66,7 @@ pub(super) fn paper(events: &[Event], rules: Rules, gamma: f64) -> Result<Outcom
                 _ if rules == Rules::Exclusive => {
                     idle.iter().take(job.gpus).map(|gpu| (*gpu, charge, charge)).collect()
                 }
-                Workload::Training => paper_training(&gpus, &active, &idle, job.gpus, charge, gamma),
+                Kind::Training => paper_training(&gpus, &active, &idle, job.gpus, charge, gamma),
                 kind => {
                     let mut best: Option<(f64, usize)> = None;
                     for gpu in &active {
@@ -81,7 +80,7 @@ pub(super) fn paper(events: &[Event], rules: Rules, gamma: f64) -> Result<Outcom
                         }
                     }
                     let split = || match kind {
-                        Workload::LargeModel if rules == Rules::Dilu => {
+                        Kind::LargeModel if rules == Rules::Dilu => {
                             paper_split(&gpus, &active, charge, gamma)
                         }
                         _ => None,

@@ -1,11 +1,10 @@
 //! The choice of a GPU, and of the place on it.
 
-use super::{Gpu, Heuristic, MaxRects, Pod};
-use crate::pack::geometry::{Rect, best_corner};
+use super::{Gpu, MaxRects, Pod};
+use crate::pack::geometry::Rect;
 use crate::pack::index::Hole;
 use crate::pack::rearrange::Arranger;
 use crate::pack::{Demand, PackError, Rectangle};
-use core::cmp::Reverse;
 use gshare_core::GpuId;
 
 /// Most placements of a GPU that is re-arranged: the time of an attempt grows with their square.
@@ -139,33 +138,10 @@ impl MaxRects {
         if room { PackError::Memory { memory } } else { PackError::NoRoom { quota, sm } }
     }
 
-    /// Where on its GPU: the free rectangle, which `hole` may be one of several of, and the corner in it.
+    /// Where on its GPU: the lowest, leftmost of the free rectangles of the size of `hole`.
     pub(super) fn position(&self, hole: Hole, w: u16, h: u16) -> Option<Rect> {
         let state = &self.gpus[hole.gpu() as usize];
-        let holes = self.free.get_few(&state.free);
-        let size = Rect::new(0, 0, w, h).size();
-        let fits = |other: &&Rect| other.holds(size) && other.extent() == hole.extent();
-        match self.config.heuristic {
-            Heuristic::BestAreaFit => Rect::in_the_lowest(holes, hole.extent(), w, h),
-            Heuristic::ContactCorner => {
-                let mut fitting = holes.iter().filter(fits);
-                let (first, several) = (*fitting.next()?, fitting.next().is_some());
-                // Most often there is one, and often it is as wide and high as the demand.
-                if !several && first.size() == size {
-                    return Some(first);
-                }
-                let corner = |hole: Rect| {
-                    let pods = self.pods.get_few(&state.pods).iter().map(|pod| pod.rect);
-                    best_corner(state.bin(), pods, hole, w, h)
-                };
-                if !several {
-                    return Some(corner(first).1);
-                }
-                let corners = holes.iter().filter(fits).map(|hole| corner(*hole));
-                let best = corners.min_by_key(|(touched, at)| (Reverse(*touched), at.y(), at.x()));
-                best.map(|(_, at)| at)
-            }
-        }
+        Rect::in_the_lowest(self.free.get_few(&state.free), hole.extent(), w, h)
     }
 
     pub(super) fn check_place_at(

@@ -2,7 +2,7 @@
 //!
 //! Devices with one model together exchange its activations with every layer, so they belong to one node: the node with the fewest
 //! devices with room, so that others stay whole for larger instances. Tensor parallelism needs equal parts. Dilu (section 3.3)
-//! spreads a model by the free memory instead, see [`place_split`](crate::pack::Packer::place_split).
+//! spreads a model by the free memory instead.
 
 use super::{Cluster, Demand, FractionalPool, FunctionId, GpuId, NodeId};
 use crate::pack::{PackError, Placed};
