@@ -37,7 +37,7 @@ pub use ids::{
     ArenaId, ClientId, ConnId, DeviceUuid, FunctionId, GpuId, GpuKind, GroupId, InstanceId, ModelId, NodeId,
     ParseRunIdError, ParseUuidError, PlacementId, ProfileId, RequestId, RunId, TenantId, TicketId,
 };
-pub use resource::{QuotaRange, ResourceSpec, SpecError};
+pub use resource::{MemoryRange, QuotaRange, ResourceSpec, SpecError};
 pub use service_class::ServiceClass;
 pub use share::GpuShare;
 pub use token::{Share, TokenAction, TokenError, TokenEvent, TokenScheduler, UseState};

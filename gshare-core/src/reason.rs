@@ -104,7 +104,7 @@ reasons! {
         4 UnknownDevice "unknown_device" "the daemon does not manage this device"
         5 Protocol "protocol" "a message did not fit the state of the connection"
     }
-    /// Why a launch waits. The process itself knows the first four reasons and the last, the daemon knows the others.
+    /// Why a launch waits. The process itself knows the first four reasons and `Parked`, the daemon knows the others.
     Wait {
         16 Token "token" "the daemon was asked for a token, and has given none yet"
         17 InFlight "in_flight" "as much work is queued on the device as may be"
@@ -116,11 +116,15 @@ reasons! {
         23 Holder "holder" "others hold tokens, and its SMs do not fit beside theirs"
         24 Sibling "sibling" "another process of its instance holds the instance's token"
         25 Parked "parked" "its memory is in host memory, or on the way to or from there"
+        26 Room "room" "its memory is in host memory, and waits for room on the device"
     }
     /// Why a client gets no memory, or no other share of its device.
     Denial {
         32 InstanceMemory "instance_memory" "the memory limit of its instance leaves less"
         33 DeviceMemory "device_memory" "the device has less memory left"
+        35 Guaranteed "guaranteed" "the rest of the device is guaranteed to others"
+        36 Residents "residents" "others keep their memory on the device for now"
+        37 ParkMemory "park_memory" "host memory has no room for the programs that would have to park"
         34 NotScaled "not_scaled" "vertical scaling leaves its share as it is"
     }
     /// Why device memory of a process does not go to host memory, or does not come back.

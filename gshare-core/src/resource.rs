@@ -32,6 +32,9 @@ pub enum SpecError {
         "an observed client has a limit of memory or of SMs: need none, or a client that is not observed"
     )]
     ObservedWithLimit,
+    /// The guaranteed memory is larger than the most.
+    #[error("guaranteed GPU memory {guaranteed} is larger than the most, {most}: need guaranteed <= most")]
+    GuaranteedAboveMost { guaranteed: Bytes, most: Bytes },
     /// The spec asks for more memory than the device's total.
     #[error("GPU memory {asked} is larger than the device's {device}")]
     MemoryAboveDevice { asked: Bytes, device: Bytes },
@@ -126,6 +129,61 @@ impl fmt::Display for QuotaRange {
     }
 }
 
+/// GPU memory of an instance: a limit (`6GiB`), or a guaranteed part and the most (`6GiB:14GiB`; `6GiB:` with the device as the most).
+///
+/// A range lets the instance in by its guaranteed part. It may use the rest as long as others leave room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MemoryRange {
+    guaranteed: Option<Bytes>,
+    most: Option<Bytes>,
+}
+
+impl MemoryRange {
+    /// No guaranteed part, and the device as the most: the programs that work have the memory.
+    pub const IN_TURNS: Self = Self { guaranteed: Some(Bytes::ZERO), most: None };
+
+    /// A limit without a guaranteed part.
+    pub const fn limit(most: Bytes) -> Result<Self, SpecError> {
+        if most.0 == 0 { Err(SpecError::ZeroMemory) } else { Ok(Self { guaranteed: None, most: Some(most) }) }
+    }
+
+    /// A guaranteed part and the most; `None` is all memory of the device.
+    pub const fn new(guaranteed: Bytes, most: Option<Bytes>) -> Result<Self, SpecError> {
+        match most {
+            Some(Bytes(0)) => Err(SpecError::ZeroMemory),
+            Some(most) if guaranteed.0 > most.0 => Err(SpecError::GuaranteedAboveMost { guaranteed, most }),
+            _ => Ok(Self { guaranteed: Some(guaranteed), most }),
+        }
+    }
+
+    /// The most; `None` is all memory of the device.
+    pub const fn most(self) -> Option<Bytes> {
+        self.most
+    }
+}
+
+/// The exact numbers of bytes, as settings have them.
+impl fmt::Display for MemoryRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(guaranteed) = self.guaranteed {
+            write!(f, "{}:", guaranteed.0)?;
+        }
+        self.most.map_or(Ok(()), |most| write!(f, "{}", most.0))
+    }
+}
+
+impl FromStr for MemoryRange {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let parse = |text: &str| text.parse().map_err(|cause| SpecError::Field { field: "memory", cause });
+        match text.split_once(':') {
+            None => Self::limit(parse(text)?),
+            Some((guaranteed, "")) => Self::new(parse(guaranteed)?, None),
+            Some((guaranteed, most)) => Self::new(parse(guaranteed)?, Some(parse(most)?)),
+        }
+    }
+}
+
 /// The request and the limit of a client on one GPU: time, SMs and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -135,13 +193,19 @@ pub struct ResourceSpec {
     quota: QuotaRange,
     sm: SmShare,
     memory: Option<Bytes>,
+    guaranteed: Option<Bytes>,
     observed: bool,
 }
 
 impl ResourceSpec {
     /// All of a GPU while no other client wants it, without guarantees or limits.
-    pub const UNLIMITED: Self =
-        Self { quota: QuotaRange::BEST_EFFORT, sm: SmShare::WHOLE, memory: None, observed: false };
+    pub const UNLIMITED: Self = Self {
+        quota: QuotaRange::BEST_EFFORT,
+        sm: SmShare::WHOLE,
+        memory: None,
+        guaranteed: None,
+        observed: false,
+    };
 
     /// No limits and no turns: the client's launches never wait, and its use is measured all the same.
     pub const OBSERVED: Self = Self { observed: true, ..Self::UNLIMITED };
@@ -154,7 +218,13 @@ impl ResourceSpec {
         if let Some(Bytes(0)) = memory {
             return Err(SpecError::ZeroMemory);
         }
-        Ok(Self { quota, sm, memory, observed: false })
+        Ok(Self { quota, sm, memory, guaranteed: None, observed: false })
+    }
+
+    /// The same spec with other memory.
+    #[must_use]
+    pub const fn with_memory(self, MemoryRange { guaranteed, most }: MemoryRange) -> Self {
+        Self { memory: most, guaranteed, ..self }
     }
 
     /// Share of GPU time.
@@ -172,12 +242,34 @@ impl ResourceSpec {
         self.memory
     }
 
+    /// The guaranteed part of the memory; `None` without a [`MemoryRange`].
+    pub const fn guaranteed(&self) -> Option<Bytes> {
+        self.guaranteed
+    }
+
+    /// The memory as it was asked for; `None` without a limit or a guaranteed part.
+    pub fn memory_range(&self) -> Option<MemoryRange> {
+        let (guaranteed, most) = (self.guaranteed, self.memory);
+        (guaranteed.is_some() || most.is_some()).then_some(MemoryRange { guaranteed, most })
+    }
+
+    /// The spec as it holds on a device of this size: a range ends with the device.
+    #[must_use]
+    pub fn on_device(self, device: Bytes) -> Self {
+        match self.guaranteed {
+            Some(_) if device > Bytes::ZERO => {
+                Self { memory: Some(self.memory.unwrap_or(device).min(device)), ..self }
+            }
+            _ => self,
+        }
+    }
+
     /// The same spec for a client that is only observed.
     ///
     /// # Errors
     /// The spec has a limit of memory or of SMs, which an observed client cannot have.
     pub const fn observed(self) -> Result<Self, SpecError> {
-        if self.memory.is_some() || self.sm.get() < SmShare::WHOLE.get() {
+        if self.memory.is_some() || self.guaranteed.is_some() || self.sm.get() < SmShare::WHOLE.get() {
             return Err(SpecError::ObservedWithLimit);
         }
         Ok(Self { observed: true, ..self })
@@ -194,9 +286,9 @@ impl ResourceSpec {
         Self { quota, ..self }
     }
 
-    /// Checks the memory limit against the memory of the device.
+    /// Checks the guaranteed memory, or else the memory limit, against the memory of the device.
     pub fn check_fits(&self, device: Bytes) -> Result<(), SpecError> {
-        match self.memory {
+        match self.guaranteed.or(self.memory) {
             Some(asked) if asked > device => Err(SpecError::MemoryAboveDevice { asked, device }),
             _ => Ok(()),
         }
@@ -221,32 +313,41 @@ impl ResourceSpec {
     pub fn from_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, SpecError> {
+        fn once<T>(slot: &mut Option<T>, field: &'static str, value: T) -> Result<(), SpecError> {
+            if slot.replace(value).is_some() { Err(SpecError::Twice { field }) } else { Ok(()) }
+        }
         fn set<T: FromStr<Err = ParseUnitError>>(
             slot: &mut Option<T>,
             field: &'static str,
             text: &str,
         ) -> Result<(), SpecError> {
-            if slot.is_some() {
-                return Err(SpecError::Twice { field });
-            }
-            *slot = Some(text.parse().map_err(|cause| SpecError::Field { field, cause })?);
-            Ok(())
+            once(slot, field, text.parse().map_err(|cause| SpecError::Field { field, cause })?)
         }
-        let (mut sm, mut request, mut limit, mut memory) = (None, None, None, None);
+        let (mut sm, mut request, mut limit) = (None, None, None);
+        let mut memory: Option<MemoryRange> = None;
         for (key, value) in annotations {
             let name = key.rsplit_once('/').map_or(key, |(_, name)| name);
             match name.strip_prefix("gpu_").unwrap_or(name) {
                 "sm_partition" => set(&mut sm, "sm_partition", value)?,
                 "quota_request" => set(&mut request, "quota_request", value)?,
                 "quota_limit" => set(&mut limit, "quota_limit", value)?,
-                "mem" => set(&mut memory, "gpu_mem", value)?,
+                "mem" => once(&mut memory, "gpu_mem", in_field("gpu_mem", value.parse())?)?,
                 _ => return Err(SpecError::UnknownAnnotation { key: key.to_owned() }),
             }
         }
         let quota =
             QuotaRange::new(request.unwrap_or(Quota::ZERO), limit.or(request).unwrap_or(Quota::WHOLE))?;
-        Self::new(quota, sm.unwrap_or(SmShare::WHOLE), memory)
+        let spec = Self::new(quota, sm.unwrap_or(SmShare::WHOLE), None)?;
+        Ok(memory.map_or(spec, |memory| spec.with_memory(memory)))
     }
+}
+
+/// A range whose text belongs to this field.
+fn in_field(field: &'static str, read: Result<MemoryRange, SpecError>) -> Result<MemoryRange, SpecError> {
+    read.map_err(|error| match error {
+        SpecError::Field { cause, .. } => SpecError::Field { field, cause },
+        other => other,
+    })
 }
 
 #[cfg(feature = "serde")]
@@ -258,6 +359,8 @@ struct RawResourceSpec {
     sm: SmShare,
     #[serde(default, rename = "memory_bytes", skip_serializing_if = "Option::is_none")]
     memory: Option<Bytes>,
+    #[serde(default, rename = "guaranteed_bytes", skip_serializing_if = "Option::is_none")]
+    guaranteed: Option<Bytes>,
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     observed: bool,
 }
@@ -266,7 +369,10 @@ struct RawResourceSpec {
 impl TryFrom<RawResourceSpec> for ResourceSpec {
     type Error = SpecError;
     fn try_from(raw: RawResourceSpec) -> Result<Self, SpecError> {
-        let spec = Self::new(raw.quota, raw.sm, raw.memory)?;
+        let mut spec = Self::new(raw.quota, raw.sm, raw.memory)?;
+        if let Some(guaranteed) = raw.guaranteed {
+            spec = spec.with_memory(MemoryRange::new(guaranteed, raw.memory)?);
+        }
         if raw.observed { spec.observed() } else { Ok(spec) }
     }
 }
@@ -274,7 +380,8 @@ impl TryFrom<RawResourceSpec> for ResourceSpec {
 #[cfg(feature = "serde")]
 impl From<ResourceSpec> for RawResourceSpec {
     fn from(spec: ResourceSpec) -> Self {
-        Self { quota: spec.quota, sm: spec.sm, memory: spec.memory, observed: spec.observed }
+        let ResourceSpec { quota, sm, memory, guaranteed, observed } = spec;
+        Self { quota, sm, memory, guaranteed, observed }
     }
 }
 
@@ -302,6 +409,37 @@ mod tests {
         );
         let big = ResourceSpec::from_annotations([("gpu_mem", "2GiB")]).unwrap();
         assert!(big.check_fits(Bytes::from_gib(1)).is_err());
+    }
+
+    #[test]
+    fn memory_is_a_limit_or_a_range() {
+        let read = |text: &str| {
+            let range: MemoryRange = text.parse()?;
+            assert_eq!(range.to_string().parse(), Ok(range));
+            Ok(ResourceSpec::UNLIMITED.with_memory(range))
+        };
+        let figures = |text| read(text).map(|spec: ResourceSpec| (spec.guaranteed(), spec.memory()));
+        let gib = Bytes::from_gib;
+        assert_eq!(figures("6GiB"), Ok((None, Some(gib(6)))));
+        assert_eq!(figures("6GiB:14GiB"), Ok((Some(gib(6)), Some(gib(14)))));
+        assert_eq!(figures("0:"), Ok((Some(Bytes::ZERO), None)));
+        let refused = |text| figures(text).map_err(|error: SpecError| error.to_string()).unwrap_err();
+        assert_eq!(
+            refused("7GiB:6GiB"),
+            "guaranteed GPU memory 7 GiB is larger than the most, 6 GiB: need guaranteed <= most"
+        );
+        assert_eq!(
+            (refused("0"), refused("0:0")),
+            (SpecError::ZeroMemory.to_string(), SpecError::ZeroMemory.to_string())
+        );
+        assert!(refused(":6GiB").starts_with("memory: "));
+        // The device bounds the most, and must have room for the guaranteed part.
+        let spec = read("6GiB:14GiB").unwrap();
+        assert_eq!((spec.on_device(gib(10)).memory(), spec.check_fits(gib(10))), (Some(gib(10)), Ok(())));
+        assert!(spec.check_fits(gib(5)).is_err());
+        assert_eq!(read("0:").unwrap().on_device(gib(10)).memory(), Some(gib(10)));
+        assert_eq!(read("6GiB").unwrap().on_device(gib(10)).memory(), Some(gib(6)));
+        assert!(read("0:").unwrap().observed().is_err());
     }
 
     #[test]

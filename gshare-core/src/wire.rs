@@ -34,7 +34,7 @@
 use crate::ids::{ClientId, DeviceUuid, GpuId, RunId};
 pub use crate::reason::RefusalCode;
 use crate::reason::{Fault, Obstacle, Reason, Wait};
-use crate::resource::{QuotaRange, ResourceSpec};
+use crate::resource::{MemoryRange, QuotaRange, ResourceSpec};
 use crate::service_class::ServiceClass;
 use crate::token::{ThrottleReason, UseState};
 use crate::units::{BasisPoints, Bytes, Duration, Quota, SmShare, Timestamp};
@@ -347,13 +347,18 @@ impl Field for String {
     }
 }
 
+/// An older daemon or hook knows no guaranteed memory, so the bytes of a spec without it are the same as ever.
 impl Field for ResourceSpec {
     fn put(&self, out: &mut Vec<u8>) {
         self.quota().request().put(out);
         self.quota().limit().put(out);
         self.sm().put(out);
         self.memory().unwrap_or(Bytes(u64::MAX)).put(out);
-        u8::from(self.is_observed()).put(out);
+        let guaranteed = self.guaranteed();
+        (u8::from(self.is_observed()) | u8::from(guaranteed.is_some()) << 1).put(out);
+        if let Some(bytes) = guaranteed {
+            bytes.put(out);
+        }
     }
     fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
         let bad = |_| WireError::Field { field };
@@ -364,6 +369,10 @@ impl Field for ResourceSpec {
         match u8::take(input, field)? {
             0 => Ok(spec),
             1 => spec.observed().map_err(bad),
+            2 => {
+                let range = MemoryRange::new(Bytes::take(input, field)?, memory).map_err(bad)?;
+                Ok(spec.with_memory(range))
+            }
             _ => Err(WireError::Field { field }),
         }
     }
@@ -913,6 +922,10 @@ mod tests {
             ToClient::Unserved { code: RefusalCode::Full, text: "no".into(), spec: Some(spec()) },
             ToClient::Ticket { uid: 3, ticket: 4 },
             ToClient::Park { client, on: 1 },
+            ToClient::ShareChanged {
+                client,
+                spec: ResourceSpec::UNLIMITED.with_memory(MemoryRange::new(Bytes(6), None).unwrap()),
+            },
         ]
     }
 
@@ -970,6 +983,7 @@ mod tests {
             "040f 1c00 0e000000 02 026e6f 01 b80b401f6009000000400000000000",
             "0410 1c00 0f000000 03000000 04000000000000000000000000000000",
             "0411 1100 10000000 0200000001000000 01",
+            "0407 2700 11000000 0200000001000000 0000102710 27ffffffffffffffff020600000000000000",
         ];
         for (n, (message, golden)) in to_client().iter().zip(golden_to_client).enumerate() {
             let mut bytes = Vec::new();

@@ -10,6 +10,7 @@ mod node_guarantees;
 mod node_history;
 mod node_paces;
 mod node_parking;
+mod node_room;
 mod node_usage;
 mod token_conformance;
 mod token_histories;

@@ -73,6 +73,6 @@ pub(crate) fn share_environment(
         ("GSHARE_QUOTA", share.quota().to_string()),
         ("GSHARE_SM", share.sm().to_string()),
     ];
-    environment.extend(share.memory().map(|memory| ("GSHARE_MEM", memory.get().to_string())));
+    environment.extend(share.memory_range().map(|memory| ("GSHARE_MEM", memory.to_string())));
     environment
 }

@@ -8,6 +8,8 @@ use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::Runtime;
 
+/// Longest wait of an allocation in a process that can be parked: the daemon may first have other processes parked, and says no before.
+const ROOM_WAIT: StdDuration = StdDuration::from_secs(60);
 /// Longest wait of a look at memory for the use of the instance's other processes. The daemon waits less than this for their answers.
 const VIEW_WAIT: StdDuration = StdDuration::from_millis(500);
 
@@ -32,7 +34,8 @@ impl Runtime {
         // The helper thread takes the bytes for this thread as soon as they are granted, so another thread cannot be faster.
         let answer = Answer::default();
         self.ask(Request::Memory(device, bytes, answer.clone()));
-        if answer.wait(self.answer_wait()) != Some(true) {
+        let most = if self.blocks().is_some() { ROOM_WAIT } else { self.answer_wait() };
+        if answer.wait(most.max(self.answer_wait())) != Some(true) {
             return false;
         }
         if is_shut(device) || is_turned_away(device) {

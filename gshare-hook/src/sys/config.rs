@@ -8,7 +8,7 @@
 //! | `GSHARE_RUN` | number shared by all processes of one run, in hexadecimal: they share its name and its share | a random one of its own |
 //! | `GSHARE_QUOTA` | share of GPU time, `request:limit` or one share for both | no request, the whole GPU |
 //! | `GSHARE_SM` | SM partition in per cent | 100 |
-//! | `GSHARE_MEM` | GPU memory, such as `256MiB`; with `GSHARE_RUN` of all processes of the run together, so none has any before a daemon has divided it | no limit |
+//! | `GSHARE_MEM` | GPU memory: a limit such as `256MiB`, or `guaranteed:most`; with `GSHARE_RUN` of all processes of the run together, so none has any before a daemon has divided it | no limit |
 //! | `GSHARE_OBSERVE` | `1`: no limit and no wait, the use is measured and reported; not beside a quota, SMs or memory | off |
 //! | `GSHARE_PARK` | `1`: device memory can go to host memory and come back; for a process that sees one device | off |
 //! | `GSHARE_CLASS` | `slo-sensitive[:PERCENT]` or `best-effort`: how it is treated beside others | its share is fixed |
@@ -25,7 +25,7 @@
 use std::ffi::OsString;
 
 use gshare_core::wire::{DaemonWait, OnDaemonLoss};
-use gshare_core::{Bytes, QuotaRange, ResourceSpec, RunId, ServiceClass, SmShare};
+use gshare_core::{MemoryRange, QuotaRange, ResourceSpec, RunId, ServiceClass, SmShare};
 
 /// The daemon's socket, unless the settings name another.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/gshare/gshare.sock";
@@ -97,7 +97,7 @@ impl Config {
         let run = parsed("GSHARE_RUN", run, read::<RunId>, &mut complaints);
         let quota = parsed("GSHARE_QUOTA", quota, read::<QuotaRange>, &mut complaints);
         let sm = parsed("GSHARE_SM", sm, read::<SmShare>, &mut complaints);
-        let memory = parsed("GSHARE_MEM", memory, read::<Bytes>, &mut complaints);
+        let memory = parsed("GSHARE_MEM", memory, read::<MemoryRange>, &mut complaints);
         let class = parsed("GSHARE_CLASS", class, read::<ServiceClass>, &mut complaints);
         let on_loss =
             parsed("GSHARE_ON_DAEMON_LOSS", on_loss, read_on_loss, &mut complaints).unwrap_or_default();
@@ -106,12 +106,14 @@ impl Config {
         let on_failure =
             parsed("GSHARE_ON_FAILURE", on_failure, read_on_failure, &mut complaints).unwrap_or_default();
         let range = quota.unwrap_or(QuotaRange::BEST_EFFORT);
-        let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), memory).unwrap_or_else(|error| {
-            complaints.push(format!("GSHARE_SM, GSHARE_MEM: {error}"));
+        let spec = ResourceSpec::new(range, sm.unwrap_or(SmShare::WHOLE), None).unwrap_or_else(|error| {
+            complaints.push(format!("GSHARE_SM: {error}"));
             ResourceSpec::UNLIMITED.with_quota(range)
         });
-        let limited = quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit()) || memory.is_some();
-        let asks = limited || quota.is_some() || sm.is_some();
+        let spec = memory.map_or(spec, |memory| spec.with_memory(memory));
+        let limited = quota.is_some_and(|q| q.limit() != QuotaRange::BEST_EFFORT.limit())
+            || memory.is_some_and(|memory| memory.most().is_some());
+        let asks = limited || quota.is_some() || sm.is_some() || memory.is_some();
         if observe && asks {
             complaints.push("GSHARE_OBSERVE=1: a share is asked for as well".into());
         }

@@ -21,11 +21,16 @@ struct Server {
 
 impl Server {
     fn start(dir: &Path, socket: &Path, name: &str, options: &[&str]) -> Self {
+        Self::with((MEMORY, "--sim=tiny,devices=1"), dir, socket, name, options)
+    }
+
+    fn with((memory, sim): (Bytes, &str), dir: &Path, socket: &Path, name: &str, options: &[&str]) -> Self {
+        let memory = memory.get().to_string();
         let mut command = Command::new(env!("CARGO_BIN_EXE_gshare"));
         command
-            .args(["run", "--sim=tiny,devices=1", "--name", name, "--socket", socket.to_str().unwrap()])
+            .args(["run", sim, "--name", name, "--socket", socket.to_str().unwrap()])
             .args(options)
-            .args(["--", env!("CARGO_BIN_EXE_gshare-fixture"), "spin", "--memory", "64MiB", "--answer", "1"])
+            .args(["--", env!("CARGO_BIN_EXE_gshare-fixture"), "spin", "--memory", &memory, "--answer", "1"])
             .env("GSHARE_SIM_DEVICE", dir.join("device"))
             .env_remove("GSHARE_SOCKET")
             .stdin(Stdio::piped())
@@ -38,7 +43,11 @@ impl Server {
     }
 
     fn computes(&mut self) {
-        writeln!(self.input.as_mut().unwrap(), "3").unwrap();
+        self.launches(3);
+    }
+
+    fn launches(&mut self, kernels: u32) {
+        writeln!(self.input.as_mut().unwrap(), "{kernels}").unwrap();
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
         assert_eq!(line, "done\n");
@@ -159,4 +168,52 @@ fn a_parked_program_outlives_its_daemon() {
     alice.computes();
     assert_eq!(used(dir.path()) - parked, MEMORY.0);
     alice.ends();
+}
+
+/// Two programs of 60 % of the device, started by `gshare run --park` alone: both get their memory by turns.
+#[test]
+fn two_programs_with_more_memory_than_the_device_take_turns() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Process::start(dir.path(), "");
+    let socket = daemon.socket();
+    let profile = dir.path().join("small.toml");
+    std::fs::write(&profile, "base = \"tiny\"\nmemory_bytes = 134217728\n").unwrap();
+    let sim = format!("--sim={},devices=1", profile.display());
+    // 60 % of the device.
+    let memory = Bytes::from_mib(76);
+    let servers =
+        ["alice", "bob"].map(|name| Server::with((memory, &sim), dir.path(), &socket, name, &["--park"]));
+    let began = std::time::Instant::now();
+    let threads = servers.map(|mut server| {
+        std::thread::spawn(move || {
+            (0..60).for_each(|_| server.launches(100));
+            server.ends();
+        })
+    });
+    let mut orders = std::collections::BTreeMap::<String, std::collections::BTreeSet<u64>>::new();
+    let mut whys = String::new();
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        for client in daemon.snapshot().clients {
+            let Some(parking) = client.parking else { continue };
+            assert_eq!(client.memory_limit_bytes, Some(Bytes::from_mib(128)));
+            if let Some(at) = parking.ordered_at
+                && orders.entry(client.name.clone()).or_default().insert(at.as_nanos())
+            {
+                whys += &told(&gshare(&socket, &["why", &client.name]));
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let took = began.elapsed();
+    println!("{took:?}, {orders:?}\n{whys}");
+    assert!(whys.contains("for alice (pid ") && whys.contains("for bob (pid "), "{whys}");
+    for name in ["alice", "bob"] {
+        let at: Vec<u64> = orders[name].iter().copied().collect();
+        // The shortest stay.
+        let shortest = at.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(u64::MAX);
+        assert!(shortest > 100_000_000, "{name} was parked again after {shortest} ns: {at:?}");
+    }
 }

@@ -22,7 +22,7 @@
 //! ```
 
 use gshare_core::text::{some_text, text};
-use gshare_core::{Bytes, Duration, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError};
+use gshare_core::{Bytes, Duration, MemoryRange, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError};
 use gshare_sched::node::{ClientConfig, NodeConfig, max_gpus};
 use gshare_sched::token::MultiTokenConfig;
 use serde::de::Error as _;
@@ -467,8 +467,8 @@ fn clients<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
         quota: QuotaRange,
         #[serde(default = "all_sms", deserialize_with = "partition")]
         sm: SmShare,
-        #[serde(default, deserialize_with = "memory")]
-        memory: Option<Bytes>,
+        #[serde(default, deserialize_with = "some_text")]
+        memory: Option<MemoryRange>,
         #[serde(default, deserialize_with = "some_text")]
         class: Option<ServiceClass>,
         user: Option<u32>,
@@ -477,7 +477,8 @@ fn clients<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
     }
     let mut clients = BTreeMap::new();
     for entry in Vec::<Entry>::deserialize(deserializer)? {
-        let spec = ResourceSpec::new(entry.quota, entry.sm, entry.memory).map_err(D::Error::custom)?;
+        let spec = ResourceSpec::new(entry.quota, entry.sm, None).map_err(D::Error::custom)?;
+        let spec = entry.memory.map_or(spec, |memory| spec.with_memory(memory));
         let client = ClientConfig::default()
             .with_spec(Some(spec))
             .with_class(entry.class)

@@ -108,6 +108,7 @@ pub struct Metrics {
     revokes: Counter,
     throttles: Counter,
     memory_denied: Counter,
+    parks: Counter,
     pub(crate) connects: Counter,
     pub(crate) reloads: Family<ReasonLabelSet, Counter>,
     refused_events: Family<ReasonLabel, Counter>,
@@ -138,6 +139,7 @@ impl Default for Metrics {
         let revokes = counter("revokes", "Tokens revoked");
         let throttles = counter("throttles", "Requests that must wait because a limit was reached");
         let memory_denied = counter("memory_denied", "Reservations of memory that did not fit");
+        let parks = counter("parks", "Orders to move a client's memory to host memory");
         let connects = counter("connects", "Connections accepted");
         // The buckets' bounds are 0.1 ms to 26 s, and 10 us to 2.6 s.
         let wait = Histogram::new(exponential_buckets(1e-4, 4.0, 10));
@@ -171,6 +173,7 @@ impl Default for Metrics {
             revokes,
             throttles,
             memory_denied,
+            parks,
             connects,
             reloads,
             refused_events,
@@ -228,6 +231,7 @@ impl Metrics {
                 Note::TokenOrder { order } => self.ordered(now, order, &mut open),
                 Note::DebtWait { .. } => drop(self.throttles.inc()),
                 Note::MemoryDenied { .. } => drop(self.memory_denied.inc()),
+                Note::ParkOrdered { on: true, .. } => drop(self.parks.inc()),
                 _ => {}
             }
         }

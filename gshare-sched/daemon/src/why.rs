@@ -9,7 +9,7 @@
 
 use gshare_core::reason::{Denial, Reason, Wait};
 use gshare_core::{Bytes, ClientId, Timestamp};
-use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, Refusal, TenantView};
+use gshare_sched::node::{ClientView, MemoryBound, Node, NodeAction, Note, Parking, Refusal, TenantView};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -182,8 +182,13 @@ impl Reasons {
         // The node does not hold up a token's holder, even if the holder has asked for more.
         let asked = view.waiting_since.filter(|_| !view.holds_token);
         let (since, cause) = match (asked, view.long_wait) {
+            _ if view.parking.is_some_and(|parking| parking.returns_since.is_some()) => self.room(view)?,
+            (_, Some((Wait::Parked, since))) => {
+                let parked = self.parked(view).map(|(_, cause)| cause);
+                (since, parked.unwrap_or_else(|| (Wait::Parked.into(), String::new(), None)))
+            }
             // Only the process knows these waits.
-            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring | Wait::Parked), since))) => {
+            (_, Some((wait @ (Wait::InFlight | Wait::Draining | Wait::Measuring), since))) => {
                 (since, (wait.into(), String::new(), None))
             }
             (Some(asked), told) => {
@@ -191,9 +196,42 @@ impl Reasons {
                 (since, self.cause(now, node, view))
             }
             (None, Some((wait, since))) => (since, (wait.into(), String::new(), None)),
-            (None, None) => parked(view)?,
+            (None, None) => self.parked(view)?,
         };
         Some(finding(now, since, view.name.clone(), Some((view.client, view.pid)), cause))
+    }
+
+    /// A client that waits for room to come back into.
+    fn room(&self, view: &ClientView) -> Option<(Timestamp, Cause)> {
+        let parking = view.parking?;
+        let since = parking.returns_since?;
+        let text = format!("{}, parked {}", parking.bytes, self.ordered(&parking));
+        Some((since, (Wait::Room.into(), text, None)))
+    }
+
+    /// A client whose memory is in host memory, though it wants to launch nothing.
+    fn parked(&self, view: &ClientView) -> Option<(Timestamp, Cause)> {
+        let parking = view.parking.filter(|parking| parking.on_host() > Bytes::ZERO)?;
+        let text = format!(
+            "{} {}; it comes back when it launches, or by `gshare daemon unpark {}`",
+            parking.bytes,
+            self.ordered(&parking),
+            view.name
+        );
+        Some((parking.ordered_at?, (Wait::Parked.into(), text, None)))
+    }
+
+    /// Whose order it was to park.
+    fn ordered(&self, parking: &Parking) -> String {
+        match (parking.ordered_for, parking.ordered_by) {
+            (Some(other), _) => match self.clients.get(&other) {
+                Some(known) => format!("for {} (pid {})", known.name, known.pid),
+                None => "for a program that has ended".to_owned(),
+            },
+            (None, None) => "by order of a user of an earlier daemon".to_owned(),
+            (None, Some(0)) => "by order of root or the daemon's user".to_owned(),
+            (None, Some(uid)) => format!("by order of user {uid}"),
+        }
     }
 
     /// The rule by which a client waits for a token.
@@ -262,24 +300,15 @@ fn finding(
     Finding { name, pid, client, reason, from_ns, ended_ns: None, until_ns, text }
 }
 
-/// A client whose memory is in host memory, though it wants to launch nothing.
-fn parked(view: &ClientView) -> Option<(Timestamp, Cause)> {
-    let parking = view.parking.filter(|parking| parking.on_host() > Bytes::ZERO)?;
-    let who = match parking.ordered_by {
-        None => "a user of an earlier daemon".to_owned(),
-        Some(0) => "root or the daemon's user".to_owned(),
-        Some(uid) => format!("user {uid}"),
-    };
-    let text = format!(
-        "{} by order of {who}; it comes back when it launches, or by `gshare daemon unpark {}`",
-        parking.bytes, view.name
-    );
-    Some((parking.ordered_at?, (Wait::Parked.into(), text, None)))
-}
-
 fn memory_denied(asked: Bytes, free: Bytes, of: MemoryBound, limit: Bytes, held: Bytes) -> Cause {
     let (reason, bound) = match of {
         MemoryBound::Instance => (Denial::InstanceMemory, "instance"),
+        MemoryBound::Guaranteed => (Denial::Guaranteed, "device"),
+        MemoryBound::Residents => (Denial::Residents, "device"),
+        MemoryBound::ParkMemory { uid } => {
+            let figures = format!("{asked} asked, {free} free, {held} of {limit} are taken for user {uid}");
+            return (Denial::ParkMemory.into(), format!("{figures} (park_memory)"), None);
+        }
         _ => (Denial::DeviceMemory, "device"),
     };
     let end = if asked > limit {

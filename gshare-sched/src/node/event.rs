@@ -180,6 +180,17 @@ pub enum Note {
         /// Why the last move failed, or why no byte can move.
         obstacle: Option<Obstacle>,
     },
+    /// The node has ordered a client's memory to host memory, or back.
+    ParkOrdered {
+        /// The client.
+        client: ClientId,
+        /// Whether to host memory.
+        on: bool,
+        /// Bytes to be moved.
+        bytes: Bytes,
+        /// The client that needs the memory; `None` for an order of a user, and for a return.
+        ordered_for: Option<ClientId>,
+    },
     /// A client has asked for a token, and waits until the debt of its name is paid.
     DebtWait {
         /// The waiting client.
@@ -262,6 +273,15 @@ pub enum MemoryBound {
     Instance,
     /// The memory of the device, less its headroom.
     Device,
+    /// The device's memory less the guaranteed memory of others, where memory is asked for that cannot move.
+    Guaranteed,
+    /// The device's memory, where other clients may not be parked yet.
+    Residents,
+    /// The host memory of the user whose clients would have to park.
+    ParkMemory {
+        /// The user.
+        uid: u32,
+    },
 }
 
 /// Kinds of [`TokenError`], each with its short, fixed name.

@@ -32,13 +32,15 @@ pub(super) enum Purpose {
     View { client: ClientId },
     /// Answer a question of the operator.
     Status { question: u32 },
+    /// Look at the line for a device's memory.
+    Room,
 }
 
 impl Purpose {
     fn client(&self) -> Option<ClientId> {
         match *self {
             Self::Reserve(Reservation { client, .. }) | Self::View { client } => Some(client),
-            Self::Status { .. } => None,
+            Self::Status { .. } | Self::Room => None,
         }
     }
 }
@@ -80,9 +82,24 @@ impl Inquiries {
         let list = asked.iter().copied().collect();
         self.rounds.insert(self.last, Round { purpose, open: asked, until });
         if let Purpose::Reserve(Reservation { client, .. }) = purpose {
-            self.queued.entry(client).or_default();
+            self.hold(client);
         }
         Some((self.last, list))
+    }
+
+    /// Keeps later reservations of the client behind one that waits.
+    pub(super) fn hold(&mut self, client: ClientId) {
+        self.queued.entry(client).or_default();
+    }
+
+    /// Whether later reservations of the client queue.
+    pub(super) fn holds(&self, client: ClientId) -> bool {
+        self.queued.contains_key(&client)
+    }
+
+    /// Whether a round has no end yet.
+    pub(super) fn is_open(&self, round: u32) -> bool {
+        self.rounds.contains_key(&round)
     }
 
     /// Queues a reservation behind an earlier reservation of the client in a round. `None`: no reservation of the client is in a round;

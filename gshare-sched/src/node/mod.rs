@@ -38,7 +38,7 @@
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
 //! 11. **Parking.** A client's movable memory goes to host memory by order, and comes back when a thread misses it. Meanwhile the client
-//!     gets no token (`park_orders.rs`).
+//!     gets no token (`park_orders.rs`). Where memory does not suffice, the node orders who leaves, and when who may return (`room.rs`).
 //! 12. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
 //!     node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
 //!     in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a
@@ -110,6 +110,7 @@ mod park_orders;
 mod printable;
 mod refusal;
 mod reservations;
+mod room;
 mod sessions;
 mod shares;
 mod time_admission;
@@ -143,6 +144,7 @@ use gshare_core::{
 use inquiry::Inquiries;
 use memory_account::{ClientAccount, Ledger};
 use reservations::Reservation;
+use room::{Line, Moves};
 use std::collections::{BTreeMap, BTreeSet};
 use tokens::Tokens;
 use turns::Turns;
@@ -230,6 +232,7 @@ struct Client {
     long_wait: Option<(Wait, Timestamp)>,
     /// The memory that can go to host memory, if the process said so.
     parking: Option<Parking>,
+    moves: Moves,
     /// GPU time used at two earlier times, a second or more apart, from which views measure the recent share.
     samples: [(Timestamp, Duration); 2],
 }
@@ -263,6 +266,7 @@ pub struct Node {
     facts: BTreeMap<DeviceUuid, (DeviceUuid, Bytes)>,
     ledger: Ledger,
     inquiries: Inquiries,
+    line: Line,
     scaling: Scaling,
     debts: Debts,
     /// Tenants in line until the debts of their names are paid.
@@ -313,6 +317,7 @@ impl Node {
             facts: BTreeMap::new(),
             ledger: Ledger::default(),
             inquiries: Inquiries::default(),
+            line: Line::default(),
             scaling: Scaling::new(scaler),
             debts: Debts::default(),
             waiting: BTreeSet::new(),
@@ -438,6 +443,7 @@ impl Node {
         self.scale(now, out);
         let over = self.inquiries.due(now);
         self.rounds_over(now, over, out);
+        self.make_room(now, out);
     }
 
     fn tenant(&self, TenantId(id): TenantId) -> Option<&Tenant> {
@@ -495,6 +501,7 @@ impl Node {
             }
             assert_eq!(status.total_used, tenant.turns.total(), "members were charged what their tenant was");
         }
+        self.line.check(|client| self.clients.get(client).is_some(), &self.inquiries);
         for (device, number) in self.devices.iter().zip(0..) {
             let gpu = GpuId::new(number);
             let on = || self.clients.values().filter(|entry| self.is_on(entry, gpu));
@@ -522,9 +529,12 @@ impl Engine for Node {
         actions: &mut Vec<NodeAction>,
     ) -> Result<(), NodeError> {
         self.check(now, &event)?;
+        self.now = now;
         let from = actions.len();
         let tokens_due = self.tokens.0.next_deadline().is_some_and(|due| due <= now);
-        let late = tokens_due || self.own_deadline().is_some_and(|due| due < now);
+        // The line is looked at after each event, also after an event without an effect of its own.
+        let line_due = self.line.next_deadline().is_some_and(|due| due <= now);
+        let late = tokens_due || line_due || self.own_deadline().is_some_and(|due| due < now);
         if tokens_due {
             // The client's message must not count for a turn already over.
             self.token(now, TokenEvent::DeadlineReached, actions);
@@ -532,7 +542,6 @@ impl Engine for Node {
         if late {
             self.catch_up(now, actions);
         }
-        self.now = now;
         match event {
             NodeEvent::Received { conn, peer, frame } => self.received(now, conn, peer, frame, actions),
             NodeEvent::Closed { conn } => self.closed(now, conn, actions),
@@ -542,6 +551,7 @@ impl Engine for Node {
             NodeEvent::ParkAsked { name, uid, on } => self.park_asked(now, (&name, uid, on), actions),
             NodeEvent::DeadlineReached => self.deadline(now, actions),
         }
+        self.make_room(now, actions);
         if late {
             // The event may have had no effect of its own, but the overdue work has.
             let mut nth = 0..;

@@ -148,7 +148,8 @@ impl NodeConfig {
         // A name without a device may come to any device, and the smaller devices refuse it when it attaches.
         let usable = self.devices.iter().filter(|device| client.device.is_none_or(|own| own == device.uuid));
         let sizes: Option<Vec<Bytes>> = usable.map(|device| device.memory).collect();
-        if let (Some(memory), Some(most)) = (spec.memory(), sizes.and_then(|sizes| sizes.into_iter().max()))
+        let memory = spec.guaranteed().or(spec.memory());
+        if let (Some(memory), Some(most)) = (memory, sizes.and_then(|sizes| sizes.into_iter().max()))
             && memory > most
         {
             return Err(ConfigError::new(

@@ -2,7 +2,7 @@
 //!
 //! The client moves its memory, and states the place and the bytes ([`ToDaemon::Parking`](gshare_core::wire::ToDaemon)). The node gives
 //! the order, and no token before the memory is back: until then the client does not wait in its tenant's line. A thread that misses the
-//! memory ends the order to park. The client reserves its memory anew before it comes back, as before any allocation.
+//! memory asks for its return, which needs room (`room.rs`). The client then reserves its memory anew, as before any allocation.
 
 use super::{Node, NodeAction, Note, note};
 use gshare_core::reason::Obstacle;
@@ -28,6 +28,20 @@ pub struct Parking {
     /// User of that order; 0 is root or the daemon's own user, `None` a user of an earlier daemon.
     #[cfg_attr(feature = "serde", serde(default))]
     pub ordered_by: Option<u32>,
+    /// The client that needed the memory; `None` for an order of a user.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub ordered_for: Option<ClientId>,
+    /// Start of the wait for room to come back into.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub returns_since: Option<Timestamp>,
+}
+
+/// The cause of an order to park.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    User(u32),
+    /// A client that needs the memory.
+    For(ClientId),
 }
 
 impl Parking {
@@ -141,7 +155,7 @@ impl Node {
     }
 
     /// Host memory of a user's parked clients.
-    fn parked_of(&self, uid: u32) -> Bytes {
+    pub(super) fn parked_of(&self, uid: u32) -> Bytes {
         let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.peer.uid == uid);
         let parked =
             self.clients.values().filter(|client| of(client.conn)).filter_map(|client| client.parking);
@@ -157,23 +171,46 @@ impl Node {
     ) {
         match self.can_park(name, uid, on) {
             Ok(clients) if !clients.is_empty() => {
-                clients.into_iter().for_each(|client| self.order_park(now, client, on.then_some(uid), out));
+                for client in clients {
+                    match on {
+                        true => self.order_park(now, client, Some(By::User(uid)), out),
+                        false => self.return_in_line(now, client),
+                    }
+                }
             }
             _ => note(Note::NoEffect, out),
         }
     }
 
-    /// Orders a client to host memory for a user, or back.
-    fn order_park(&mut self, now: Timestamp, client: ClientId, by: Option<u32>, out: &mut Vec<NodeAction>) {
+    /// Orders a client to host memory, or back.
+    pub(super) fn order_park(
+        &mut self,
+        now: Timestamp,
+        client: ClientId,
+        by: Option<By>,
+        out: &mut Vec<NodeAction>,
+    ) {
         let on = by.is_some();
         let entry = self.clients.get_mut(client).expect("a client that was just found");
         let tenant = entry.tenant;
+        if let Some(By::User(_)) = by {
+            // The user may have the program back at once.
+            entry.moves.stays_until = now;
+        }
         if let Some(parking) = &mut entry.parking {
             parking.ordered = on;
-            (parking.ordered_at, parking.ordered_by) = (by.map(|_| now), by);
+            parking.ordered_at = by.map(|_| now);
+            (parking.ordered_by, parking.ordered_for) = match by {
+                Some(By::User(uid)) => (Some(uid), None),
+                Some(By::For(other)) => (None, Some(other)),
+                None => (None, None),
+            };
+            let (bytes, ordered_for) = (parking.bytes, parking.ordered_for);
+            note(Note::ParkOrdered { client, on, bytes, ordered_for }, out);
         }
         self.send(client, ToClient::Park { client, on: on.into() }, out);
         if on {
+            self.line.taken(client);
             self.tenant_at_mut(tenant).turns.set_away(client, true);
             self.tell_scheduler(now, tenant, out);
         }
@@ -189,24 +226,34 @@ impl Node {
     ) {
         let entry = self.clients.get_mut(client).expect("a connection speaks for its own clients");
         let tenant = entry.tenant;
-        let returns = residence == Residence::Missed && entry.parking.is_none_or(|before| before.ordered);
+        let before = entry.parking.map_or(Residence::Resident, |before| before.residence);
         let ordered = match (entry.parking, residence) {
             // A report of other bytes may have crossed the order; a failure names its reason.
             (Some(before), Residence::Resident) => before.ordered && obstacle.is_none(),
-            // It comes back because a thread misses its memory, or was parked under an earlier daemon.
-            (_, Residence::Resident | Residence::Missed | Residence::Returning) => false,
-            (Some(before), Residence::Parking | Residence::Parked) => before.ordered,
-            (None, Residence::Parking | Residence::Parked) => true,
+            (_, Residence::Resident | Residence::Returning) => false,
+            (Some(before), _) => before.ordered,
+            // It was parked under an earlier daemon.
+            (None, _) => true,
         };
-        let order = match entry.parking.filter(|_| ordered) {
-            Some(before) => (before.ordered_at, before.ordered_by),
-            None => (ordered.then_some(now), None),
+        let (ordered_at, ordered_by, ordered_for) = match entry.parking.filter(|_| ordered) {
+            Some(before) => (before.ordered_at, before.ordered_by, before.ordered_for),
+            None => (ordered.then_some(now), None, None),
         };
-        let (ordered_at, ordered_by) = order;
-        entry.parking = Some(Parking { residence, bytes, obstacle, ordered, ordered_at, ordered_by });
+        let parking = Parking {
+            residence,
+            bytes,
+            obstacle,
+            ordered,
+            ordered_at,
+            ordered_by,
+            ordered_for,
+            returns_since: None,
+        };
+        entry.parking = Some(parking);
         note(Note::Parking { client, residence, bytes, obstacle }, out);
-        if returns {
-            self.order_park(now, client, None, out);
+        self.has_moved(now, client, before);
+        if residence == Residence::Missed && ordered {
+            self.return_in_line(now, client);
         }
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);
         self.tell_scheduler(now, tenant, out);

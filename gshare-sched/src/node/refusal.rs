@@ -81,6 +81,18 @@ pub enum Refusal {
         /// The sum of the requests of absent listed names.
         reserved: Percent,
     },
+    /// The device cannot guarantee so much memory.
+    #[error(
+        "guaranteed memory {asked} does not fit: {taken} of {most} are guaranteed or cannot move (or ask for less:MOST)"
+    )]
+    MemoryTaken {
+        /// The guaranteed memory.
+        asked: Bytes,
+        /// The memory that is guaranteed to others or cannot move.
+        taken: Bytes,
+        /// The memory of the device, less its headroom.
+        most: Bytes,
+    },
     /// The configured number of clients or of instances is reached.
     #[error("{limit} {what} are served already (max_clients)")]
     Full {
@@ -120,7 +132,8 @@ impl Refusal {
             | Self::BadSpec(_)
             | Self::MoreThanTheDevice { .. }
             | Self::TooManyProcesses { .. }
-            | Self::Overcommitted { .. } => RefusalCode::BadSpec,
+            | Self::Overcommitted { .. }
+            | Self::MemoryTaken { .. } => RefusalCode::BadSpec,
             Self::Full { .. } | Self::TooManyDevices { .. } | Self::Scheduler => RefusalCode::Full,
         }
     }
@@ -134,7 +147,9 @@ impl Refusal {
             }
             Self::TooManyProcesses { .. } => "until fewer processes of the instance are there",
             Self::Overcommitted { .. } => "until requests of others leave, or the request is smaller",
-            Self::Full { .. } | Self::TooManyDevices { .. } | Self::Scheduler => "until a client leaves",
+            Self::Full { .. } | Self::TooManyDevices { .. } | Self::Scheduler | Self::MemoryTaken { .. } => {
+                "until a client leaves"
+            }
             _ => "for good: the process has to ask for something else",
         }
     }

@@ -3,7 +3,8 @@
 //! # Recall
 //! A reservation that does not fit is tried once more after a recall. If the limit of the instance is in the way, the node asks the
 //! other processes of the instance for their slack; if the device is full, it asks all clients of the device. Reservations, views of an
-//! instance's memory and the operator's question wait for the answers a bounded time (`inquiry.rs`).
+//! instance's memory and the operator's question wait for the answers a bounded time (`inquiry.rs`). What still does not fit stands in
+//! line for the memory of clients that can be parked (`room.rs`).
 //!
 //! # Restart
 //! A process states its part of the memory limit when it attaches after a restart. A process never served by a daemon has no part, unless
@@ -30,48 +31,79 @@ pub(super) struct Reservation {
 impl Node {
     /// Grants a reservation, denies it, or begins a recall of slack for it.
     pub(super) fn reserve(&mut self, now: Timestamp, reservation: Reservation, out: &mut Vec<NodeAction>) {
-        let Reservation { client, bytes, wish, recalled } = reservation;
+        let Reservation { client, bytes, recalled, .. } = reservation;
         let Some(&Client { tenant, memory_part, .. }) = self.clients.get(client) else {
             return;
         };
         let settles = self.tenant(tenant).and_then(|tenant| tenant.settles).filter(|settles| now < *settles);
-        let Some(entry) = self.clients.get_mut(client) else { return };
-        let most = settles.map_or(Bytes(u64::MAX), |_| memory_part.saturating_sub(entry.account.held()));
-        let given = if bytes > most {
-            Err(most)
-        } else {
-            self.ledger.reserve(&mut entry.account, bytes, wish.min(most)).map_err(|denied| denied.free)
+        let Some(entry) = self.clients.get(client) else { return };
+        let most = match settles {
+            Some(_) => memory_part.saturating_sub(entry.account.held()),
+            None => self.grantable(client),
         };
-        let passes = entry.account.held() > memory_part;
-        match given {
-            Ok(bytes) if passes => self.divide_memory(now, tenant, Some((client, bytes)), out),
-            Ok(bytes) => self.send(client, ToClient::MemoryGrant { client, bytes }, out),
+        match self.grant(now, reservation, most, out) {
+            Ok(()) => {}
             Err(_) if settles.is_some() => {
                 self.inquiries.begin(now, Purpose::Reserve(reservation), [], settles);
             }
             Err(free) => {
                 let purpose = Purpose::Reserve(Reservation { recalled: true, ..reservation });
                 let holders = if recalled { Vec::new() } else { self.holders(client, tenant, bytes) };
-                if !self.inquire(now, purpose, holders, out) {
-                    self.denied(reservation, tenant, free, out);
-                    self.send(client, ToClient::MemoryDeny { client, free }, out);
+                if self.inquire(now, purpose, holders, out).is_none() {
+                    self.allocate_in_line(now, reservation, free, out);
                 }
             }
         }
     }
 
-    fn denied(&self, reservation: Reservation, tenant: TenantId, free: Bytes, out: &mut Vec<NodeAction>) {
-        let Reservation { client, bytes: asked, .. } = reservation;
-        let Some(tenant) = self.tenant(tenant) else { return };
-        let account = (tenant.gpu, tenant.instance);
-        let device = || (MemoryBound::Device, self.ledger.device_limit(tenant.gpu));
-        let own = self.ledger.tenant_limit(account).filter(|_| self.ledger.tenant_free(account) < asked);
-        let (of, limit) = own.map_or_else(device, |limit| (MemoryBound::Instance, limit));
+    /// Grants a reservation out of the free memory up to `most`, or gives the bytes that are free for it.
+    pub(super) fn grant(
+        &mut self,
+        now: Timestamp,
+        Reservation { client, bytes, wish, .. }: Reservation,
+        most: Bytes,
+        out: &mut Vec<NodeAction>,
+    ) -> Result<(), Bytes> {
+        let entry = self.clients.get_mut(client).expect("a client that asks is there");
+        if bytes > most {
+            return Err(most);
+        }
+        let given =
+            self.ledger.reserve(&mut entry.account, bytes, wish.min(most)).map_err(|denied| denied.free)?;
+        entry.moves.granted = now;
+        let (tenant, passes) = (entry.tenant, entry.account.held() > entry.memory_part);
+        self.line.taken(client);
+        match passes {
+            true => self.divide_memory(now, tenant, Some((client, given)), out),
+            false => self.send(client, ToClient::MemoryGrant { client, bytes: given }, out),
+        }
+        Ok(())
+    }
+
+    /// Denies a reservation for the sake of a bound.
+    pub(super) fn deny(
+        &self,
+        Reservation { client, bytes: asked, .. }: Reservation,
+        of: MemoryBound,
+        free: Bytes,
+        out: &mut Vec<NodeAction>,
+    ) {
+        let entry = self.clients.get(client).expect("a client that asks is there");
+        let tenant = self.tenant_at(entry.tenant);
+        let (gpu, account) = (tenant.gpu, (tenant.gpu, tenant.instance));
+        let limit = match of {
+            MemoryBound::Instance => self.ledger.tenant_limit(account).unwrap_or(Bytes(u64::MAX)),
+            MemoryBound::ParkMemory { .. } => self.config.park_memory,
+            _ => self.ledger.device_limit(gpu),
+        };
         let held = match of {
             MemoryBound::Instance => self.ledger.tenant_held(account),
-            MemoryBound::Device => self.ledger.device_held(tenant.gpu),
+            MemoryBound::ParkMemory { uid } => self.parked_of(uid),
+            MemoryBound::Guaranteed => self.firm_on(gpu),
+            _ => self.ledger.device_held(gpu),
         };
         note(Note::MemoryDenied { client, asked, free, of, limit, held }, out);
+        self.send(client, ToClient::MemoryDeny { client, free }, out);
     }
 
     /// A client gives memory back.
@@ -106,29 +138,29 @@ impl Node {
     }
 
     /// The limit of all members of a tenant together.
-    fn memory_limit(&self, tenant: TenantId) -> Option<Bytes> {
-        self.instances.get(&self.tenant(tenant)?.instance)?.spec.memory()
+    pub(super) fn memory_limit(&self, tenant: TenantId) -> Option<Bytes> {
+        self.spec_of(tenant)?.memory()
     }
 
-    /// Asks the clients with memory for their use; `false` if there is no answer to wait for.
-    fn inquire(
+    /// Asks the clients with memory for their use. Gives the round of questions; `None` if there is no answer to wait for.
+    pub(super) fn inquire(
         &mut self,
         now: Timestamp,
         purpose: Purpose,
         clients: Vec<ClientId>,
         out: &mut Vec<NodeAction>,
-    ) -> bool {
-        let recall = u8::from(matches!(purpose, Purpose::Reserve(_)));
+    ) -> Option<u32> {
+        let recall = u8::from(matches!(purpose, Purpose::Reserve(_) | Purpose::Room));
         let holds = |id: &ClientId| {
             let entry = self.clients.get(*id);
             entry.is_some_and(|entry| entry.account.held() > Bytes::ZERO)
         };
         let holders = clients.into_iter().filter(holds);
-        let Some((round, asked)) = self.inquiries.begin(now, purpose, holders, None) else { return false };
+        let (round, asked) = self.inquiries.begin(now, purpose, holders, None)?;
         for client in asked {
             self.send(client, ToClient::MemoryAsk { client, round, recall }, out);
         }
-        true
+        Some(round)
     }
 
     /// Does the work behind finished rounds of questions.
@@ -145,13 +177,21 @@ impl Node {
                 Purpose::Reserve(reservation) => {
                     let client = reservation.client;
                     self.reserve(now, reservation, out);
-                    while !self.inquiries.waits(client)
-                        && let Some((bytes, wish)) = self.inquiries.next_queued(client)
-                    {
-                        self.reserve(now, Reservation { client, bytes, wish, recalled: false }, out);
-                    }
+                    self.reserve_queued(now, client, out);
                 }
+                // The line is looked at after each event.
+                Purpose::Room => {}
             }
+        }
+    }
+
+    /// Reserves for a client what stands behind an answered reservation.
+    pub(super) fn reserve_queued(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<NodeAction>) {
+        while !self.inquiries.waits(client)
+            && !self.line.allocates(client)
+            && let Some((bytes, wish)) = self.inquiries.next_queued(client)
+        {
+            self.reserve(now, Reservation { client, bytes, wish, recalled: false }, out);
         }
     }
 
@@ -160,7 +200,7 @@ impl Node {
         self.compare_all_use(now);
         let limited = |(id, entry): (ClientId, &Client)| self.memory_limit(entry.tenant).map(|_| id);
         let clients = self.clients.iter().filter_map(limited).collect();
-        if !self.inquire(now, Purpose::Status { question }, clients, out) {
+        if self.inquire(now, Purpose::Status { question }, clients, out).is_none() {
             out.push(NodeAction::UseKnown { question });
         }
     }
@@ -168,7 +208,7 @@ impl Node {
     /// A client asks for the use of its siblings.
     pub(super) fn view(&mut self, now: Timestamp, client: ClientId, out: &mut Vec<NodeAction>) {
         let siblings = self.siblings(client);
-        if !self.inquire(now, Purpose::View { client }, siblings, out) {
+        if self.inquire(now, Purpose::View { client }, siblings, out).is_none() {
             self.send_view(client, out);
         }
     }
@@ -203,7 +243,7 @@ impl Node {
     /// Expects siblings of a tenant's members to return, with their memory, from the daemon before `since`.
     pub(super) fn expect_siblings(&mut self, now: Timestamp, id: TenantId, since: Timestamp) {
         let Some(limit) = self.memory_limit(id) else { return };
-        let parts: Bytes = self.members(id).map(|client| client.memory_part).sum();
+        let parts: Bytes = self.members_of(id).map(|client| client.memory_part).sum();
         if let Some(tenant) = self.tenant_mut(id) {
             // Nothing remains for absent processes.
             let complete = parts >= limit;
@@ -213,7 +253,7 @@ impl Node {
         }
     }
 
-    fn members(&self, id: TenantId) -> impl Iterator<Item = &Client> {
+    pub(super) fn members_of(&self, id: TenantId) -> impl Iterator<Item = &Client> {
         let members = self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members());
         members.filter_map(|member| self.clients.get(member))
     }
@@ -232,7 +272,7 @@ impl Node {
         let limit = self.memory_limit(id).filter(|_| settled);
         let members: Vec<ClientId> =
             self.tenant(id).into_iter().flat_map(|tenant| tenant.turns.members()).collect();
-        let held: Vec<Bytes> = self.members(id).map(|client| client.account.held()).collect();
+        let held: Vec<Bytes> = self.members_of(id).map(|client| client.account.held()).collect();
         let parts = limit.map_or_else(Vec::new, |limit| memory_account::parts(limit, &held));
         for growing in [false, true] {
             if let Some((client, bytes)) = granted.filter(|_| growing) {

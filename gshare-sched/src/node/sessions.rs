@@ -4,8 +4,8 @@ use super::printable::{is_printable, printable};
 use super::shares::part;
 use super::usage::Comparison;
 use super::{
-    Client, Device, DeviceUuid, FactSource, Instance, Node, NodeAction, Note, Peer, Percent, Refusal, Run,
-    Session, Tenant, TenantId, Turns, Usage, max_gpus, note, time_admission,
+    Client, Device, DeviceUuid, FactSource, Instance, Moves, Node, NodeAction, Note, Peer, Percent, Refusal,
+    Run, Session, Tenant, TenantId, Turns, Usage, max_gpus, note, time_admission,
 };
 use gshare_core::wire::{RefusalCode, ToClient, ToDaemon};
 use gshare_core::{
@@ -199,6 +199,7 @@ impl Node {
         }
         if tenant.is_none() {
             self.check_request(gpu, uuid, &instance.name, spec)?;
+            self.check_guaranteed(gpu, spec, device)?;
         }
         let limit = self.config.max_clients;
         if self.clients.next(limit).is_none() {
@@ -210,6 +211,7 @@ impl Node {
         if self.device(gpu).is_none() && !self.facts.contains_key(&uuid) {
             self.check_brought(instance.uid)?;
         }
+        let spec = spec.on_device(device);
         Ok(Attachment { instance: id, gpu, uuid, spec, class, tenant, members })
     }
 
@@ -233,7 +235,18 @@ impl Node {
         if device > Bytes::ZERO {
             spec.check_fits(device).map_err(Refusal::BadSpec)?;
         }
-        self.check_request(gpu, uuid, name, spec)
+        self.check_request(gpu, uuid, name, spec)?;
+        self.check_guaranteed(gpu, spec, device)
+    }
+
+    /// Whether a device can guarantee the memory of another instance beside the memory guaranteed to others and the memory that cannot move.
+    fn check_guaranteed(&self, gpu: GpuId, spec: ResourceSpec, device: Bytes) -> Result<(), Refusal> {
+        let asked = spec.guaranteed().unwrap_or(Bytes::ZERO);
+        let (taken, most) = (self.firm_on(gpu), device.saturating_sub(self.config.memory_headroom));
+        match asked > Bytes::ZERO && asked > most.saturating_sub(taken) {
+            true => Err(Refusal::MemoryTaken { asked, taken, most }),
+            false => Ok(()),
+        }
     }
 
     /// Whether a user may bring another device known from clients only. The bound is [`PER_FREE`] for each of the [`max_gpus`] devices
@@ -329,6 +342,7 @@ impl Node {
             counted: used,
             long_wait: None,
             parking: None,
+            moves: Moves::new(now),
             samples: [(now, Duration::ZERO); 2],
         };
         let stated = spec.with_quota(entry.stated());
@@ -436,6 +450,7 @@ impl Node {
         self.ledger.close(client.account);
         note(Note::Left { client: id, tenant: tenant_id.0, usage: client.usage }, out);
         let over = self.inquiries.left(id);
+        self.line.leave(id);
         if let Some(Some(device)) = self.devices.get_mut(gpu.index()) {
             device.clients -= 1;
         }

@@ -55,7 +55,9 @@ impl Node {
     }
 
     pub(super) fn spec_of(&self, tenant: TenantId) -> Option<ResourceSpec> {
-        self.instances.get(&self.tenant(tenant)?.instance).map(|instance| instance.spec)
+        let tenant = self.tenant(tenant)?;
+        let device = self.device(tenant.gpu).map_or(Bytes::ZERO, |device| device.memory);
+        self.instances.get(&tenant.instance).map(|instance| instance.spec.on_device(device))
     }
 
     /// Tells each member of a tenant its part, the shrinking parts first. `of` is the number of parts, by default the number of members.
@@ -126,7 +128,7 @@ impl Node {
     }
 
     /// The class of a tenant in scaling. An observed tenant has none.
-    fn class_of(&self, tenant: &Tenant) -> Option<ServiceClass> {
+    pub(super) fn class_of(&self, tenant: &Tenant) -> Option<ServiceClass> {
         let observed = self.instances.get(&tenant.instance).is_some_and(|known| known.spec.is_observed());
         self.listed_class(tenant.instance).or(tenant.class).filter(|_| !observed)
     }
@@ -169,7 +171,7 @@ impl Node {
                 let members = self.tenant(*tenant).map_or(1, |tenant| tenant.turns.members().len());
                 let memory = self.device(*gpu).map_or(Bytes::ZERO, |device| device.memory);
                 if memory > Bytes::ZERO && spec.check_fits(memory).is_err() {
-                    let value = spec.memory().unwrap_or(Bytes::ZERO);
+                    let value = spec.guaranteed().or(spec.memory()).unwrap_or(Bytes::ZERO);
                     let bound = format!("need at most the device's {memory}");
                     return Err(ConfigError::new(field("memory"), value, bound));
                 }
@@ -225,7 +227,7 @@ impl Node {
             instance.spec = spec;
             let share = Share { quota: spec.quota(), sm: spec.sm() };
             for (gpu, tenant) in instance.tenants.clone() {
-                self.ledger.set_tenant((gpu, id), spec.memory());
+                self.ledger.set_tenant((gpu, id), self.memory_limit(tenant));
                 if changed {
                     self.lower_raised(now, gpu, out);
                     self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);

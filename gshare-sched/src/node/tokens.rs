@@ -20,7 +20,8 @@ impl Node {
     /// The next deadline of the node itself, apart from the token scheduler's.
     pub(super) fn own_deadline(&self) -> Option<Timestamp> {
         let resumes = self.waiting.first().map(|(resumes, _)| *resumes);
-        [resumes, self.scaling.next_deadline(), self.inquiries.next_deadline()].into_iter().flatten().min()
+        let memory = [self.inquiries.next_deadline(), self.line.next_deadline()].into_iter().flatten().min();
+        [resumes, self.scaling.next_deadline(), memory].into_iter().flatten().min()
     }
 
     pub(super) fn deadline(&mut self, now: Timestamp, out: &mut Vec<NodeAction>) {
@@ -55,6 +56,9 @@ impl Node {
             return violation(conn, breach.0, out);
         }
         let entry = self.clients.get_mut(client).expect("a connection speaks for its own clients");
+        if state != UseState::Idle || stated.busy > entry.usage.busy {
+            entry.moves.active = now;
+        }
         entry.usage = Usage { occupied: entry.usage.occupied, ..stated };
         entry.memory = Some(memory);
         let turns = &self.tenant_at(id).turns;

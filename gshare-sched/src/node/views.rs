@@ -176,9 +176,11 @@ impl Node {
             usage: client.usage,
             observed: instance.spec.is_observed(),
             long_wait: client.long_wait,
-            parking: client.parking,
+            parking: client
+                .parking
+                .map(|parking| Parking { returns_since: self.line.returns_since(id), ..parking }),
             memory: self.memory_of(client),
-            memory_limit: instance.spec.memory(),
+            memory_limit: self.memory_limit(client.tenant),
             on_daemon_loss: session.on_loss,
             class: scale.map(|scale| scale.class),
             scale_state: scale.and_then(|scale| match scale.state {

@@ -576,6 +576,11 @@ impl Annotations<'_> {
                     }
                     ApiError::bad(format!("annotations: {text}"))
                 })?;
+        if spec.guaranteed().is_some() {
+            return Err(ApiError::bad(
+                "annotations: gpu_mem: is a range: need one size, since the host books the memory of an instance",
+            ));
+        }
         // Memory alone limits a function but gives it no share.
         let only_memory = shares().all(|(key, _)| key.ends_with("/gpu_mem"));
         if spec.quota().request().is_zero() && !only_memory {

@@ -60,7 +60,8 @@ pub fn share(annotations: &BTreeMap<String, String>, profiles: &Profiles) -> Res
     })?;
     let limit = if is_given("quota_limit") { spec.quota().limit() } else { point.quota };
     let quota = QuotaRange::new(point.quota, limit).map_err(|error| error.to_string())?;
-    ResourceSpec::new(quota, point.sm, spec.memory()).map_err(|error| error.to_string())
+    let share = ResourceSpec::new(quota, point.sm, None).map_err(|error| error.to_string())?;
+    Ok(spec.memory_range().map_or(share, |memory| share.with_memory(memory)))
 }
 
 /// The share of a pod as annotations, which [`share`] reads back.
@@ -71,19 +72,24 @@ pub fn annotations(share: &ResourceSpec) -> BTreeMap<String, String> {
         ("quota_request", quota.request().to_string()),
         ("quota_limit", quota.limit().to_string()),
     ];
-    all.extend(share.memory().map(|memory| ("gpu_mem", memory.get().to_string())));
+    all.extend(share.memory_range().map(|memory| ("gpu_mem", memory.to_string())));
     all.into_iter().map(|(name, value)| (format!("{prefix}{name}"), value)).collect()
 }
 
 /// The demand of a share for the packer.
 pub fn demand(share: &ResourceSpec) -> Demand {
     let demand = Demand::new(share.quota().request(), share.sm());
-    share.memory().map_or(demand, |memory| demand.with_memory(memory))
+    share.guaranteed().or(share.memory()).map_or(demand, |memory| demand.with_memory(memory))
 }
 
 /// For people: `30%:80% of the time, 12% of the SMs, 1 GiB`.
 pub fn describe(share: &ResourceSpec) -> String {
-    let memory = share.memory().map(|memory| format!(", {memory}")).unwrap_or_default();
+    let most = share.memory().map_or_else(|| "the device".to_owned(), |memory| memory.to_string());
+    let memory = match (share.guaranteed(), share.memory()) {
+        (Some(guaranteed), _) => format!(", {guaranteed}:{most}"),
+        (None, Some(_)) => format!(", {most}"),
+        (None, None) => String::new(),
+    };
     format!("{} of the time, {} of the SMs{memory}", share.quota(), share.sm())
 }
 

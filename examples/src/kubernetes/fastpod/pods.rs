@@ -198,7 +198,8 @@ impl Given {
             Some(memory) => Some(memory.parse().ok()?),
             None => None,
         };
-        let share = ResourceSpec::new(quota, sm, memory).ok()?;
+        let share = ResourceSpec::new(quota, sm, None).ok()?;
+        let share = memory.map_or(share, |memory| share.with_memory(memory));
         Some(Self { node: node.to_owned(), gpu: gpu.parse().ok()?, share })
     }
 }

@@ -17,7 +17,7 @@ use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
 use gshare_core::wire::{DaemonWait, OnDaemonLoss, ToDaemon};
-use gshare_core::{Bytes, DeviceUuid, QuotaRange, ResourceSpec, ServiceClass, SmShare};
+use gshare_core::{Bytes, DeviceUuid, MemoryRange, QuotaRange, ResourceSpec, ServiceClass, SmShare};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::libraries::{HOOK, SimulatorDir};
 use gshared::enforce::Partition;
@@ -60,13 +60,15 @@ pub(crate) struct Options {
     /// SM partition, in per cent of the SMs [default: 100].
     #[arg(long, value_name = "PERCENT", value_parser = parse_sm)]
     pub(crate) sm: Option<SmShare>,
-    /// GPU memory, such as 1GiB [default: no limit].
+    /// GPU memory: a limit such as 1GiB, or `guaranteed:most` such as 6GiB:14GiB, where the program has what is not guaranteed while
+    /// others leave room [default: no limit; with --park 0:, nothing guaranteed and the device as the most].
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
-    pub(crate) mem: Option<Bytes>,
+    pub(crate) mem: Option<MemoryRange>,
     /// Only observe the program: no limit holds, no launch waits, and `gshare ps --usage` shows its use of the GPU.
     #[arg(long, conflicts_with_all = ["quota", "sm", "mem", "class"])]
     pub(crate) observe: bool,
-    /// The program's device memory can go to host memory and come back (`gshare daemon park`).
+    /// The program's device memory goes to host memory while other programs need the room, or by `gshare daemon park`, and comes
+    /// back when the program works.
     #[arg(long)]
     pub(crate) park: bool,
     /// Name of the instance, unique on the node [default: program and pid].
@@ -95,16 +97,14 @@ fn parse_sm(text: &str) -> Result<SmShare, String> {
 }
 
 /// Refuses a small number without a unit: `--mem 4` hardly means four bytes.
-fn parse_memory(text: &str) -> Result<Bytes, String> {
-    if text.parse::<f64>().is_ok_and(|number| number > 0.0 && number < 1_048_576.0) {
+fn parse_memory(text: &str) -> Result<MemoryRange, String> {
+    let small = |part: &&str| part.parse::<f64>().is_ok_and(|number| number > 0.0 && number < 1_048_576.0);
+    if let Some(part) = text.split(':').find(small) {
         return Err(format!(
-            "`{text}` has no unit and would be less than 1 MiB: need one, such as {text}GiB"
+            "`{part}` has no unit and would be less than 1 MiB: need one, such as {part}GiB"
         ));
     }
-    match text.parse().map_err(|error: gshare_core::ParseUnitError| error.to_string())? {
-        Bytes::ZERO => Err(gshare_core::SpecError::ZeroMemory.to_string()),
-        bytes => Ok(bytes),
-    }
+    text.parse().map_err(|error: gshare_core::SpecError| error.to_string())
 }
 
 /// A setting in the environment, which the program reads for itself.
@@ -221,7 +221,7 @@ fn find_room(program: &Command, socket: &Path, hello: &ToDaemon, wait: bool) -> 
         };
         // No end of other programs makes a device larger.
         let is_too_large = |bytes: Bytes| devices.iter().all(|(_, all)| bytes > *all);
-        let never = spec.memory().is_some_and(is_too_large);
+        let never = spec.guaranteed().or(spec.memory()).is_some_and(is_too_large);
         anyhow::ensure!(
             wait && !never,
             "the daemon at {} has no room for the program: {refusal}{}",
@@ -296,7 +296,11 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     let quota = options.quota.unwrap_or(QuotaRange::BEST_EFFORT);
     let spec = match options.observe {
         true => ResourceSpec::OBSERVED,
-        false => ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), options.mem)?,
+        false => {
+            let spec = ResourceSpec::new(quota, options.sm.unwrap_or(SmShare::WHOLE), None)?;
+            let memory = options.mem.or(options.park.then_some(MemoryRange::IN_TURNS));
+            memory.map_or(spec, |memory| spec.with_memory(memory))
+        }
     };
     let (pid_start, pid, program) = (0, 0, program.into_owned());
     let on_loss = setting("GSHARE_ON_DAEMON_LOSS", parse_loss)?.unwrap_or_default();
@@ -312,7 +316,7 @@ pub(crate) fn prepare(options: &Options, hook: &Path, socket: &Path) -> anyhow::
     set("GSHARE_SM", options.sm.map(|sm| sm.to_string()));
     set("GSHARE_OBSERVE", options.observe.then(|| "1".to_owned()));
     set("GSHARE_PARK", options.park.then(|| "1".to_owned()));
-    set("GSHARE_MEM", options.mem.map(|bytes| bytes.get().to_string()));
+    set("GSHARE_MEM", spec.memory_range().map(|range| range.to_string()));
     set("GSHARE_CLASS", options.class.map(|class| class.to_string()));
     let simulator = options.simulate.prepare(&mut command)?;
     let simulated = options.simulate.kind().is_ok_and(Kind::is_simulated);

@@ -73,6 +73,9 @@ fn state(client: &ClientSnapshot) -> String {
             (Residence::Resident, Some(why)) => Some(format!("not parked: {why}")),
             (Residence::Parking, _) => Some(format!("parking {bytes}")),
             (Residence::Parked, _) => Some(format!("parked {bytes}")),
+            (Residence::Missed, _) if parking.returns_since.is_some() => {
+                Some(format!("waits for room for {bytes}"))
+            }
             (Residence::Missed | Residence::Returning, None) => Some(format!("returning {bytes}")),
             (Residence::Missed | Residence::Returning, Some(why)) => {
                 Some(format!("returning {bytes}: {why}"))
