@@ -150,6 +150,19 @@ fn a_move_that_fails_leaves_the_client_as_it_was_and_a_report_that_crosses_the_o
 }
 
 /// A client parked under an earlier daemon.
+/// A process repeats an older failure for as long as it has not read the order.
+#[test]
+fn a_client_that_obeys_after_it_told_an_older_failure_comes_back() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let a = bench.start(0, "a", spec("0.4:1", 100));
+    says(&mut bench, a, Residence::Resident, 4, None);
+    asks(&mut bench, "a", 1000, true).unwrap();
+    says(&mut bench, a, Residence::Resident, 4, Some(Obstacle::HostMemory));
+    says(&mut bench, a, Residence::Parking, 4, None);
+    says(&mut bench, a, Residence::Missed, 4, None);
+    assert_eq!(orders(&bench, a), [1, 0]);
+}
+
 #[test]
 fn a_daemon_that_is_new_takes_a_parked_client_as_it_is() {
     let mut bench = Bench::new(NodeConfig::default());
@@ -207,6 +220,10 @@ proptest! {
                 2 if drawn && !model.wants => {
                     model.wants = true;
                     bench.say(model.client.0, ToDaemon::use_of_time(model.client.1, model.turn, Duration::ZERO, UseState::Wants));
+                }
+                // It has not read the order yet, and repeats an older failure.
+                3 if drawn && model.residence == Residence::Resident && model.heard < orders(bench, model.client).len() => {
+                    says(bench, model.client, Residence::Resident, 1, Some(Obstacle::HostMemory));
                 }
                 3.. if next != model.residence || model.heard < orders(bench, model.client).len() => {
                     (model.residence, model.heard) = (next, orders(bench, model.client).len());

@@ -136,7 +136,7 @@ impl Node {
             true => {
                 !parking.ordered && parking.residence == Residence::Resident && parking.bytes > Bytes::ZERO
             }
-            false => parking.on_host() > Bytes::ZERO,
+            false => parking.residence != Residence::Resident,
         };
         let there = |parking: &Parking| parking.on_host() > Bytes::ZERO;
         if on && !clients.iter().any(|(_, parking)| moves(parking) || there(parking)) {
@@ -231,7 +231,8 @@ impl Node {
             // A report of other bytes may have crossed the order; a failure names its reason.
             (Some(before), Residence::Resident) => before.ordered && obstacle.is_none(),
             (_, Residence::Resident | Residence::Returning) => false,
-            (Some(before), _) => before.ordered,
+            // A failure told before the order took the order back here, and the client has obeyed.
+            (Some(before), _) => before.ordered || before.residence == Residence::Resident,
             // It was parked under an earlier daemon.
             (None, _) => true,
         };
