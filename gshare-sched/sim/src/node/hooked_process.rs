@@ -184,6 +184,8 @@ pub(super) struct Process {
     allocating: bool,
     /// The place of the program's weights.
     place: Place,
+    /// Bytes in host memory; memory that is granted meanwhile is on the device.
+    away: u64,
     /// The launching thread waits for the weights.
     missed: bool,
 }
@@ -249,6 +251,7 @@ impl Process {
             blocks: Vec::new(),
             allocating: false,
             place: Place::Here,
+            away: 0,
             missed: false,
         }
     }

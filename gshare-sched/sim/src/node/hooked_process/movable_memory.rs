@@ -45,7 +45,11 @@ impl Process {
 
     /// The weights as the meter sees them.
     pub(in crate::node) fn movable(&self) -> Option<Movable> {
-        let (bytes, missed) = (self.blocks.iter().sum(), self.missed.into());
+        let bytes = match self.place {
+            Place::Away | Place::Asking => self.away,
+            Place::Here | Place::Leaving | Place::Coming => self.blocks.iter().sum(),
+        };
+        let missed = self.missed.into();
         (self.program.weights > Bytes::ZERO).then_some(Movable { bytes, obstacle: None, missed })
     }
 
@@ -90,7 +94,7 @@ impl Process {
             }
             Move::ToDevice => {
                 self.place = Place::Asking;
-                let bytes = self.blocks.iter().sum();
+                let bytes = self.away;
                 if self.ground.memory.reserve(bytes).is_ok() {
                     self.room_to_return(now, bytes, true, outside);
                 } else {
@@ -104,8 +108,8 @@ impl Process {
     }
 
     fn copy(&self, now: Timestamp, outside: &mut Outside) {
-        let bytes = self.blocks.iter().copied().map(Bytes).sum();
-        let at = now.saturating_add(copy_of(bytes));
+        let bytes = if self.place == Place::Coming { self.away } else { self.blocks.iter().sum() };
+        let at = now.saturating_add(copy_of(Bytes(bytes)));
         outside.queue.schedule(at, Event::Copied { process: self.who.number });
     }
 
@@ -148,13 +152,14 @@ impl Process {
                 self.has_moved(now, Err(Obstacle::Copy), outside);
             }
             Place::Leaving => {
-                self.place = Place::Away;
+                (self.place, self.away) = (Place::Away, bytes);
                 self.free(now, bytes, outside);
                 self.has_moved(now, Ok(()), outside);
             }
             Place::Coming => {
                 (self.place, self.missed) = (Place::Here, false);
-                outside.book.is_here(now, number, Some(copy_of(Bytes(bytes))));
+                let back = core::mem::take(&mut self.away);
+                outside.book.is_here(now, number, Some(copy_of(Bytes(back))));
                 self.has_moved(now, Ok(()), outside);
             }
             Place::Here | Place::Away | Place::Asking => {}
