@@ -26,6 +26,7 @@ fn program(kernel_us: u64, pause_us: u64) -> Program {
         pause: (pause, pause),
         silences: false,
         allocates: false,
+        weights: Bytes::ZERO,
     }
 }
 

@@ -39,3 +39,30 @@ fn a_seed_replays_exactly() {
     }
     assert_ne!(node::run(3, &setup).unwrap().log_hash, node::run(4, &setup).unwrap().log_hash);
 }
+
+/// Nodes where processes can be parked.
+fn parking(seeds: core::ops::Range<u64>, setup: &Setup) -> Vec<u64> {
+    seeds.filter(|seed| node::NodePlan::draw(*seed, setup.terms.window).parks()).collect()
+}
+
+#[test]
+fn programs_with_more_memory_than_their_device_take_turns() {
+    let (mut figures, setup) = (node::Figures::default(), Setup::daemon());
+    for seed in parking(0..100, &setup) {
+        figures.add(&node::run(seed, &setup).unwrap().figures);
+    }
+    println!("{figures:#?}");
+    assert!(figures.returns > 200 && figures.worst_away_percent > 10, "{figures:?}");
+}
+
+/// A user who parks each program as soon as it is back makes them thrash.
+#[test]
+fn without_a_residence_the_claims_fail() {
+    let mut setup = Setup::daemon();
+    setup.impatient = true;
+    let seeds = parking(0..40, &setup);
+    let wrong: Vec<String> =
+        seeds.iter().filter_map(|seed| node::run(*seed, &setup).err()).map(|story| story.wrong).collect();
+    let thrashes = wrong.iter().filter(|wrong| wrong.starts_with("parking") && wrong.contains("is back"));
+    assert!(thrashes.count() > 3, "{wrong:#?}");
+}

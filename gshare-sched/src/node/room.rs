@@ -385,6 +385,8 @@ impl Node {
         let waiter = &mut self.line.waiters[at];
         let client = waiter.client;
         (waiter.called, waiter.gathers) = (Some(now), None);
+        // A client that has tried to come back by itself has asked for this room, and nobody else may have it.
+        self.line.waiters.sort_by_key(|other| other.client != client || other.want == Want::Return);
         self.clients.get_mut(client).expect("a client in line is there").moves.returns = Some(now);
         self.order_park(now, client, None, out);
         Look::Over

@@ -30,6 +30,7 @@ fn program(input: &mut Unstructured<'_>) -> Result<Program> {
         pause: times(input, 1, 2_000)?,
         silences: input.arbitrary()?,
         allocates: input.arbitrary()?,
+        weights: Bytes::ZERO,
     })
 }
 

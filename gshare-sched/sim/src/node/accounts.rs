@@ -366,6 +366,7 @@ mod tests {
             pause: moment,
             silences: false,
             allocates: false,
+            weights: gshare_core::Bytes::ZERO,
         };
         let mut accounts = Accounts::new(ms(100), ms(2));
         accounts.add_process(&program, Quota::WHOLE);

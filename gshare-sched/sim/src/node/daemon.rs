@@ -4,7 +4,7 @@ use super::audited::Audited;
 use super::outside::Outside;
 use super::{MAX_CLIENTS, Setup, node_plan};
 use crate::story::Story;
-use gshare_core::wire::{ToClient, ToDaemon};
+use gshare_core::wire::{Residence, ToClient, ToDaemon};
 use gshare_core::{
     Bytes, ConnId, DeviceUuid, Duration, Engine as _, GpuId, ResourceSpec, RunId, Timestamp, TokenEvent,
 };
@@ -40,6 +40,7 @@ pub(super) struct Daemon {
     calls: u64,
     /// Stale frames, and frames after which the node closed the connection.
     pub(super) refused: u64,
+    impatient: bool,
 }
 
 /// The UUID of a device, derived from its place.
@@ -63,7 +64,7 @@ impl Daemon {
             entry.device = device_of(name);
             config.clients.insert(name.clone(), entry);
         }
-        let mut daemon = Self { config, ..Self::default() };
+        let mut daemon = Self { config, impatient: setup.impatient, ..Self::default() };
         daemon.begin(setup);
         daemon
     }
@@ -115,7 +116,15 @@ impl Daemon {
             process.and_then(|process| i32::try_from(process).ok()).map_or(99_999, |process| process + 1);
         let uid = if process.is_some() { USER } else { STRANGER };
         let peer = Peer { pid, uid };
+        let is_back = matches!(frame, ToDaemon::Parking { residence: Residence::Resident, .. });
         self.handle(now, NodeEvent::Received { conn, peer, frame }, outside);
+        if is_back && self.impatient {
+            let named =
+                self.node.as_ref().and_then(|(node, _)| node.clients(now).find(|view| view.pid == pid));
+            if let Some(view) = named {
+                self.handle(now, NodeEvent::ParkAsked { name: view.name, uid: 0, on: true }, outside);
+            }
+        }
     }
 
     /// Handles the end of a connection closed by its process.

@@ -5,6 +5,10 @@
 //! waiting thread.
 
 mod launching_thread;
+mod movable_memory;
+
+use movable_memory::Place;
+pub(super) use movable_memory::copy_of;
 
 use super::node_plan::Program;
 use super::outside::{Event, Outside};
@@ -109,6 +113,7 @@ enum Thread {
 enum Question {
     Attach,
     Memory(u64),
+    Return(u64),
     Leave,
 }
 
@@ -116,6 +121,7 @@ enum Question {
 enum Request {
     Attach,
     Reserve(u64),
+    Return(u64),
     Release(Bytes),
 }
 
@@ -176,6 +182,12 @@ pub(super) struct Process {
     // ---- allocating thread
     blocks: Vec<u64>,
     allocating: bool,
+    /// The place of the program's weights.
+    place: Place,
+    /// Bytes in host memory; memory that is granted meanwhile is on the device.
+    away: u64,
+    /// The launching thread waits for the weights.
+    missed: bool,
 }
 
 impl Process {
@@ -238,6 +250,9 @@ impl Process {
             events: VecDeque::from([MeterEvent::DeadlineReached]),
             blocks: Vec::new(),
             allocating: false,
+            place: Place::Here,
+            away: 0,
+            missed: false,
         }
     }
 
@@ -388,7 +403,7 @@ impl Process {
             }
             MeterAction::Shut { on, .. } => self.shut = on,
             MeterAction::MeasureAll { on, .. } => self.measures_all = on,
-            MeterAction::MoveMemory { .. } => unreachable!("a simulated process has no memory that moves"),
+            MeterAction::MoveMemory { order, .. } => self.move_memory(now, order, outside),
             MeterAction::PresumeDone { predicted, .. } => self.stream.presume_done(predicted),
             MeterAction::Tell(line) => {
                 outside.log.line(now, || format!("process {} prints: {line}", self.who.number));
@@ -433,10 +448,13 @@ impl Process {
                 self.wake_thread(now, outside);
             }
             Some(Question::Attach) | None => {}
+            Some(Question::Return(bytes)) => self.room_to_return(now, bytes, granted, outside),
             Some(Question::Memory(bytes)) => {
                 self.allocating = false;
                 if granted {
                     self.allocate(now, bytes, outside);
+                } else {
+                    self.is_denied(now, bytes, outside);
                 }
                 self.next_allocation(now, outside);
             }
@@ -455,6 +473,10 @@ impl Process {
                 }
                 Request::Reserve(bytes) => {
                     let ticket = self.ticket(now, Question::Memory(bytes), outside);
+                    MeterEvent::MemoryAsked { device: DEVICE, bytes, ticket }
+                }
+                Request::Return(bytes) => {
+                    let ticket = self.ticket(now, Question::Return(bytes), outside);
                     MeterEvent::MemoryAsked { device: DEVICE, bytes, ticket }
                 }
                 Request::Release(bytes) => MeterEvent::MemoryFreed { device: DEVICE, bytes },
@@ -478,6 +500,13 @@ impl Process {
                     Inbound::Frame(frame) => {
                         if matches!(frame, ToClient::Welcome { .. }) {
                             self.serve(now, outside);
+                        }
+                        match frame {
+                            ToClient::Park { on: 0, .. } if self.place == Place::Here => {
+                                outside.book.is_here(now, self.who.number, None);
+                            }
+                            ToClient::Park { on: 1, .. } => outside.book.must_go(now, self.who.number),
+                            _ => {}
                         }
                         self.feed(now, MeterEvent::Heard(frame), outside);
                     }
@@ -505,7 +534,7 @@ impl Process {
             refused: core::mem::take(&mut self.stream.refused),
             presumed: core::mem::take(&mut self.stream.presumed_since),
             open: vec![self.stream.open_run()],
-            movable: None,
+            movable: self.movable(),
         };
         self.feed(now, MeterEvent::Looked { device: DEVICE, facts }, outside);
         self.feed(now, MeterEvent::DeadlineReached, outside);
@@ -552,6 +581,9 @@ impl Process {
         }
         if self.stopped || self.thread == Thread::Attaching || self.device_lost {
             return self.next_allocation(now, outside);
+        }
+        if self.program.weights > Bytes::ZERO {
+            return self.load_weights(now, outside);
         }
         let limit = self.who.spec.memory().unwrap_or(self.who.memory).0;
         if self.blocks.is_empty() || self.rng.percent(60) {
@@ -613,7 +645,7 @@ impl Process {
         }
         let asks = self.questions.values().any(|question| matches!(question, Question::Leave));
         let in_order = self.life == Life::Leaves && !asks;
-        (self.life, self.thread) = (Life::Gone, Thread::Over);
+        (self.life, self.thread, self.place) = (Life::Gone, Thread::Over, Place::Here);
         for conn in self.main.take().into_iter().chain(self.probe.take()) {
             outside.hang_up(now, conn);
         }

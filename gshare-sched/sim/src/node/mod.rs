@@ -90,6 +90,8 @@ pub struct Setup {
     pub terms: Terms,
     /// The largest error of a share, in basis points.
     pub error_max: u64,
+    /// Whether a user orders each process to park as soon as it has come back, against all claims.
+    pub impatient: bool,
 }
 
 impl Setup {
@@ -106,7 +108,8 @@ impl Setup {
         let tokens = move || -> Box<dyn TokenScheduler> {
             Box::new(MultiToken::new(config.clone()).expect("the settings are within their bounds"))
         };
-        Self { tokens: Arc::new(tokens), vertical: Arc::new(vertical_scaler), terms, error_max: ERROR_MAX }
+        let (tokens, vertical) = (Arc::new(tokens), Arc::new(vertical_scaler));
+        Self { tokens, vertical, terms, error_max: ERROR_MAX, impatient: false }
     }
 }
 

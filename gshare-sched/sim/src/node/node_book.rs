@@ -8,6 +8,8 @@
 //! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
 //! | wait | no thread waits for credit longer than [`NodeBook::bound`] |
 //! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
+//! | memory | while no daemon or connection fails, the device has all memory that is granted on a node with parking, and grants what is guaranteed |
+//! | parking | a program that misses its memory has it again within [`NodeBook::away_bound`]; between two of its returns lies its residence; it answers each order |
 //! | account | a process is charged the GPU time of its kernels: see [`accounts`](super::accounts) |
 //! | turn | a turn ends once, and only for the client of its grant; totals never shrink |
 //!
@@ -34,6 +36,7 @@
 //!   answer, so these 4.4 s begin with the later of the wait and the stop.
 
 use super::accounts::{AccountFigures, Accounts};
+use super::hooked_process::copy_of;
 use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
 use crate::token::account::Windows;
@@ -45,6 +48,16 @@ use std::collections::{BTreeMap, VecDeque};
 /// The longest wait of a question for its answer while the daemon works. A round of questions to others takes 0.2 s, the wait for
 /// processes of an earlier daemon up to 1 s, and a reservation may stand behind another reservation.
 const ANSWERED_IN: Duration = Duration::from_millis(2_600);
+/// A residence in terms of the return before it, and the shortest residence, as the node promises them.
+const RESIDENCE: u64 = 8;
+const SHORTEST_RESIDENCE: Duration = Duration::from_millis(100);
+/// The part of a move that is no copy: a turn's end, a recall of slack and frames; and the frames of a return.
+const MOVE: Duration = Duration::from_millis(260);
+const FRAMES: Duration = Duration::from_micros(500);
+/// The longest delay before another attempt of a process to come back by itself, and a look.
+const TRY_AGAIN: Duration = Duration::from_millis(1_700);
+/// The time until a process is ordered again whose move failed, and its next move.
+const MOVE_AGAIN: Duration = Duration::from_millis(1_500);
 /// The length of a token with its slack.
 const TURN: Duration = Duration::from_millis(12);
 /// The time until processes give a silent daemon up: 3 s of silence, 1 s of waiting for a probe, and a look.
@@ -81,6 +94,8 @@ struct InstanceEntry {
     calm_from: Timestamp,
     measured: bool,
     excused: Vec<(Timestamp, Timestamp)>,
+    /// The times without the memory of a process on the device, in which threads wait for it and not for credit.
+    parked: Vec<(Timestamp, Timestamp)>,
 }
 
 #[derive(Debug, Default)]
@@ -103,6 +118,14 @@ struct ProcessEntry {
     ahead: u64,
     allocated: u64,
     waits: Option<Timestamp>,
+    /// Start of an order to park, until the memory is back.
+    away: Option<Timestamp>,
+    /// Its return has failed for want of room, as without a daemon, and it tries again by itself.
+    tries_again: bool,
+    /// A thread waits for the memory since then.
+    misses: Option<Timestamp>,
+    /// The last return to this daemon, and the length of its copy.
+    returned: Option<(Timestamp, Duration)>,
     questions: BTreeMap<Ticket, Timestamp>,
 }
 
@@ -116,6 +139,10 @@ struct GpuEntry {
     excused: Vec<(Timestamp, Timestamp)>,
     /// The last long kernel on the device: its length, and the latest time of its end.
     long: (Duration, Timestamp),
+    /// The longest copy of a process's memory, and the number of processes that can be parked.
+    copies: (Duration, u64),
+    /// The residences that last longer since a long kernel kept a victim's memory: its end is part of their price.
+    long_stays: Vec<(Timestamp, Timestamp)>,
 }
 
 /// The frames without an answer so far on one connection.
@@ -125,6 +152,8 @@ struct Pending {
     attaches: VecDeque<Timestamp>,
     reservations: VecDeque<Timestamp>,
     queries: VecDeque<Timestamp>,
+    /// Orders to park or to return.
+    parks: VecDeque<Timestamp>,
     /// For each client: its ended turns, its reported total, and whether it may launch in this turn.
     clients: BTreeMap<ClientId, (u32, Duration, bool)>,
 }
@@ -151,6 +180,10 @@ pub struct Figures {
     pub kernels: u64,
     /// The number of doubled frames.
     pub doubled: u64,
+    /// The number of returns of parked memory.
+    pub returns: u64,
+    /// The longest wait for parked memory, in per cent of its bound.
+    pub worst_away_percent: u64,
     /// The figures of the accounts.
     pub accounts: AccountFigures,
 }
@@ -167,6 +200,8 @@ impl Figures {
         self.answers += other.answers;
         self.kernels += other.kernels;
         self.doubled += other.doubled;
+        self.returns += other.returns;
+        self.worst_away_percent = self.worst_away_percent.max(other.worst_away_percent);
         self.accounts.add(&other.accounts);
     }
 }
@@ -188,6 +223,8 @@ pub(super) struct NodeBook {
     pub(super) shares: Shares,
     pub(super) accounts: Accounts,
     pub(super) figures: Figures,
+    /// Whether the daemon knows all memory in use throughout the run.
+    pub(super) memory_is_known: bool,
 }
 
 impl NodeBook {
@@ -219,12 +256,17 @@ impl NodeBook {
             calm_from: Timestamp::ZERO,
             measured: false,
             excused: Vec::new(),
+            parked: Vec::new(),
         });
     }
 
     pub(super) fn add_process(&mut self, instance: usize, program: &Program) {
         self.instances[instance].processes += 1;
         self.accounts.add_process(program, self.instances[instance].spec.quota().limit());
+        if program.weights > Bytes::ZERO {
+            let (longest, count) = &mut self.gpus[self.instances[instance].gpu].copies;
+            (*longest, *count) = ((*longest).max(copy_of(program.weights)), *count + 1);
+        }
         self.processes.push(ProcessEntry {
             instance,
             keen: program.keeps_busy(),
@@ -270,6 +312,7 @@ impl NodeBook {
             }
             ToDaemon::MemoryReserve { .. } => pending.reservations.push_back(now),
             ToDaemon::MemoryQuery { .. } => pending.queries.push_back(now),
+            ToDaemon::Parking { .. } => pending.parks.clear(),
             ToDaemon::Use { client, turn, used, state, .. } => {
                 self.accounts.said(process, used);
                 let (over, said, allowed) = pending.clients.entry(client).or_default();
@@ -302,6 +345,7 @@ impl NodeBook {
             ToClient::Attached { .. } => pending.attaches.pop_front(),
             ToClient::MemoryGrant { .. } | ToClient::MemoryDeny { .. } => pending.reservations.pop_front(),
             ToClient::MemoryView { .. } => pending.queries.pop_front(),
+            ToClient::Park { .. } => return pending.parks.push_back(now),
             ToClient::Allow { client, turn, until, .. } => {
                 let (over, _, allowed) = pending.clients.entry(*client).or_default();
                 if turn == over && *until > now {
@@ -356,6 +400,12 @@ impl NodeBook {
         let (number, instance) = (entry.instance, &mut self.instances[entry.instance]);
         let gpu = &mut self.gpus[instance.gpu];
         if gpu.allocated + bytes > gpu.memory {
+            let (of, memory, parks) = (gpu.allocated, gpu.memory, gpu.copies.1 > 0);
+            if parks && self.memory_is_known {
+                self.fail(now, "memory", || {
+                    format!("process {process} was granted {bytes} B beside {of} B of {memory} B")
+                });
+            }
             return false;
         }
         gpu.allocated += bytes;
@@ -414,6 +464,85 @@ impl NodeBook {
         self.judge_wait(now, process, since);
     }
 
+    // ---- parking --------------------------------------------------------------------------------------------------------
+
+    /// A process hears an order to park.
+    pub(super) fn must_go(&mut self, now: Timestamp, process: usize) {
+        self.processes[process].away.get_or_insert(now);
+    }
+
+    /// A thread waits for memory in host memory.
+    pub(super) fn misses(&mut self, now: Timestamp, process: usize) {
+        self.processes[process].misses.get_or_insert(now);
+    }
+
+    /// A move has failed, so the node orders another victim, or this one later.
+    pub(super) fn move_failed(&mut self, now: Timestamp, process: usize) {
+        let gpu = self.instances[self.processes[process].instance].gpu;
+        self.excuse(gpu, now, MOVE_AGAIN);
+    }
+
+    /// A return has failed for want of room.
+    pub(super) fn return_failed(&mut self, process: usize) {
+        self.processes[process].tries_again = true;
+    }
+
+    /// A process on the device obeys no order for `lasts`.
+    pub(super) fn keeps_memory(&mut self, gpu: usize, from: Timestamp, lasts: Duration) {
+        if self.gpus[gpu].copies.1 > 0 {
+            self.excuse(gpu, from, lasts.saturating_add(MOVE));
+        }
+    }
+
+    /// The memory of a process is on the device: it has come back after a copy, or has stayed.
+    pub(super) fn is_here(&mut self, now: Timestamp, process: usize, copy: Option<Duration>) {
+        let window = self.window;
+        let entry = &mut self.processes[process];
+        let number = entry.instance;
+        let (away, misses) = (entry.away.take(), entry.misses.take());
+        let before = copy.and_then(|copy| entry.returned.replace((now, copy)));
+        if let Some(from) = away {
+            self.instances[number].parked.push((from, now.saturating_add(window)));
+        }
+        self.figures.returns += u64::from(copy.is_some());
+        if let Some((at, copy)) = before
+            && now.saturating_since(at) < copy.saturating_mul(RESIDENCE)
+        {
+            self.fail(now, "parking", || {
+                format!("process {process} is back from {at} again, after a copy of {copy}")
+            });
+        }
+        if let Some(since) = misses {
+            self.judge_miss(now, process, since);
+        }
+        self.processes[process].tries_again = false;
+    }
+
+    /// The longest allowed wait for parked memory.
+    fn away_bound(&self, process: usize) -> Duration {
+        let gpu = &self.gpus[self.instances[self.processes[process].instance].gpu];
+        let (copy, count) = gpu.copies;
+        let residence = copy.saturating_add(FRAMES).saturating_mul(2 * RESIDENCE).max(SHORTEST_RESIDENCE);
+        let turn = residence.saturating_add(copy.saturating_mul(4)).saturating_add(MOVE);
+        let again = if self.processes[process].tries_again { TRY_AGAIN } else { Duration::ZERO };
+        turn.saturating_mul(count).saturating_add(again)
+    }
+
+    fn judge_miss(&mut self, now: Timestamp, process: usize, since: Timestamp) {
+        let gpu = self.instances[self.processes[process].instance].gpu;
+        let waited = self.counted(now, process, since, &self.gpus[gpu].long_stays);
+        let bound = self.away_bound(process);
+        let percent = waited.as_nanos() * 100 / bound.as_nanos().max(1);
+        self.figures.worst_away_percent = self.figures.worst_away_percent.max(percent);
+        if waited > bound {
+            self.fail(now, "parking", || {
+                format!("process {process} misses its memory since {since}, {waited} of which count: more than {bound}")
+            });
+        }
+    }
+
+    // ---- bounds ---------------------------------------------------------------------------------------------------------
+
     /// The longest allowed wait of a process's thread.
     fn bound(&self, process: usize) -> Duration {
         let instance = &self.instances[self.processes[process].instance];
@@ -429,10 +558,17 @@ impl NodeBook {
         Duration::from_nanos(bound)
     }
 
-    fn judge_wait(&mut self, now: Timestamp, process: usize, since: Timestamp) {
+    /// The part of a wait that counts.
+    fn counted(
+        &self,
+        now: Timestamp,
+        process: usize,
+        since: Timestamp,
+        more: &[(Timestamp, Timestamp)],
+    ) -> Duration {
         let entry = &self.instances[self.processes[process].instance];
-        let mut excused: Vec<_> =
-            entry.excused.iter().chain(&self.gpus[entry.gpu].excused).copied().collect();
+        let excused = entry.excused.iter().chain(&self.gpus[entry.gpu].excused).chain(more);
+        let mut excused: Vec<_> = excused.copied().collect();
         excused.extend(self.silences.iter().map(|&(from, until)| {
             let given_up = from.max(since).saturating_add(GIVEN_UP);
             (from, until.min(given_up).saturating_add(self.window))
@@ -444,7 +580,13 @@ impl NodeBook {
             waited += from.min(now).saturating_since(at).as_nanos();
             at = at.max(until);
         }
-        waited += now.saturating_since(at).as_nanos();
+        Duration::from_nanos(waited + now.saturating_since(at).as_nanos())
+    }
+
+    fn judge_wait(&mut self, now: Timestamp, process: usize, since: Timestamp) {
+        let mut parked = self.instances[self.processes[process].instance].parked.clone();
+        parked.extend(self.processes[process].away.map(|from| (from, now)));
+        let waited = self.counted(now, process, since, &parked).as_nanos();
         let bound = self.bound(process);
         self.figures.waits += 1;
         let percent = waited * 100 / bound.as_nanos().max(1);
@@ -490,6 +632,8 @@ impl NodeBook {
             let settles = length.saturating_mul(2).saturating_add(self.window.saturating_mul(10));
             self.gpus[gpu].long = (length, now.saturating_add(length.saturating_mul(2)));
             self.excuse(gpu, now, length.saturating_mul(2).saturating_add(self.window));
+            let stays = length.saturating_mul(2 + RESIDENCE).saturating_add(self.window);
+            self.gpus[gpu].long_stays.push((now, now.saturating_add(stays)));
             self.instances[number].excused.push((now, now.saturating_add(settles).saturating_add(repaid)));
             self.disturb_gpu(now, gpu, settles);
             let until = now.saturating_add(settles).saturating_add(repaid);
@@ -617,7 +761,7 @@ impl NodeBook {
     /// Notes the beginning of the daemon's service for a process.
     pub(super) fn attached(&mut self, now: Timestamp, process: usize) {
         let entry = &mut self.processes[process];
-        (entry.attached, entry.ever_served) = (true, true);
+        (entry.attached, entry.ever_served, entry.returned) = (true, true, None);
         let instance = entry.instance;
         self.disturb_elastic(now, self.instances[instance].gpu);
         self.recompute(now, instance);
@@ -654,7 +798,7 @@ impl NodeBook {
         self.end_calm(now, number);
         self.recompute(now, number);
         let entry = &mut self.processes[process];
-        (entry.gone, entry.waits) = (true, None);
+        (entry.gone, entry.waits, entry.misses) = (true, None, None);
         entry.questions.clear();
         let (bytes, instance) = (core::mem::take(&mut entry.allocated), entry.instance);
         let instance = &mut self.instances[instance];
@@ -740,6 +884,9 @@ impl NodeBook {
             if let Some(since) = entry.waits.filter(|_| !entry.stopped) {
                 self.judge_wait(end, process, since);
             }
+            if let Some(since) = self.processes[process].misses.filter(|_| !self.processes[process].stopped) {
+                self.judge_miss(end, process, since);
+            }
             let asked = self.processes[process].questions.iter().next().map(|(ticket, at)| (*ticket, *at));
             if let Some((ticket, at)) = asked
                 && !self.processes[process].stopped
@@ -753,7 +900,7 @@ impl NodeBook {
         }
         if let Some(since) = self.daemon_since {
             for (conn, pending) in &self.conns {
-                let queues = [&pending.attaches, &pending.reservations, &pending.queries];
+                let queues = [&pending.attaches, &pending.reservations, &pending.queries, &pending.parks];
                 let oldest = queues.iter().filter_map(|queue| queue.front()).chain(&pending.hello).min();
                 if let Some(&asked) = oldest
                     && end.saturating_since(asked.max(since)) > ANSWERED_IN
@@ -793,6 +940,7 @@ mod tests {
             pause: moment,
             silences: false,
             allocates: false,
+            weights: Bytes::ZERO,
         };
         book.add_gpu(Bytes::from_gib(16));
         book.add_instance(0, Shape::Any, spec);

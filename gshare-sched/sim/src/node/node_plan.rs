@@ -3,7 +3,7 @@
 use super::faults::{self, Fault, Kinds};
 use crate::rng::Rng;
 use gshare_core::wire::OnDaemonLoss;
-use gshare_core::{Bytes, Duration, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
+use gshare_core::{Bytes, Duration, MemoryRange, Quota, QuotaRange, ResourceSpec, SmShare, Timestamp};
 
 /// The promise to the instances of a device, which decides how shares are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Program {
     pub silences: bool,
     /// Whether the program allocates and frees device memory.
     pub allocates: bool,
+    /// Memory that the program allocates first and keeps, and that can go to host memory. Zero: the process cannot be parked.
+    pub weights: Bytes,
 }
 
 impl Program {
@@ -156,7 +158,19 @@ impl NodePlan {
         let mut plan = Self { seed: rng.next_u64(), kinds, gpus, delays, in_flight, windows, faults };
         let late = habits.joins.then(|| length.as_nanos() / 2);
         plan.draw_starts(late, rng);
+        // A generator of its own leaves the plans of nodes without parking as they are.
+        let rng = &mut Rng::new(!seed);
+        if rng.percent(30) {
+            plan.gpus.iter_mut().for_each(|gpu| gpu.draw_parking(rng));
+        }
         plan
+    }
+
+    /// Whether processes of this node can be parked.
+    pub fn parks(&self) -> bool {
+        let programs =
+            self.gpus.iter().flat_map(|gpu| &gpu.instances).flat_map(|instance| &instance.processes);
+        programs.into_iter().any(|(_, program)| program.weights > Bytes::ZERO)
     }
 
     /// Draws the starts: most in the first milliseconds, and some before `late`, if given.
@@ -232,6 +246,31 @@ impl GpuPlan {
         let instances = instances.collect();
         Self { shape, memory, instances }
     }
+
+    /// Gives the first instances more memory together than the device has. A move takes at most 10 ms.
+    fn draw_parking(&mut self, rng: &mut Rng) {
+        let parked = usize::try_from(rng.between(2, 4)).unwrap_or(2);
+        self.shape = Shape::Any;
+        for (number, instance) in self.instances.iter_mut().enumerate() {
+            let quota = instance.spec.quota();
+            let (request, limit) = (u64::from(quota.request().get()), u64::from(quota.limit().get()));
+            instance.spec = spec(request, limit, u64::from(instance.spec.sm().get()), None);
+            let weights = Bytes(self.memory.0 / 100 * rng.between(52, 80));
+            let guaranteed = Bytes(self.memory.0 / 10 * rng.below(2));
+            for (_, program) in &mut instance.processes {
+                program.allocates = number < parked;
+                if number < parked {
+                    program.weights = weights;
+                }
+            }
+            if let Ok(range) = MemoryRange::new(guaranteed, None)
+                && number < parked
+            {
+                instance.processes.truncate(1);
+                instance.spec = instance.spec.with_memory(range);
+            }
+        }
+    }
 }
 
 fn program(shape: Shape, longest: u64, habits: Habits, rng: &mut Rng) -> Program {
@@ -251,6 +290,7 @@ fn program(shape: Shape, longest: u64, habits: Habits, rng: &mut Rng) -> Program
         pause: (micros(1), micros(rng.between(2, 1_000))),
         silences: pauses && habits.silences && rng.percent(40),
         allocates: habits.allocates,
+        weights: Bytes::ZERO,
     }
 }
 
@@ -270,5 +310,6 @@ pub(super) fn smaller(shape: Shape, old: ResourceSpec, percent: u64) -> Resource
         Shape::Elastic => u64::from(quota.limit().get()),
         Shape::Capped | Shape::SideBySide | Shape::Any => request,
     };
-    spec(request, limit, u64::from(old.sm().get()), old.memory())
+    let new = spec(request, limit, u64::from(old.sm().get()), None);
+    old.memory_range().map_or(new, |memory| new.with_memory(memory))
 }

@@ -84,6 +84,10 @@ impl<'a> NodeWorld<'a> {
     pub fn new(plan: &'a NodePlan, setup: &'a Setup, logs: bool) -> Self {
         let mut rng = Rng::new(plan.seed);
         let mut book = NodeBook::new(setup.terms.window, plan.in_flight, setup.error_max);
+        book.memory_is_known = !plan.kinds.daemon_kills
+            && !plan.kinds.daemon_stops
+            && !plan.kinds.broken_connections
+            && !plan.kinds.late_frames;
         let (mut instances, mut planned, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for (gpu, device) in plan.gpus.iter().enumerate() {
             book.add_gpu(device.memory);
@@ -223,6 +227,11 @@ impl<'a> NodeWorld<'a> {
             Event::Allocates { process } => {
                 if let Some(entry) = &mut self.processes[process] {
                     entry.allocates(now, &mut self.outside);
+                }
+            }
+            Event::Copied { process } => {
+                if let Some(entry) = &mut self.processes[process] {
+                    entry.copied(now, &mut self.outside);
                 }
             }
             Event::Continues { process } => {
@@ -479,6 +488,8 @@ impl<'a> NodeWorld<'a> {
         self.outside.book.excuse_instance(process, now, lasts.saturating_add(self.setup.terms.window));
         // The lease of the stopped process keeps others from the device until the daemon revokes it.
         self.outside.book.excuse(gpu, now, STOPPED_LEASE);
+        // Nor can it make room for others.
+        self.outside.book.keeps_memory(gpu, now, lasts);
         self.outside.book.disturb_gpu(
             now,
             gpu,

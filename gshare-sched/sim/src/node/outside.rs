@@ -20,6 +20,8 @@ pub(super) enum Event {
     Helper { process: usize, turn: u64 },
     /// The allocating thread of a process goes on.
     Allocates { process: usize },
+    /// A copy of a process's memory ends.
+    Copied { process: usize },
     /// A stopped process continues.
     Continues { process: usize },
     /// A frame reaches the daemon. The frame is boxed, so that the queue moves small events.

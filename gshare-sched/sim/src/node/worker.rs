@@ -91,6 +91,7 @@ const PROGRAM: Program = Program {
     pause: (Duration::ZERO, Duration::ZERO),
     silences: false,
     allocates: false,
+    weights: gshare_core::Bytes::ZERO,
 };
 
 impl NodeWorld<'_> {

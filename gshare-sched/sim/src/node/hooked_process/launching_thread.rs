@@ -87,7 +87,7 @@ impl Process {
         }
     }
 
-    fn in_flight(&self) -> u64 {
+    pub(super) fn in_flight(&self) -> u64 {
         self.stream.launched - self.stream.completed
     }
 
@@ -122,6 +122,9 @@ impl Process {
     fn admit(&mut self, now: Timestamp, outside: &mut Outside) -> Admission {
         if self.device_lost || self.shut {
             return Admission::Fail;
+        }
+        if !self.finds_weights(now, outside) {
+            return Admission::Wait;
         }
         if let Thread::Credit { since, row, cost, alone } = self.thread {
             if !self.ground.gate.try_spend(Duration::from_nanos(cost)) {
