@@ -16,8 +16,8 @@
 //!    before others, best effort before SLO-sensitive clients, clients without a token before holders, the longest idle first. No client
 //!    goes whose memory is not needed.
 //! 3. A residence is [`RESIDENCE`] times the client's last return, from the order to the report, and no return follows within it. After an
-//!    allocation for which others have left, their moves count as the return. A want within its guaranteed memory does not wait for the
-//!    residence of instances beyond theirs.
+//!    allocation for which others have left, the copy of its bytes at the best bandwidth of returns so far counts as the return: others may
+//!    have left late, after a long kernel. A want within its guaranteed memory does not wait for the residence of instances beyond theirs.
 //! 4. An allocation waits a bounded time ([`PATIENCE`]). A want that all victims together could not meet is refused, or lets others pass if it is a
 //!    return. Before that, processes have [`NEWS`] to tell that their new memory can move. A victim that fails or is silent counts no more,
 //!    and others go in its place.
@@ -59,12 +59,12 @@ const SLOWEST: u64 = (1 << 30) / 1_000;
 /// The history of a client's moves.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Moves {
+    /// The time of its last way out, from the order to the report.
+    left_in: Option<Duration>,
     /// End of the residence.
     pub(super) stays_until: Timestamp,
     /// Time of the order to come back, while the client is on its way.
     returns: Option<Timestamp>,
-    /// The time of its last way out, from the order to the report.
-    left_in: Option<Duration>,
     /// No order to park before, because the last one failed.
     again: Timestamp,
     /// The last grant of memory.
@@ -104,6 +104,8 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub(super) struct Line {
     waiters: Vec<Waiter>,
+    /// The best bandwidth of returns to a device so far, in bytes per ms.
+    bandwidth: BTreeMap<GpuId, u64>,
     /// The time at which the line may move without another event.
     deadline: Option<Timestamp>,
 }
@@ -140,6 +142,19 @@ impl Line {
             let queues = waiter.want == Want::Return || inquiries.holds(waiter.client);
             assert!(queues, "an allocation in line keeps later ones behind it");
         }
+    }
+
+    /// Learns from a return.
+    fn measure(&mut self, gpu: GpuId, bytes: Bytes, took: Duration) {
+        let bandwidth = bytes.0.saturating_mul(1_000_000) / took.as_nanos().max(1);
+        let best = self.bandwidth.entry(gpu).or_default();
+        *best = bandwidth.max(*best);
+    }
+
+    /// The time to copy these bytes; nothing before the first return.
+    fn copy_of(&self, gpu: GpuId, bytes: Bytes) -> Duration {
+        let bandwidth = self.bandwidth.get(&gpu).copied().filter(|bandwidth| *bandwidth > 0);
+        bandwidth.map_or(Duration::ZERO, |of| Duration::from_nanos(bytes.0.saturating_mul(1_000_000) / of))
     }
 
     fn returned(&mut self, client: ClientId) {
@@ -362,8 +377,8 @@ impl Node {
                 match self.grant(now, reservation, most, out) {
                     Ok(()) => {
                         if let Some(since) = waiter.gathers {
-                            // Others have left for it, and their moves are the price.
-                            self.settles_in(now, client, now.saturating_since(since));
+                            let took = now.saturating_since(since);
+                            self.settles_in(now, client, took.min(self.line.copy_of(gpu, reservation.bytes)));
                         }
                         self.allocated(now, client, out);
                         return Look::Over;
@@ -561,6 +576,10 @@ impl Node {
                     entry.moves.returns.take().map_or(Duration::ZERO, |since| now.saturating_since(since));
                 // A process that was stopped on its way pays no more than twice its way out.
                 let most = entry.moves.left_in.map_or(took, |left_in| left_in.saturating_mul(2));
+                if !took.is_zero() {
+                    let gpu = self.tenant_at(tenant).gpu;
+                    self.line.measure(gpu, parking.bytes, took);
+                }
                 self.settles_in(now, client, took.min(most));
                 self.line.returned(client);
             }

@@ -141,8 +141,6 @@ struct GpuEntry {
     long: (Duration, Timestamp),
     /// The longest copy of a process's memory, and the number of processes that can be parked.
     copies: (Duration, u64),
-    /// The residences that last longer since a long kernel kept a victim's memory: its end is part of their price.
-    long_stays: Vec<(Timestamp, Timestamp)>,
 }
 
 /// The frames without an answer so far on one connection.
@@ -529,9 +527,7 @@ impl NodeBook {
     }
 
     fn judge_miss(&mut self, now: Timestamp, process: usize, since: Timestamp) {
-        let gpu = self.instances[self.processes[process].instance].gpu;
-        let waited = self.counted(now, process, since, &self.gpus[gpu].long_stays);
-        let bound = self.away_bound(process);
+        let (waited, bound) = (self.counted(now, process, since, &[]), self.away_bound(process));
         let percent = waited.as_nanos() * 100 / bound.as_nanos().max(1);
         self.figures.worst_away_percent = self.figures.worst_away_percent.max(percent);
         if waited > bound {
@@ -632,8 +628,6 @@ impl NodeBook {
             let settles = length.saturating_mul(2).saturating_add(self.window.saturating_mul(10));
             self.gpus[gpu].long = (length, now.saturating_add(length.saturating_mul(2)));
             self.excuse(gpu, now, length.saturating_mul(2).saturating_add(self.window));
-            let stays = length.saturating_mul(2 + RESIDENCE).saturating_add(self.window);
-            self.gpus[gpu].long_stays.push((now, now.saturating_add(stays)));
             self.instances[number].excused.push((now, now.saturating_add(settles).saturating_add(repaid)));
             self.disturb_gpu(now, gpu, settles);
             let until = now.saturating_add(settles).saturating_add(repaid);
