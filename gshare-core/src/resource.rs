@@ -41,6 +41,9 @@ pub enum SpecError {
     /// The text of a field is not the expected quantity.
     #[error("{field}: {cause}")]
     Field { field: &'static str, cause: ParseUnitError },
+    /// A part of a memory range is not a size.
+    #[error(transparent)]
+    Memory(ParseUnitError),
     /// The key is not an annotation of FaSTPod.
     #[error("unknown annotation `{key}`: expected sm_partition, quota_limit, quota_request or gpu_mem")]
     UnknownAnnotation { key: String },
@@ -175,7 +178,7 @@ impl fmt::Display for MemoryRange {
 impl FromStr for MemoryRange {
     type Err = SpecError;
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let parse = |text: &str| text.parse().map_err(|cause| SpecError::Field { field: "memory", cause });
+        let parse = |text: &str| text.parse().map_err(SpecError::Memory);
         match text.split_once(':') {
             None => Self::limit(parse(text)?),
             Some((guaranteed, "")) => Self::new(parse(guaranteed)?, None),
@@ -345,7 +348,7 @@ impl ResourceSpec {
 /// A range whose text belongs to this field.
 fn in_field(field: &'static str, read: Result<MemoryRange, SpecError>) -> Result<MemoryRange, SpecError> {
     read.map_err(|error| match error {
-        SpecError::Field { cause, .. } => SpecError::Field { field, cause },
+        SpecError::Memory(cause) => SpecError::Field { field, cause },
         other => other,
     })
 }
@@ -432,7 +435,7 @@ mod tests {
             (refused("0"), refused("0:0")),
             (SpecError::ZeroMemory.to_string(), SpecError::ZeroMemory.to_string())
         );
-        assert!(refused(":6GiB").starts_with("memory: "));
+        assert!(refused(":6GiB").contains("is not a"), "{}", refused(":6GiB"));
         // The device bounds the most, and must have room for the guaranteed part.
         let spec = read("6GiB:14GiB").unwrap();
         assert_eq!((spec.on_device(gib(10)).memory(), spec.check_fits(gib(10))), (Some(gib(10)), Ok(())));
