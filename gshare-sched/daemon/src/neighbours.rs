@@ -87,6 +87,7 @@ impl Neighbours {
             self.seats.entry(uuid).or_default();
         }
         for (uuid, seat) in &mut self.seats {
+            let before = seat.others.len();
             seat.others.retain(|(socket, _)| {
                 let stays = is_open(socket);
                 if !stays {
@@ -94,6 +95,8 @@ impl Neighbours {
                 }
                 stays
             });
+            // The first daemon may be full of connections, or no daemon: a new connection would end as fast, and wake the event loop again.
+            let ended = seat.others.len() < before;
             let mut news = Vec::new();
             if seat.listener.is_none() && seat.others.is_empty() {
                 match take_seat(*uuid) {
@@ -101,7 +104,8 @@ impl Neighbours {
                         let _ = epoll::add(epoll, &listener, data, epoll::EventFlags::IN);
                         seat.listener = Some(listener);
                     }
-                    Ok(Err(other)) => news.push(other),
+                    Ok(Err(other)) if !ended => news.push(other),
+                    Ok(Err(_)) => {}
                     Err(error) => tracing::debug!(%uuid, %error, "other daemons are not looked for"),
                 }
             }
@@ -228,6 +232,28 @@ mod tests {
         assert!(events.is_empty(), "it wakes nothing");
         drop(held);
         assert_eq!(look(&mut second, &[own]), 0, "the seat is free");
+    }
+
+    #[test]
+    fn a_process_that_closes_each_connection_does_not_keep_a_daemon_busy() {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let own = device(6);
+        let squatter =
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(name_of(own)).unwrap()).unwrap();
+        let mut daemon = Neighbours::default();
+        let mut look = || daemon.look(std::iter::once(own), &epoll, epoll::EventData::new_u64(0));
+        let wakes = |wait: i64| {
+            let mut events = Vec::with_capacity(4);
+            let wait = rustix::time::Timespec { tv_sec: wait, tv_nsec: 0 };
+            epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait)).unwrap();
+            !events.is_empty()
+        };
+        look();
+        drop(squatter.accept().unwrap());
+        assert!(wakes(10), "its connection has ended");
+        look();
+        drop(squatter.accept().unwrap());
+        assert!(!wakes(0), "it holds no other");
     }
 
     #[test]
