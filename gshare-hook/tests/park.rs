@@ -96,7 +96,7 @@ impl Bench {
         gpu.memory_used_bytes - gpu.memory_bytes["context"]
     }
 
-    /// The account comes to say what the device has.
+    /// Waits until the daemon's account of the process is this number of bytes.
     fn accounts_for(&self, bytes: u64) {
         let by = std::time::Instant::now() + StdDuration::from_secs(5);
         while self.daemon().told().memory_used != bytes && std::time::Instant::now() < by {

@@ -303,7 +303,7 @@ fn guaranteed_memory_is_there_at_once_and_cannot_be_promised_twice() {
     );
     let plain = world.bench.start(7, "plain", spec("0:1", 100).with_memory("8GiB".parse().unwrap()));
     world.allocates(a, 14 << 10);
-    // Memory that stays takes nothing of what is guaranteed to others.
+    // Memory that cannot move leaves the guaranteed memory of other instances free.
     let bytes = Bytes(5 << 30);
     world.bench.say(plain.0, ToDaemon::MemoryReserve { client: plain.1, bytes, wish: bytes });
     world.pass(300);

@@ -1,7 +1,8 @@
 //! Names of physical memory that the program creates and maps by itself.
 //!
-//! Memory that goes to host memory and comes back has another handle of the driver then. So the program knows it by a name, and the hook
-//! alone holds the driver's handle, whatever references the program takes. A call with a name waits until the memory is on the device.
+//! The driver gives physical memory a new handle when it comes back from host memory. So the program gets a name for the memory, and the
+//! hook alone holds the driver's handle. The program's references count for the name. A call with a name waits until its memory is on the
+//! device.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::mem::MaybeUninit;
@@ -111,7 +112,7 @@ impl Handles {
         mappings.unwrap_or_default()
     }
 
-    /// Notes a mapping, and returns whether it is another one of the same memory.
+    /// Notes a mapping. Returns whether the memory was mapped before.
     pub(crate) fn mapped(&self, name: u64, range: Range<CUdeviceptr>) -> bool {
         let mappings = self.with(name, |named| {
             named.mappings.push(range);

@@ -87,7 +87,7 @@ impl Inquiries {
         Some((self.last, list))
     }
 
-    /// Keeps later reservations of the client behind one that waits.
+    /// Queues the client's later reservations behind its waiting reservation.
     pub(super) fn hold(&mut self, client: ClientId) {
         self.queued.entry(client).or_default();
     }

@@ -262,7 +262,8 @@ impl Node {
         among.map(|(_, entry)| leaves(entry)).fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
-    /// What the client may reserve without regard to memory that can move: firm memory of others is not for memory that stays.
+    /// The most for a reservation of memory that cannot move: the device less the firm memory of other instances. Unbounded for a client
+    /// that can be parked, and where no other instance has a guarantee.
     fn unguaranteed(&self, client: ClientId) -> Bytes {
         let Some(entry) = self.clients.get(client) else { return Bytes::ZERO };
         let (own, gpu) = (entry.tenant, self.tenant_at(entry.tenant).gpu);
@@ -400,7 +401,8 @@ impl Node {
         let waiter = &mut self.line.waiters[at];
         let client = waiter.client;
         (waiter.called, waiter.gathers) = (Some(now), None);
-        // A client that has tried to come back by itself has asked for this room, and nobody else may have it.
+        // The client may have reserved its memory already, in an attempt to return without an order. The room is for this reservation, so it
+        // goes to the front of the line.
         self.line.waiters.sort_by_key(|other| other.client != client || other.want == Want::Return);
         self.clients.get_mut(client).expect("a client in line is there").moves.returns = Some(now);
         self.order_park(now, client, None, out);

@@ -60,8 +60,8 @@ pub(crate) struct Options {
     /// SM partition, in per cent of the SMs [default: 100].
     #[arg(long, value_name = "PERCENT", value_parser = parse_sm)]
     pub(crate) sm: Option<SmShare>,
-    /// GPU memory: a limit such as 1GiB, or `guaranteed:most` such as 6GiB:14GiB, where the program has what is not guaranteed while
-    /// others leave room [default: no limit; with --park 0:, nothing guaranteed and the device as the most].
+    /// GPU memory: a limit such as 1GiB, or a range `guaranteed:most` such as 6GiB:14GiB. Memory beyond the guarantee depends on the
+    /// room that other programs leave [default: no limit; with --park `0:`, no guarantee and up to the whole device].
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub(crate) mem: Option<MemoryRange>,
     /// Only observe the program: no limit holds, no launch waits, and `gshare ps --usage` shows its use of the GPU.

@@ -8,7 +8,7 @@
 //! | memory | an instance's processes never hold more device memory than its limit, with or without a daemon |
 //! | wait | no thread waits for credit longer than [`NodeBook::bound`] |
 //! | answer | each question of a thread, and each frame in need of one, gets its answer in time, or its connection closes |
-//! | memory | while no daemon or connection fails, the device has all memory that is granted on a node with parking, and grants what is guaranteed |
+//! | memory | on a node with parking, while no daemon or connection fails: grants never exceed the device's memory, and no reservation within a guarantee is denied |
 //! | parking | a program that misses its memory has it again within [`NodeBook::away_bound`]; between two of its returns lies its residence; it answers each order |
 //! | account | a process is charged the GPU time of its kernels: see [`accounts`](super::accounts) |
 //! | turn | a turn ends once, and only for the client of its grant; totals never shrink |

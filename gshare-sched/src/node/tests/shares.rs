@@ -403,6 +403,13 @@ fn a_process_that_comes_back_owes_its_overuse() {
     }
 }
 
+/// Gives the tenant of a client, by its place among all clients, another class.
+fn class(bench: &mut Bench, index: usize, class: ServiceClass) {
+    let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
+    bench.node.tenant_at_mut(tenant).class = Some(class);
+    bench.node.classify(bench.now, tenant, &mut Vec::new());
+}
+
 /// The co-scaler works on the instance, so its limit holds for all processes together.
 #[test]
 fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
@@ -411,11 +418,6 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
     let half =
         |quota: &str| ResourceSpec::new(quota.parse().unwrap(), SmShare::from_percent(50).unwrap(), None);
     bench.specs = vec![half("0.1:1").unwrap(), half("0.6:1").unwrap()];
-    let class = |bench: &mut Bench, index: usize, class| {
-        let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
-        bench.node.tenant_at_mut(tenant).class = Some(class);
-        bench.node.classify(bench.now, tenant, &mut Vec::new());
-    };
     bench.start(0, us(500), true);
     class(&mut bench, 0, ServiceClass::BestEffort);
     let twin = bench.start(0, us(500), true);
@@ -437,11 +439,6 @@ fn a_scaled_limit_holds_for_all_processes_of_the_instance() {
 #[test]
 fn a_raised_request_makes_room_for_a_new_client_at_once() {
     let mut bench = Bench::new(&["0.1:1", "0.4:0.9", "0.5:1"]);
-    let class = |bench: &mut Bench, index: usize, class| {
-        let tenant = bench.node.clients.iter().nth(index).unwrap().1.tenant;
-        bench.node.tenant_at_mut(tenant).class = Some(class);
-        bench.node.classify(bench.now, tenant, &mut Vec::new());
-    };
     bench.start(0, us(500), true);
     class(&mut bench, 0, ServiceClass::BestEffort);
     bench.start(1, us(500), true);
