@@ -54,7 +54,7 @@ FIGURES = {
     "one process capped": [("most", "0.1 points", 0.1, caps)],
     "programs without waits": [
         ("most", "1.2 points over 10 s", 1.2, first(r"off by at most ([\d.]+) points of the device")),
-        ("most", "3.2 (10 us)", 3.2, first(r"([\d.]+) of each program's own speed")),
+        ("most", "3.2 (10 us)", 3.2, first(r"all by ([\d.]+) of their own speed")),
     ],
     "the same in virtual time": [("most", "1.5 points", 1.5, largest(r"^kernels of \d+ us: off by ([\d.]+) points"))],
     "added to a launch": [

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Promises of `gshare up` on real processes and simulated GPUs, as a JSON line for each result.
 
-    python3 benches/scripts/promises.py GSHARE-OPENFAAS GPU_FUNCTION beside|turns|classes|stages ...
+    python3 benches/scripts/promises.py GSHARE-OPENFAAS GPU_FUNCTION beside|turns|parking|classes|stages ...
 
 - `beside`: functions of 1 to 60 ms of GPU time, each with an SLO of 5 to 10 times that, measured alone and beside a trainer that keeps
   the GPU busy: refusals, and each point's p95 beside the trainer by its p95 alone, the least of three measurements.
 - `turns`: three functions of 9 GiB on two GPUs of 16 GiB, two requests a second each: late requests, and parkings a minute.
+- `parking`: ten functions of 60 % of a GPU each, called with Zipf's frequencies, with their memory moved to host memory and back, and with
+  their processes ended and started, their weights given or from the model store: latency, and the load before an answer by the time of the
+  copies on the simulated link.
 - `classes`: a function beside a trainer with classes by its wish, and with one class for both: latency, and steps of the trainer.
 - `stages`: a pipeline of two stages which hands 1 MiB on in shared memory, and in the body of a request: latency, and CPU time.
 """
@@ -14,6 +17,9 @@ import atexit
 import http.client
 import json
 import os
+import pathlib
+import random
+import re
 import statistics
 import subprocess
 import sys
@@ -58,6 +64,17 @@ class Host:
     def delete(self, name):
         self.call("DELETE", "/system/functions", {"functionName": name})
         within(lambda: self.call("GET", f"/system/function/{name}")[0] == 404)
+
+    def ask(self, name):
+        """A request's latency in ms, infinite for a failure, and the load that it waited for."""
+        sent, connection = time.monotonic(), http.client.HTTPConnection(self.address, timeout=120)
+        connection.request("GET", f"/function/{name}")
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        load = re.search(r"load;dur=([\d.]+)", answer.getheader("Server-Timing", ""))
+        took = (time.monotonic() - sent) * 1e3
+        return took if answer.status == 200 else float("inf"), float(load[1]) if load else None
 
     def status(self, name):
         return json.loads(self.call("GET", f"/system/function/{name}")[1])["gshare"]
@@ -148,17 +165,80 @@ def beside():
 
 
 def turns():
+    for parks in ("true", "false"):
+        turns_of(parks)
+
+
+def turns_of(parks):
     host, seconds, names = Host("--sim=v100,devices=2"), 60, ["a", "b", "c"]
     profile = host.file("points.json", POINTS)
     for name in names:
-        host.deploy(name, {"gshare/slo": "6s", "fastgshare/gpu_mem": "9GiB", "gshare/profile": profile})
+        wishes = {"gshare/slo": "6s", "fastgshare/gpu_mem": "9GiB", "gshare/profile": profile, "gshare/park": parks}
+        host.deploy(name, wishes, WEIGHTS_MIB=2048)
         host.call("GET", f"/function/{name}")
     parked = lambda: sum(host.metric("gshare_instances_parked", name) for name in names)
     before = parked()
     took = sorted(sum(host.load(names, 2, seconds).values(), []))
-    say(requests=len(took), late=sum(one > 6000 for one in took), p50_ms=at(took, 50), p95_ms=at(took, 95), longest_ms=at(took, 100),
-        parkings_a_minute=(parked() - before) * 60 / seconds)
+    say(parks=parks, requests=len(took), late=sum(one > 6000 for one in took), p50_ms=at(took, 50), p95_ms=at(took, 95),
+        p99_ms=at(took, 99), longest_ms=at(took, 100), parkings_a_minute=(parked() - before) * 60 / seconds)
     host.end()
+
+
+# A GPU with a slow link, so that the copies of this machine are faster than the link.
+SMALL = 'base = "v100"\nmemory_bytes = 2147483648\ncontext_bytes = 4194304\nhost_bandwidth = 1000000000\n'
+
+
+def safetensors(path, megabytes):
+    header = json.dumps({"w": {"dtype": "U8", "shape": [megabytes << 20], "data_offsets": [0, megabytes << 20]}}).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (megabytes << 20))
+    return path
+
+
+def parking():
+    count, mib, seconds = 10, 1152, 240
+    draw = random.Random(1)
+    weights = [1 / (number + 1) for number in range(count)]
+    calls, now = [], 0.0
+    while now < seconds:
+        now += draw.expovariate(0.5)
+        calls.append((now, draw.choices(range(count), weights)[0]))
+    for way in ("parked", "ended", "ended, weights from the store"):
+        with tempfile.TemporaryDirectory() as folder:
+            board = pathlib.Path(folder, "small.toml")
+            board.write_text(SMALL)
+            host, took, loads = Host(f"--sim={board}"), [], []
+            profile = host.file("points.json", POINTS)
+            for number in range(count):
+                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "1229MiB", "gshare/profile": profile}
+                if way == "ended":
+                    wishes["gshare/park"] = "false"
+                if way.endswith("store"):
+                    wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
+                    wishes["fastgshare/gpu_mem"] = "77MiB"
+                host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5)
+                host.ask(f"f{number}")
+            starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
+
+            def ask(number):
+                took.append(host.ask(f"f{number}"))
+
+            begun, threads = time.monotonic(), []
+            for due, number in calls:
+                time.sleep(max(0, begun + due - time.monotonic()))
+                threads.append(threading.Thread(target=ask, args=(number,)))
+                threads[-1].start()
+            for thread in threads:
+                thread.join()
+            latencies = sorted(ms for ms, _ in took)
+            loads = sorted(load for _, load in took if load)
+            copy = mib * 2**20 / 1e9 * 1e3
+            say(way=way, requests=len(took), late=sum(ms > 20_000 for ms in latencies), p50_ms=at(latencies, 50), p95_ms=at(latencies, 95),
+                p99_ms=at(latencies, 99), loads=len(loads), load_by_copy_p50=round(at(loads, 50) / copy, 3),
+                load_by_copy_p95=round(at(loads, 95) / copy, 3),
+                starts=sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count)) - starts)
+            host.end()
 
 
 def classes():
@@ -199,4 +279,4 @@ def stages():
 
 
 for name in sys.argv[3:4] or ["beside"]:
-    {"beside": beside, "turns": turns, "classes": classes, "stages": stages}[name]()
+    {"beside": beside, "turns": turns, "parking": parking, "classes": classes, "stages": stages}[name]()

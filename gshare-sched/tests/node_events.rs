@@ -190,6 +190,7 @@ impl World {
                 name: format!("n{}", question % 4),
                 uid: question % 2,
                 on: question % 3 == 1,
+                holds: question % 5 == 0,
             },
             Step::Ask { question } => NodeEvent::UseAsked { question },
             Step::Deadline => {

@@ -23,7 +23,7 @@ fn says(
 
 fn asks(bench: &mut Bench, name: &str, uid: u32, on: bool) -> Result<usize, ParkRefusal> {
     let answer = bench.node.can_park(name, uid, on).map(|clients| clients.len());
-    bench.tell(NodeEvent::ParkAsked { name: name.to_owned(), uid, on });
+    bench.tell(NodeEvent::ParkAsked { name: name.to_owned(), uid, on, holds: false });
     answer
 }
 
@@ -66,6 +66,35 @@ fn a_parked_client_gets_its_token_when_its_memory_is_back_and_others_get_theirs_
     assert_eq!(tokens(&bench, a), 0);
     says(&mut bench, a, Residence::Resident, 4, None);
     assert_eq!(tokens(&bench, a), 1, "it has waited all the time");
+}
+
+#[test]
+fn a_held_client_stays_in_host_memory_until_it_is_asked_back() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let [a, b] = [0, 1].map(|slot| bench.start(slot, ["a", "b"][slot as usize], spec("0.4:1", 100)));
+    let hold = |bench: &mut Bench, name: &str| {
+        bench.tell(NodeEvent::ParkAsked { name: name.to_owned(), uid: 1000, on: true, holds: true });
+    };
+    says(&mut bench, a, Residence::Resident, 4, None);
+    says(&mut bench, b, Residence::Resident, 4, None);
+    hold(&mut bench, "a");
+    says(&mut bench, a, Residence::Missed, 4, None);
+    bench.pass(Duration::from_millis(10_000));
+    assert_eq!(orders(&bench, a), [1], "missed, and held");
+    assert_eq!(asks(&mut bench, "a", 1000, false), Ok(1));
+    assert_eq!(orders(&bench, a), [1, 0]);
+    // The memory of the other client has left by another order before.
+    assert_eq!(asks(&mut bench, "b", 1000, true), Ok(1));
+    says(&mut bench, b, Residence::Parked, 4, None);
+    hold(&mut bench, "b");
+    says(&mut bench, b, Residence::Missed, 4, None);
+    assert_eq!(orders(&bench, b), [1]);
+    // A later order without a hold changes nothing; the next return ends the hold.
+    assert_eq!(asks(&mut bench, "b", 1000, false), Ok(1));
+    says(&mut bench, b, Residence::Resident, 4, None);
+    assert_eq!(asks(&mut bench, "b", 1000, true), Ok(1));
+    says(&mut bench, b, Residence::Missed, 4, None);
+    assert_eq!(orders(&bench, b), [1, 0, 1, 0]);
 }
 
 #[test]
@@ -125,7 +154,7 @@ fn a_refusal_names_what_is_wrong_and_changes_nothing() {
         refused(&mut bench, "c", 1000),
         "`c` needs 3 GiB of host memory, and 3 GiB of 5 GiB are taken for user 1000 (park_memory)"
     );
-    assert_eq!(asks(&mut bench, "a", 1000, true), Ok(0), "it is on its way");
+    assert_eq!(asks(&mut bench, "a", 1000, true), Ok(1), "it is on its way");
     says(&mut bench, a, Residence::Parked, 3, None);
     assert_eq!(asks(&mut bench, "a", 1000, false), Ok(1));
     says(&mut bench, a, Residence::Resident, 3, None);

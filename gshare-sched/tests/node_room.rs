@@ -445,7 +445,7 @@ proptest! {
                 Step::Hand(at, on) => {
                     by_hand = true;
                     let name = format!("p{at}");
-                    world.bench.tell(gshare_sched::node::NodeEvent::ParkAsked { name, uid: 1000, on });
+                    world.bench.tell(gshare_sched::node::NodeEvent::ParkAsked { name, uid: 1000, on, holds: false });
                     world.hears();
                 }
                 Step::Pass(time) => world.pass(time),

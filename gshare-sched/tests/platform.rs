@@ -245,6 +245,64 @@ fn a_start_that_a_scaler_cannot_order_is_not_carried_out() {
     assert_eq!(host.instances.len(), 2, "its maximum");
 }
 
+/// Two functions of 9 GiB on each of two devices of 16 GiB; a start takes 8 s, and a copy 400 ms. The first call of each is over.
+fn four_parked_in_turn() -> Host {
+    let mut host = Host::with(&[16, 16]);
+    host.copies = Some(MS(400));
+    for function in 0..4 {
+        let spec = inference(9).with_instances(1, 1).with_slo(MS(6_000));
+        host.deploy(function, spec.with_loads(MS(8_000), MS(8_000)));
+        host.load(function, MS(1), 1);
+        host.run(MS(15_000));
+    }
+    host
+}
+
+#[test]
+fn a_parked_instance_comes_back_to_the_device_of_its_process() {
+    let mut host = four_parked_in_turn();
+    for function in 0..4 {
+        host.load(function, MS(1_500), 60);
+    }
+    host.run(MS(100_000));
+    assert_eq!(host.moved, [], "nothing starts anew");
+    for function in 0..4 {
+        let answered = host.answered(function);
+        assert_eq!(answered.len(), 61, "fn{function}: {:?}", host.rejected());
+        let slowest = answered[1..].iter().max().unwrap();
+        assert!(*slowest <= MS(6_000), "fn{function} waited {slowest}");
+    }
+    let parked = host.count(|order| matches!(order, PlatformAction::Park { .. }));
+    assert!((20..=120).contains(&parked), "{parked} times");
+}
+
+#[test]
+fn a_parked_instance_starts_elsewhere_once_it_has_waited_as_long_as_a_start() {
+    let mut host = four_parked_in_turn();
+    let home = |host: &Host, function| {
+        let mut all = host.instances.values().filter(|of| of.function == FunctionId::new(function));
+        all.next().unwrap().home.clone()
+    };
+    // Its own device answers a request for a minute, and the other device has room.
+    let (own, other): (Vec<u32>, Vec<u32>) = (0..3).partition(|one| home(&host, *one) == home(&host, 3));
+    host.load(own[0], MS(1), 1);
+    host.run(MS(15_000));
+    for function in other {
+        host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(function) }).unwrap();
+    }
+    host.takes = MS(60_000);
+    host.load(own[0], MS(1), 1);
+    host.run(MS(3_000));
+    host.takes = MS(10);
+    let before = home(&host, 3);
+    host.load(3, MS(1), 1);
+    host.run(MS(7_000));
+    assert_eq!((host.answered(3).len(), host.moved.len()), (1, 0), "it waits at home");
+    host.run(MS(12_000));
+    assert_eq!((host.answered(3).len(), host.moved.len()), (2, 1), "{:?}", host.rejected());
+    assert_ne!(home(&host, 3), before);
+}
+
 /// Three functions of 9 GiB on two devices of 16 GiB: an idle function lends its memory to another.
 #[test]
 fn a_function_that_finds_no_memory_is_served_when_another_has_been_parked() {

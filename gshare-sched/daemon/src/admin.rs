@@ -5,13 +5,15 @@
 //! {"query":"metrics"}     ──▶    ◀── {"text":"…"}
 //! {"query":"room",…}      ──▶    ◀── [null,"request 70% does not fit: …"]
 //! {"query":"park","name":"a","on":true}  ──▶    ◀── {"Ok":[4294967296]} or {"Err":"no client is named `a` …"}
+//! {"query":"moved","clients":[4294967296],"on":true}  ──▶    ◀── {"Done":1073741824}, or "Moves" after some seconds
 //! ```
 //! The admin socket is a separate stream socket. Users with access to the daemon may also ask questions. The daemon serves
 //! a bounded number of connections side by side, so a silent peer or a slow reader delays no other peer. Before a snapshot the
 //! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 8 of the
 //! [node](gshare_sched::node)).
 
-use crate::handle::{Handle, Park, Parked};
+use crate::handle::{Handle, Moved, Park, Parked};
+use crate::moves::Progress;
 use crate::snapshot::Snapshot;
 use gshare_core::{Bytes, ClientId, DeviceUuid, ResourceSpec};
 use serde::{Deserialize, Serialize};
@@ -27,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time for a question and its answer.
 const TURN: Duration = Duration::from_secs(5);
 /// Most bytes in a question.
-const MAX_QUERY: u64 = 4096;
+const MAX_QUERY: u64 = 16_384;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case", deny_unknown_fields)]
@@ -35,7 +37,16 @@ enum Query {
     Snapshot,
     Metrics,
     Room(Room),
-    Park { name: String, on: bool },
+    Park {
+        name: String,
+        on: bool,
+        #[serde(default)]
+        holds: bool,
+    },
+    Moved {
+        clients: Vec<ClientId>,
+        on: bool,
+    },
 }
 
 /// The question whether a future program has room on its visible devices.
@@ -75,10 +86,27 @@ pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
     ask(socket, &Query::Room(room))
 }
 
-/// Asks the daemon behind an admin socket to park an instance, or to bring it back. The answer has the clients whose memory moves from now
-/// on, or the refusal.
-pub fn park(socket: &Path, name: &str, on: bool) -> io::Result<Result<Vec<ClientId>, String>> {
-    ask::<Parked>(socket, &Query::Park { name: name.to_owned(), on })
+/// Asks the daemon behind an admin socket to park an instance, or to bring it back. An instance on `hold` does not come back by itself when
+/// it misses its memory. The answer has the clients whose memory moves from now on, or the refusal.
+pub fn park(socket: &Path, name: &str, order: ParkOrder) -> io::Result<Result<Vec<ClientId>, String>> {
+    let (on, holds) = (order != ParkOrder::Unpark, order == ParkOrder::Hold);
+    ask::<Parked>(socket, &Query::Park { name: name.to_owned(), on, holds })
+}
+
+/// An order for the memory of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParkOrder {
+    /// To host memory, until the program misses it.
+    Park,
+    /// To host memory, until it is asked back.
+    Hold,
+    /// Back to the device.
+    Unpark,
+}
+
+/// Waits for the end of a move of these clients' memory, to host memory if `on`, but no longer than a few seconds.
+pub fn moved(socket: &Path, clients: &[ClientId], on: bool) -> io::Result<Progress> {
+    ask(socket, &Query::Moved { clients: clients.to_vec(), on })
 }
 
 fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
@@ -109,8 +137,11 @@ async fn converse(mut stream: UnixStream, uid: u32, handle: &Handle) -> io::Resu
         Ok(Query::Snapshot) => json(&handle.snapshot_later().await.map_err(io::Error::other)?),
         Ok(Query::Metrics) => json(&Text { text: handle.metrics_later().await.map_err(io::Error::other)? }),
         Ok(Query::Room(room)) => json(&handle.room_later(room).await.map_err(io::Error::other)?),
-        Ok(Query::Park { name, on }) => {
-            json(&handle.park_later(Park { name, uid, on }).await.map_err(io::Error::other)?)
+        Ok(Query::Park { name, on, holds }) => {
+            json(&handle.park_later(Park { name, uid, on, holds }).await.map_err(io::Error::other)?)
+        }
+        Ok(Query::Moved { clients, on }) => {
+            json(&handle.moved_later(Moved { clients, on }).await.map_err(io::Error::other)?)
         }
         Err(error) => json(&Failure { error: format!("not a query: {error}") }),
     }?;

@@ -3,6 +3,7 @@
 use crate::admin::Room;
 use crate::config::{Config, ConfigError};
 use crate::metrics::Metrics;
+use crate::moves::Progress;
 use crate::nvml::DeviceFact;
 use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
@@ -40,6 +41,7 @@ pub(crate) enum Command {
     Snapshot(Reply<Snapshot>),
     Room(Room, Reply<Vec<Option<String>>>),
     Park(Park, Reply<Parked>),
+    Moved(Moved, Reply<Progress>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
     Found(ConnId, Option<DeviceFact>),
     Stop,
@@ -51,6 +53,16 @@ pub(crate) struct Park {
     pub(crate) name: String,
     /// The asking user.
     pub(crate) uid: u32,
+    pub(crate) on: bool,
+    /// Whether the memory stays in host memory until it is asked back.
+    pub(crate) holds: bool,
+}
+
+/// A question for the end of a move.
+#[derive(Debug)]
+pub(crate) struct Moved {
+    pub(crate) clients: Vec<ClientId>,
+    /// Whether the move is to host memory.
     pub(crate) on: bool,
 }
 
@@ -144,6 +156,18 @@ impl Handle {
     pub(crate) async fn park_later(&self, park: Park) -> Result<Parked, DaemonError> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.send(Command::Park(park, Reply::new(move |answer| drop(sender.send(answer)))))?;
+        receiver.await.map_err(|_| DaemonError::Stopped)
+    }
+
+    /// The progress of a move at its end, or after a bounded time.
+    pub(crate) async fn moved_later(&self, moved: Moved) -> Result<Progress, DaemonError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.send(Command::Moved(
+            moved,
+            Reply::new(move |answer| {
+                let _ = sender.send(answer);
+            }),
+        ))?;
         receiver.await.map_err(|_| DaemonError::Stopped)
     }
 

@@ -14,6 +14,7 @@ use crate::health::{self, Health, Last};
 use crate::http;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, ReasonLabelSet};
+use crate::moves::Moves;
 use crate::neighbours::Neighbours;
 use crate::nvml::{DeviceFact, News, NodeDriver, NvmlHealth};
 use crate::observed::Observed;
@@ -232,6 +233,7 @@ impl DaemonBuilder {
             hello_due: VecDeque::new(),
             actions: Vec::new(),
             asking: BTreeMap::new(),
+            moves: Moves::default(),
             snapshots: 0,
             frame: Vec::with_capacity(MAX_FRAME),
             received: Box::new([0; MAX_FRAME + 1]),
@@ -284,6 +286,7 @@ pub struct Daemon {
     actions: Vec<NodeAction>,
     /// Questions for a snapshot by number, until the node knows the clients' use of memory; and the last number.
     asking: BTreeMap<u32, Reply<Snapshot>>,
+    moves: Moves,
     snapshots: u32,
     frame: Vec<u8>,
     /// Room for one byte more than a frame, so that a longer frame is recognised.
@@ -411,7 +414,8 @@ impl Daemon {
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let hello = self.hello_due.front().map(|(due, _)| *due);
-        [self.node.node().next_deadline(), hello, self.resume_accept, self.idle_due]
+        let moves = self.moves.next_deadline();
+        [self.node.node().next_deadline(), hello, self.resume_accept, self.idle_due, moves]
             .into_iter()
             .flatten()
             .min()
@@ -489,6 +493,7 @@ impl Daemon {
         }
         self.actions.clear();
         self.node.write_journal();
+        self.moves.answer(now, self.node.node());
     }
 
     /// Carries out a command of the host; `false` for the command to stop.
@@ -511,12 +516,16 @@ impl Daemon {
                 let refusals = devices.into_iter().map(refusal);
                 reply.send(refusals.map(|refusal| refusal.map(|refusal| refusal.to_string())).collect());
             }
-            Command::Park(Park { name, uid, on }, reply) => {
+            Command::Moved(moved, reply) => {
+                self.moves.ask(now, moved, reply);
+                self.settle(now);
+            }
+            Command::Park(Park { name, uid, on, holds }, reply) => {
                 // The daemon's own user may order for everybody, as root may.
                 let uid = if uid == rustix::process::geteuid().as_raw() { 0 } else { uid };
                 let answer = self.node.node().can_park(&name, uid, on).map_err(|refusal| refusal.to_string());
                 if answer.is_ok() {
-                    self.tell(now, NodeEvent::ParkAsked { name, uid, on });
+                    self.tell(now, NodeEvent::ParkAsked { name, uid, on, holds });
                     self.settle(now);
                 }
                 reply.send(answer);

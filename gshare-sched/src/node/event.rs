@@ -65,6 +65,9 @@ pub enum NodeEvent {
         uid: u32,
         /// Whether to host memory.
         on: bool,
+        /// Whether the memory stays there until it is asked back, even if the program misses it.
+        #[cfg_attr(feature = "serde", serde(default))]
+        holds: bool,
     },
     /// [`Engine::next_deadline`](gshare_core::Engine::next_deadline) has come.
     DeadlineReached,

@@ -548,7 +548,9 @@ impl Engine for Node {
             NodeEvent::Reloaded { config } => self.reload(now, *config, actions),
             NodeEvent::DeviceFound { uuid, memory } => self.device_found(uuid, memory, actions),
             NodeEvent::UseAsked { question } => self.ask_for_use(now, question, actions),
-            NodeEvent::ParkAsked { name, uid, on } => self.park_asked(now, (&name, uid, on), actions),
+            NodeEvent::ParkAsked { name, uid, on, holds } => {
+                self.park_asked(now, (&name, uid, on.then_some(holds)), actions);
+            }
             NodeEvent::DeadlineReached => self.deadline(now, actions),
         }
         self.make_room(now, actions);

@@ -31,6 +31,9 @@ pub struct Parking {
     /// The client that needed the memory; `None` for an order of a user.
     #[cfg_attr(feature = "serde", serde(default))]
     pub ordered_for: Option<ClientId>,
+    /// Whether the memory comes back by another order of a user only, even if the program misses it.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub held: bool,
     /// Start of the wait for room to come back into.
     #[cfg_attr(feature = "serde", serde(default))]
     pub returns_since: Option<Timestamp>,
@@ -39,7 +42,11 @@ pub struct Parking {
 /// The cause of an order to park.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    User(u32),
+    User {
+        uid: u32,
+        /// Whether the memory stays until it is asked back.
+        holds: bool,
+    },
     /// A client that needs the memory.
     For(ClientId),
 }
@@ -109,8 +116,8 @@ fn sum(bytes: impl Iterator<Item = Bytes>) -> Bytes {
 }
 
 impl Node {
-    /// The clients of an instance that user `uid` can park, or bring back, now. Root may do so for every instance. Clients already where
-    /// they shall be are left out.
+    /// The clients of an instance that user `uid` can park, or bring back, now. Root may do so for every instance. Clients on their way
+    /// are among them, and clients already where they shall be are left out.
     ///
     /// # Errors
     /// The reason why none can.
@@ -134,7 +141,8 @@ impl Node {
         }
         let moves = |parking: &Parking| match on {
             true => {
-                !parking.ordered && parking.residence == Residence::Resident && parking.bytes > Bytes::ZERO
+                matches!(parking.residence, Residence::Resident | Residence::Parking)
+                    && parking.bytes > Bytes::ZERO
             }
             false => parking.residence != Residence::Resident,
         };
@@ -145,7 +153,8 @@ impl Node {
         }
         let moved: Vec<_> = clients.into_iter().filter(|(_, parking)| moves(parking)).collect();
         if on {
-            let need = sum(moved.iter().map(|(_, parking)| parking.bytes));
+            let new = moved.iter().filter(|(_, parking)| parking.on_host() == Bytes::ZERO);
+            let need = sum(new.map(|(_, parking)| parking.bytes));
             let (taken, budget) = (self.parked_of(owner), self.config.park_memory);
             if need > budget.saturating_sub(taken) {
                 return Err(ParkRefusal::HostBudget { name: owned(), need, taken, budget, owner });
@@ -166,20 +175,43 @@ impl Node {
     pub(super) fn park_asked(
         &mut self,
         now: Timestamp,
-        (name, uid, on): (&str, u32, bool),
+        (name, uid, parks): (&str, u32, Option<bool>),
         out: &mut Vec<NodeAction>,
     ) {
-        match self.can_park(name, uid, on) {
-            Ok(clients) if !clients.is_empty() => {
-                for client in clients {
-                    match on {
-                        true => self.order_park(now, client, Some(By::User(uid)), out),
-                        false => self.return_in_line(now, client),
-                    }
-                }
+        let Ok(clients) = self.can_park(name, uid, parks.is_some()) else { return note(Note::NoEffect, out) };
+        let mut changed = if parks == Some(true) { self.hold_away(name) } else { false };
+        for client in clients {
+            let Some(holds) = parks else {
+                self.return_in_line(now, client);
+                changed = true;
+                continue;
+            };
+            let parking = self.clients.get(client).and_then(|entry| entry.parking);
+            if parking.is_some_and(|parking| !parking.ordered) {
+                self.order_park(now, client, Some(By::User { uid, holds }), out);
+                changed = true;
             }
-            _ => note(Note::NoEffect, out),
         }
+        if !changed {
+            note(Note::NoEffect, out);
+        }
+    }
+
+    /// The clients of an instance that are parked already stay so until they are asked back. The answer is whether that is news.
+    fn hold_away(&mut self, name: &str) -> bool {
+        let Some(instance) = self.names.get(name) else { return false };
+        let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.instance == *instance);
+        let away = |client: &super::Client| client.parking.is_some_and(|parking| parking.ordered);
+        let there = self.clients.iter().filter(|(_, client)| of(client.conn) && away(client));
+        let clients: Vec<ClientId> = there.map(|(client, _)| client).collect();
+        let mut any = false;
+        for client in clients {
+            if let Some(parking) = self.clients.get_mut(client).and_then(|entry| entry.parking.as_mut()) {
+                any |= !core::mem::replace(&mut parking.held, true);
+            }
+            self.line.returned(client);
+        }
+        any
     }
 
     /// Orders a client to host memory, or back.
@@ -193,17 +225,17 @@ impl Node {
         let on = by.is_some();
         let entry = self.clients.get_mut(client).expect("a client that was just found");
         let tenant = entry.tenant;
-        if let Some(By::User(_)) = by {
+        if let Some(By::User { .. }) = by {
             // The user may have the program back at once.
             entry.moves.stays_until = now;
         }
         if let Some(parking) = &mut entry.parking {
             parking.ordered = on;
             parking.ordered_at = by.map(|_| now);
-            (parking.ordered_by, parking.ordered_for) = match by {
-                Some(By::User(uid)) => (Some(uid), None),
-                Some(By::For(other)) => (None, Some(other)),
-                None => (None, None),
+            (parking.ordered_by, parking.ordered_for, parking.held) = match by {
+                Some(By::User { uid, holds }) => (Some(uid), None, holds),
+                Some(By::For(other)) => (None, Some(other), false),
+                None => (None, None, false),
             };
             let (bytes, ordered_for) = (parking.bytes, parking.ordered_for);
             note(Note::ParkOrdered { client, on, bytes, ordered_for }, out);
@@ -236,9 +268,9 @@ impl Node {
             // It was parked under an earlier daemon.
             (None, _) => true,
         };
-        let (ordered_at, ordered_by, ordered_for) = match entry.parking.filter(|_| ordered) {
-            Some(before) => (before.ordered_at, before.ordered_by, before.ordered_for),
-            None => (ordered.then_some(now), None, None),
+        let (ordered_at, ordered_by, ordered_for, held) = match entry.parking.filter(|_| ordered) {
+            Some(before) => (before.ordered_at, before.ordered_by, before.ordered_for, before.held),
+            None => (ordered.then_some(now), None, None, false),
         };
         let parking = Parking {
             residence,
@@ -248,12 +280,13 @@ impl Node {
             ordered_at,
             ordered_by,
             ordered_for,
+            held,
             returns_since: None,
         };
         entry.parking = Some(parking);
         note(Note::Parking { client, residence, bytes, obstacle }, out);
         self.has_moved(now, client, before);
-        if residence == Residence::Missed && ordered {
+        if residence == Residence::Missed && ordered && !held {
             self.return_in_line(now, client);
         }
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);

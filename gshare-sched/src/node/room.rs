@@ -157,7 +157,8 @@ impl Line {
         bandwidth.map_or(Duration::ZERO, |of| Duration::from_nanos(bytes.0.saturating_mul(1_000_000) / of))
     }
 
-    fn returned(&mut self, client: ClientId) {
+    /// The client does not wait for its return any more.
+    pub(super) fn returned(&mut self, client: ClientId) {
         self.waiters.retain(|waiter| waiter.client != client || waiter.want != Want::Return);
     }
 

@@ -72,8 +72,11 @@ pub enum InstanceReport {
     Ready,
     /// A `Start` could not be carried out; no part of the instance runs.
     Refused,
-    /// A `Park` was carried out: the device's memory is free.
+    /// A `Park` was carried out: the device's memory is free, and the processes live on. An `Unpark` to the same devices copies their
+    /// memory back; to other devices it starts them anew.
     Parked,
+    /// A `Park` was carried out by the end of the processes. An `Unpark` starts them anew, on any device.
+    Unloaded,
     /// An `Unpark` was carried out.
     Unparked,
     /// A training job has done all of its work and ended.

@@ -24,6 +24,8 @@ pub(super) struct Instance {
     pub(super) life: Life,
     /// Whether it is parked once its `Start` is done, or its `Park`: nothing of it is on a device.
     out: bool,
+    /// Whether its processes live while it is parked.
+    lives: bool,
     /// A `Park`, or an `Unpark`, that its host has not answered.
     pub(super) moving: Option<Moving>,
     /// Its parts; of a parked instance its parts before it was parked.
@@ -43,6 +45,12 @@ impl Instance {
     /// Its parts on devices; none while it is parked.
     pub(super) fn parts(&self) -> &[Part] {
         if self.out { &[] } else { &self.parts }
+    }
+
+    /// The devices of its living processes while it is parked; empty without them.
+    pub(super) fn homes(&self) -> BTreeSet<GpuId> {
+        let parts = if self.out && self.lives { &self.parts[..] } else { &[] };
+        parts.iter().map(|part| part.gpu).collect()
     }
 
     /// Whether it counts towards its function's minimum.
@@ -279,6 +287,7 @@ impl Cluster {
             function: *function,
             life: Life::Starting,
             out: *parked,
+            lives: false,
             moving: None,
             parts: parts.clone(),
             memory,
@@ -302,8 +311,8 @@ impl Cluster {
                 of.life = if of.out { Life::Parked } else { Life::Ready };
                 self.instances.due.clear((instance, Due::Start));
             }
-            (InstanceReport::Parked, _, Some(Moving::Out)) => {
-                (of.moving, of.out) = (None, true);
+            (InstanceReport::Parked | InstanceReport::Unloaded, _, Some(Moving::Out)) => {
+                (of.moving, of.out, of.lives) = (None, true, report == InstanceReport::Parked);
                 self.instances.due.clear((instance, Due::Move));
                 // Its memory is free.
                 self.look = true;
@@ -349,6 +358,7 @@ impl Platform {
             }
             _ if self.cluster.heard(instance, report) => {
                 let Some(pool) = self.cluster.instances.get(instance).map(|of| of.pool) else { return };
+                let report = if report == InstanceReport::Unloaded { InstanceReport::Parked } else { report };
                 self.tell(pool, |pool, cluster| pool.reported(cluster, instance, report));
             }
             _ => {}

@@ -79,6 +79,10 @@ pub(crate) struct Host {
     pub(crate) takes: Duration,
     /// How many times as long as its specification says a load takes.
     pub(crate) slower: u64,
+    /// How long a parked instance takes to come back to its devices, where processes live on; elsewhere it loads.
+    pub(crate) copies: Option<Duration>,
+    /// The instances that came back to other devices.
+    pub(crate) moved: Vec<InstanceId>,
 }
 
 impl Host {
@@ -95,6 +99,8 @@ impl Host {
             orders: Vec::new(),
             takes: MS(10),
             slower: 1,
+            copies: None,
+            moved: Vec::new(),
         }
     }
 
@@ -193,14 +199,19 @@ impl Host {
                 let of = self.instances.get_mut(&instance).unwrap();
                 assert!(of.has.is_empty() && of.life == Life::Ready, "{instance} cannot be parked");
                 of.life = Life::Parked;
-                self.after(MS(300), Later::Report(instance, InstanceReport::Parked));
+                let lives = self.copies.is_some();
+                let report = if lives { InstanceReport::Parked } else { InstanceReport::Unloaded };
+                self.after(MS(300), Later::Report(instance, report));
             }
             PlatformAction::Unpark { instance, parts, takes } => {
                 let of = self.instances.get_mut(&instance).unwrap();
                 assert!(of.life == Life::Parked && of.parts.is_empty(), "{instance} is not parked");
-                of.home = parts.iter().map(|part| part.gpu).collect();
+                let home: BTreeSet<GpuId> = parts.iter().map(|part| part.gpu).collect();
+                let moves = core::mem::replace(&mut of.home, home.clone()) != home;
                 of.parts = parts;
-                let takes = takes.saturating_mul(self.slower);
+                self.moved.extend(moves.then_some(instance));
+                let loads = takes.saturating_mul(self.slower);
+                let takes = self.copies.filter(|_| !moves).unwrap_or(loads);
                 self.after(takes, Later::Report(instance, InstanceReport::Unparked));
             }
             PlatformAction::Drain { instance } => {
@@ -242,7 +253,9 @@ impl Host {
                 match report {
                     InstanceReport::Ready if of.life == Life::Starting => of.life = Life::Ready,
                     InstanceReport::Unparked if of.life == Life::Parked => of.life = Life::Ready,
-                    InstanceReport::Parked if of.life == Life::Parked => of.parts.clear(),
+                    InstanceReport::Parked | InstanceReport::Unloaded if of.life == Life::Parked => {
+                        of.parts.clear()
+                    }
                     InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
                         self.instances.remove(&instance);
                     }

@@ -32,7 +32,7 @@ const MOST_BATCH: u32 = 256;
 const MOST: u32 = 4096;
 
 /// The annotations of this host, with their meaning for error messages.
-const KEYS: [(&str, &str); 16] = [
+const KEYS: [(&str, &str); 17] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
     (
@@ -49,6 +49,10 @@ const KEYS: [(&str, &str); 16] = [
     ("gshare/requests_per_second", "requests per second of an instance with the given share"),
     ("gshare/concurrency", "requests that an instance serves at once: 1 to 64"),
     ("gshare/batch", "most requests that an instance takes as one batch: 1 to 256"),
+    (
+        "gshare/park",
+        "false: while others need the device, the process ends instead of its memory going to host memory",
+    ),
     ("gshare/load", "time from the start of an instance to its first answer, such as 4s"),
     ("gshare/probe_path", "path that is called while the function is measured"),
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
@@ -203,6 +207,8 @@ pub struct Plan {
     pub limit: Option<Quota>,
     /// Kind of devices, if the deployment chooses one.
     pub regime: Option<Regime>,
+    /// Whether the memory of its processes may go to host memory while others need the device.
+    pub parks: bool,
     /// Time from the start of an instance to its first answer.
     pub load: Duration,
     /// Request for the trials.
@@ -290,6 +296,7 @@ impl Plan {
                 .filter(|quota| !quota.request().is_zero())
                 .map(QuotaRange::limit),
             regime,
+            parks: annotations.parks(&wants, devices)?,
             load: annotations.time("gshare/load")?.unwrap_or(Duration::from_secs(1)),
             probe: annotations.probe()?,
             limits: limits(deployment)?,
@@ -651,6 +658,23 @@ impl Annotations<'_> {
         Err(bad(key, text, why))
     }
 
+    /// Training is never parked, and neither is a process with several devices.
+    fn parks(&self, wants: &Wants, devices: u32) -> Result<bool, ApiError> {
+        let key = "gshare/park";
+        let can = devices == 1 && !matches!(wants, Wants::NoGpu { .. } | Wants::Training { .. });
+        match self.get(key) {
+            None => Ok(can),
+            Some("false") => Ok(false),
+            Some("true") if can => Ok(true),
+            Some("true") => Err(bad(
+                key,
+                "true",
+                "need an inference function or a pipeline, with one GPU for each process",
+            )),
+            Some(other) => Err(bad(key, other, "need true or false")),
+        }
+    }
+
     fn probe(&self) -> Result<Probe, ApiError> {
         let path = self.get("gshare/probe_path").unwrap_or("/");
         if !path.starts_with('/') || path.contains(char::is_whitespace) {
@@ -752,6 +776,8 @@ mod tests {
                 r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#,
                 "need gshare/regime fractional",
             ),
+            (r#""annotations":{"gshare/park":"no"}"#, "gshare/park: `no`: need true or false"),
+            (r#""annotations":{"gshare/park":"true","gshare/devices":"2"}"#, "with one GPU for each process"),
             (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
             (r#""annotations":{"slo":"69ms"}"#, "unknown `slo`: need `gshare/slo`"),
             (r#""annotations":{"model":"m","gshare/slo":"1s"}"#, "unknown `model`: need `gshare/model`"),

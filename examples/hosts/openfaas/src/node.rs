@@ -7,7 +7,7 @@ pub use ticket::{Losses, Ticket};
 use super::between::Between;
 use super::deployment::Wants;
 use super::history::History;
-use super::host::{Host, Launch, Order, View, client};
+use super::host::{Host, Launch, Move, Order, View, client};
 use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
@@ -16,11 +16,14 @@ use super::records::Store;
 use super::traces::Exporter;
 use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
+use gshare_core::reason::Reason;
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
 use gshare_runner::{Hook, HookedProcess};
 use gshare_sched::platform::{Part, Platform, Regime};
+use gshared::Progress;
+use gshared::admin::{self, ParkOrder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
@@ -146,7 +149,8 @@ impl Node {
     /// If a thread cannot be started.
     pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
         let (orders, todo) = crossbeam_channel::unbounded();
-        let host = Mutex::new(Host::new(platform, guess, orders));
+        let parks = runner.hook.is_some() && runner.daemon.is_some();
+        let host = Mutex::new(Host::new(platform, guess, orders).with_parking(parks));
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
         let (idle, history) = (Mutex::default(), Mutex::default());
@@ -174,6 +178,7 @@ impl Node {
                         }
                     }
                     Order::Model(errand) => node.runner.models.send(errand),
+                    Order::Move(order) => drop(runtime.spawn_blocking(move || move_memory(&node, &order))),
                 }
             }
         })?;
@@ -317,10 +322,16 @@ impl Node {
             }
             // The daemon's MPS uses pipes outside of the default directory.
             command.envs(self.runner.mps.iter().map(|pipes| ("CUDA_MPS_PIPE_DIRECTORY", pipes)));
-            // Without a GPU, and beside a share of time alone, no memory is booked.
+            // Without a GPU, and beside a share of time alone, no memory is booked. The platform knows the room on a device, and the
+            // daemon keeps none for a process that has left.
             match part.share.memory().filter(|memory| memory.get() > 1) {
+                Some(memory) if launch.parks => command.env("GSHARE_MEM", format!("0:{}", memory.get())),
                 Some(memory) => command.env("GSHARE_MEM", memory.get().to_string()),
                 None => command.env_remove("GSHARE_MEM"),
+            };
+            match launch.parks {
+                true => command.env("GSHARE_PARK", "1"),
+                false => command.env_remove("GSHARE_PARK"),
             };
             if let Some(class) = plan.class {
                 command.env("GSHARE_CLASS", class.to_string());
@@ -389,7 +400,7 @@ async fn look(node: Weak<Node>) {
         tokio::time::sleep(LOOK).await;
         let Some(node) = node.upgrade() else { return };
         let snapshot = match node.runner.daemon.clone() {
-            Some(daemon) => tokio::task::spawn_blocking(move || gshared::admin::snapshot(&daemon)).await,
+            Some(daemon) => tokio::task::spawn_blocking(move || admin::snapshot(&daemon)).await,
             None => Ok(Err(io::ErrorKind::NotFound.into())),
         };
         let snapshot = snapshot.ok().and_then(Result::ok);
@@ -414,6 +425,59 @@ async fn look(node: Weak<Node>) {
             }
         }
     }
+}
+
+/// The most orders to park an instance that comes back by itself.
+const ORDERS: usize = 3;
+
+/// Moves the memory of an instance's processes, and tells the host. Blocks until the end of the move.
+fn move_memory(node: &Node, order: &Move) {
+    let result = match &node.runner.daemon {
+        Some(daemon) => moves(daemon, order),
+        None => Err("there is no daemon".to_owned()),
+    };
+    if let Err(why) = &result {
+        let place = if order.on { "go to host memory" } else { "come back" };
+        let text = format!("its memory does not {place}, and the process ends: {why}");
+        for client in &order.clients {
+            let function = client.rsplit_once('-').map_or(client.as_str(), |(function, _)| function);
+            node.logs.add(function, client, text.clone());
+        }
+    }
+    node.host().moved(node.now(), order, result);
+}
+
+fn moves(daemon: &Path, order: &Move) -> Result<(), String> {
+    let asks = if order.on { ParkOrder::Hold } else { ParkOrder::Unpark };
+    let said = |error: io::Error| error.to_string();
+    // All processes move at the same time.
+    for client in &order.clients {
+        admin::park(daemon, client, asks).map_err(said)??;
+    }
+    for client in &order.clients {
+        moves_one(daemon, client, asks)?;
+    }
+    Ok(())
+}
+
+fn moves_one(daemon: &Path, client: &str, order: ParkOrder) -> Result<(), String> {
+    let (on, said) = (order == ParkOrder::Hold, |error: io::Error| error.to_string());
+    for _ in 0..ORDERS {
+        let ids = admin::park(daemon, client, order).map_err(said)??;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        loop {
+            match admin::moved(daemon, &ids, on).map_err(said)? {
+                Progress::Moves => {}
+                Progress::Done(_) => return Ok(()),
+                Progress::Back(_) => break,
+                Progress::Failed(why) => return Err(Reason::from(why).to_string()),
+                Progress::Ended => return Err("it has ended".to_owned()),
+            }
+        }
+    }
+    Err("it comes back by itself".to_owned())
 }
 
 /// Has the weights that a process shares on its device, in the starter's thread; none where that fails, of which the host is told.

@@ -122,7 +122,11 @@ impl Daemon {
             let named =
                 self.node.as_ref().and_then(|(node, _)| node.clients(now).find(|view| view.pid == pid));
             if let Some(view) = named {
-                self.handle(now, NodeEvent::ParkAsked { name: view.name, uid: 0, on: true }, outside);
+                self.handle(
+                    now,
+                    NodeEvent::ParkAsked { name: view.name, uid: 0, on: true, holds: false },
+                    outside,
+                );
             }
         }
     }

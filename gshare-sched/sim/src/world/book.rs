@@ -552,7 +552,7 @@ impl Book {
                 found.life = if found.placed { Life::Ready } else { Life::Parked };
                 found.ready = Some(now);
             }
-            (InstanceReport::Parked, _) => {
+            (InstanceReport::Parked | InstanceReport::Unloaded, _) => {
                 self.bounds.iter_mut().for_each(|bounds| bounds.ends(id, Due::Move));
                 found.moving = false;
                 self.unplace(now, id);

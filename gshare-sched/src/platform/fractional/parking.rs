@@ -1,13 +1,17 @@
 //! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
+//! A parked instance whose processes live comes back to its device, because there its memory is copied and nothing starts. Only after a
+//! wait as long as a start does it take room elsewhere.
+//!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
-//! What damps this is the price of a move, its parking and its load, as measured the last time. An instance stays a multiple of its own
+//! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
 //! price, so that a device spends a bounded part of its time on moves. It stays as long as the price alone where a request of the waiting
 //! function would be late otherwise, but not for a request that is late in any case.
 
 use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, STAY_PER_MOVE};
+use super::spread::Within;
 use super::{
     Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
     PlatformAction, State, Timer, Timestamp,
@@ -83,7 +87,9 @@ impl FractionalPool {
                 self.wanting.iter().take(index).flat_map(|one| one.on.iter().copied()).collect();
             let Some(of) = self.instances.get(&instance) else { return };
             let (function, demand, node) = (of.function, of.demand, of.node);
-            if let Ok(placed) = self.place_beside(function, &demand, node, &reserved, cluster) {
+            let homes = self.homes_for_now(wanting, cluster);
+            let within = Within { node, homes: &homes, reserved: &reserved };
+            if let Ok(placed) = self.place_beside(function, &demand, &within, cluster) {
                 self.wanting.remove(index);
                 for one in placed {
                     self.hold(instance, one.placement.id, one.placement.gpu);
@@ -96,7 +102,7 @@ impl FractionalPool {
                 continue;
             }
             if !self.makes_room_on(&self.wanting[index].on, cluster) {
-                let on = self.make_room(index, cluster);
+                let on = self.make_room(index, &homes, cluster);
                 if let Some(one) = self.wanting.get_mut(index) {
                     one.on = on;
                 }
@@ -106,6 +112,15 @@ impl FractionalPool {
         if !self.wanting.is_empty() {
             self.look_for_room_in(PARK_IDLE, cluster);
         }
+    }
+
+    /// The devices to which the instance's living processes come back with a copy. None, and any device will do, once it has waited for as
+    /// long as a start takes.
+    fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> BTreeSet<GpuId> {
+        let start = self.instances.get(&wanting.instance).map(|of| self.functions[&of.function].starting);
+        let waits = start.is_some_and(|start| cluster.now.saturating_since(wanting.since) < start);
+        let of = cluster.instances.get(wanting.instance).filter(|_| waits);
+        of.map_or_else(BTreeSet::new, |of| of.homes())
     }
 
     /// Whether an instance on one of these devices is about to be parked.
@@ -118,8 +133,8 @@ impl FractionalPool {
 
     /// Parks the fewest instances that free enough of one device, or of as many devices of one node as the instance needs;
     /// returns the devices, if there are any.
-    fn make_room(&mut self, index: usize, cluster: &mut Cluster) -> Vec<GpuId> {
-        let Some(chosen) = self.cheapest_room(index, cluster) else { return Vec::new() };
+    fn make_room(&mut self, index: usize, homes: &BTreeSet<GpuId>, cluster: &mut Cluster) -> Vec<GpuId> {
+        let Some(chosen) = self.cheapest_room(index, homes, cluster) else { return Vec::new() };
         let on = chosen.iter().map(|(_, _, gpu, _)| *gpu).collect();
         // A spread instance may have to leave several of the devices.
         let victims: BTreeSet<InstanceId> = chosen.into_iter().flat_map(|(.., victims)| victims).collect();
@@ -134,7 +149,12 @@ impl FractionalPool {
     }
 
     /// The devices where room costs the instance the fewest victims; among equals, the victims longest unused.
-    fn cheapest_room(&self, index: usize, cluster: &Cluster) -> Option<Vec<Victims>> {
+    fn cheapest_room(
+        &self,
+        index: usize,
+        homes: &BTreeSet<GpuId>,
+        cluster: &Cluster,
+    ) -> Option<Vec<Victims>> {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
         let count = cluster.functions[&of.function].spec.devices as usize;
@@ -143,15 +163,13 @@ impl FractionalPool {
         let presses = !further && self.presses(of.function, cluster);
         let waited = cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
         let busy_too = presses || waited && !further;
-        let taken = |gpu: GpuId| {
-            let mut others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
-            others.any(|one| one.on.contains(&gpu))
-        };
+        let others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
+        let taken: BTreeSet<GpuId> = others.flat_map(|one| one.on.iter().copied()).collect();
+        let within = Within { node: of.node, homes, reserved: &taken };
         let with = |least: usize| {
             let mut nodes: BTreeMap<NodeId, Vec<Victims>> = BTreeMap::new();
             for (&gpu, &at) in &self.devices {
-                if of.node.is_none_or(|node| node == at)
-                    && !taken(gpu)
+                if within.allows(gpu, at)
                     && let Some(victims) = self.victims_on(gpu, of, (least, busy_too, presses), cluster)
                 {
                     nodes.entry(at).or_default().push(victims);
@@ -246,7 +264,7 @@ impl FractionalPool {
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let price = own.parking.saturating_add(own.loading);
+        let price = self.price(of.function, cluster);
         let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(LEAST_STAY) };
         if cluster.now.saturating_since(of.came) < stay {
             return None;
@@ -259,16 +277,29 @@ impl FractionalPool {
     /// short as its SLO.
     fn presses(&self, function: FunctionId, cluster: &Cluster) -> bool {
         let Some((arrived, request)) = cluster.queue(function).first() else { return false };
-        let (of, spec) = (&self.functions[&function], &cluster.functions[&function].spec);
+        let spec = &cluster.functions[&function].spec;
         // The victim's parking is taken to be as long as the function's own.
-        let price = of.parking.saturating_add(of.loading).saturating_add(PARK_IDLE.saturating_mul(2));
+        let price = self.price(function, cluster).saturating_add(PARK_IDLE.saturating_mul(2));
         let wait = cluster.requests[request].patience();
         let end = spec.slo.filter(|slo| *slo > price).unwrap_or(wait);
         end > price && cluster.now.saturating_since(*arrived) >= end - price
     }
 
-    /// Notes an order to move the instance, which takes this long by its specification.
-    pub(super) fn ordered(&mut self, instance: InstanceId, takes: Duration, cluster: &Cluster) {
+    /// How long the next move of an instance takes, there and back. Before the function's first, other functions' copies tell.
+    fn price(&self, function: FunctionId, cluster: &Cluster) -> Duration {
+        let of = &self.functions[&function];
+        let memory = cluster.functions[&function].spec.memory.get();
+        match self.copied {
+            Some((bytes, took)) if of.parking.is_zero() => {
+                took.scaled(memory.saturating_mul(2), bytes.get().max(1))
+            }
+            _ if of.lives => of.parking.saturating_add(of.returning.unwrap_or(of.parking)),
+            _ => of.parking.saturating_add(of.loading),
+        }
+    }
+
+    /// Notes an order to move the instance: to start it, which takes this long by its specification, or to copy its memory.
+    pub(super) fn ordered(&mut self, instance: InstanceId, takes: Option<Duration>, cluster: &Cluster) {
         if let Some(of) = self.instances.get_mut(&instance) {
             (of.ordered, of.takes) = (cluster.now, takes);
         }
@@ -279,21 +310,30 @@ impl FractionalPool {
         let Some(of) = self.instances.get(&instance) else { return };
         let Some(function) = self.functions.get_mut(&of.function) else { return };
         let took = cluster.now.saturating_since(of.ordered);
-        if of.state == State::Parked {
-            function.parking = took;
-        } else {
-            // A load from disk says how long one from host memory takes, which is what comes after a parking.
-            let host = cluster.functions[&of.function].spec.load_host;
-            let nanos = u128::from(took.as_nanos()) * u128::from(host.as_nanos());
-            function.loading = match of.takes {
-                Duration::ZERO => took,
-                takes => Duration::from_wide_nanos(nanos / u128::from(takes.as_nanos())),
-            };
+        match of.takes {
+            _ if of.state == State::Parked => {
+                function.parking = took;
+                function.lives = cluster.instances.get(instance).is_some_and(|of| !of.homes().is_empty());
+                if function.lives {
+                    self.copied = Some((cluster.functions[&of.function].spec.memory, took));
+                }
+            }
+            None => function.returning = Some(took),
+            Some(takes) => {
+                // A load from disk says how long one from host memory takes, which is what comes after a parking.
+                let host = cluster.functions[&of.function].spec.load_host;
+                let nanos = u128::from(took.as_nanos()) * u128::from(host.as_nanos());
+                function.starting = took;
+                function.loading = match takes {
+                    Duration::ZERO => took,
+                    takes => Duration::from_wide_nanos(nanos / u128::from(takes.as_nanos())),
+                };
+            }
         }
     }
 
     pub(super) fn park(&mut self, instance: InstanceId, cluster: &mut Cluster) {
-        self.ordered(instance, Duration::ZERO, cluster);
+        self.ordered(instance, None, cluster);
         if self.enter(instance, State::Parking).is_some() {
             cluster.order(PlatformAction::Park { instance });
         }
@@ -303,9 +343,10 @@ impl FractionalPool {
         self.enter(instance, State::Unparking);
         let Some(of) = self.instances.get(&instance) else { return };
         let parts = self.parts(of, cluster);
-        // The process exists: the rest of a load from host memory is the copy, at its share of the whole load.
         let takes = cluster.functions[&of.function].spec.load_host;
-        self.ordered(instance, takes, cluster);
+        let homes = cluster.instances.get(instance).map(|of| of.homes()).unwrap_or_default();
+        let copies = !homes.is_empty() && parts.iter().all(|part| homes.contains(&part.gpu));
+        self.ordered(instance, (!copies).then_some(takes), cluster);
         cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
 }

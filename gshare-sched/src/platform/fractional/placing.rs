@@ -1,14 +1,14 @@
 //! The life of each instance, by the scaler's orders and the host's reports.
 
+use super::spread::Within;
 use super::{
-    Cluster, Duration, Fleet, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
+    Cluster, Fleet, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
     PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
 };
 use crate::Tier;
 use crate::pack::{Demand, PackError};
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
-use std::collections::BTreeSet;
 
 impl FractionalPool {
     /// Reports the load to the scaler, and carries out its orders.
@@ -78,7 +78,7 @@ impl FractionalPool {
             waits || cluster.functions[&function].spec.min_instances == 0 && of.instances.iter().all(leaves);
         let demand = self.demand(function, &at, cluster);
         let serves = (at.batch.max(1), at.throughput);
-        let placed = self.place_beside(function, &demand, None, &BTreeSet::new(), cluster);
+        let placed = self.place_beside(function, &demand, &Within::ANYWHERE, cluster);
         let lacks_room = matches!(placed, Err(PackError::NoRoom { .. } | PackError::Memory { .. }));
         if placed.is_err() && !(lacks_room && waits) {
             let until = cluster.now.saturating_add(self.scaler.config().retry_after);
@@ -126,7 +126,7 @@ impl FractionalPool {
             used: cluster.now,
             came: cluster.now,
             ordered: cluster.now,
-            takes: Duration::ZERO,
+            takes: None,
         };
         let instance = cluster.instances.name();
         if let Some(function) = self.functions.get_mut(&function) {
@@ -191,7 +191,7 @@ impl FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = self.parts(of, cluster);
-        self.ordered(instance, takes, cluster);
+        self.ordered(instance, Some(takes), cluster);
         cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 

@@ -8,8 +8,31 @@ use super::{Cluster, Demand, FractionalPool, FunctionId, GpuId, NodeId};
 use crate::pack::{PackError, Placed};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The devices allowed for a placement.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Within<'a> {
+    /// One node only.
+    pub(super) node: Option<NodeId>,
+    /// The devices with the instance's living processes only, unless empty.
+    pub(super) homes: &'a BTreeSet<GpuId>,
+    pub(super) reserved: &'a BTreeSet<GpuId>,
+}
+
+impl Within<'static> {
+    pub(super) const ANYWHERE: Self =
+        Self { node: None, homes: &BTreeSet::new(), reserved: &BTreeSet::new() };
+}
+
+impl Within<'_> {
+    pub(super) fn allows(&self, gpu: GpuId, node: NodeId) -> bool {
+        self.node.is_none_or(|only| only == node)
+            && (self.homes.is_empty() || self.homes.contains(&gpu))
+            && !self.reserved.contains(&gpu)
+    }
+}
+
 impl FractionalPool {
-    /// Places an instance of a function on unreserved devices, of this node if it has one.
+    /// Places an instance of a function on allowed devices.
     ///
     /// # Errors
     /// The packer's; then no part is placed.
@@ -17,21 +40,19 @@ impl FractionalPool {
         &mut self,
         function: FunctionId,
         demand: &Demand,
-        node: Option<NodeId>,
-        reserved: &BTreeSet<GpuId>,
+        within: &Within<'_>,
         cluster: &Cluster,
     ) -> Result<Vec<Placed>, PackError> {
         let spec = cluster.functions.get(&function).map(|of| &of.spec);
         let (count, weights) = spec.map_or((1, None), |spec| (spec.devices, spec.weights));
         if count > 1 {
-            return self.place_spread(count, demand, node, reserved);
+            return self.place_spread(count, demand, within);
         }
-        if node.is_none() && reserved.is_empty() && weights.is_none() {
+        if within.node.is_none() && within.reserved.is_empty() && weights.is_none() {
             return Ok(vec![self.packer.place(demand)?]);
         }
         let devices = &self.devices;
-        let here = |gpu| node.is_none_or(|node| devices.get(&gpu) == Some(&node));
-        let allowed = |gpu| !reserved.contains(&gpu) && here(gpu);
+        let allowed = |gpu| devices.get(&gpu).is_some_and(|node| within.allows(gpu, *node));
         let placed = match weights {
             Some(weights) => self.weights.place(&mut *self.packer, demand, weights, &allowed),
             None => self.packer.place_where(demand, &allowed),
@@ -43,8 +64,7 @@ impl FractionalPool {
         &mut self,
         count: u32,
         demand: &Demand,
-        node: Option<NodeId>,
-        reserved: &BTreeSet<GpuId>,
+        within: &Within<'_>,
     ) -> Result<Vec<Placed>, PackError> {
         let mut nodes: BTreeMap<NodeId, BTreeSet<GpuId>> = BTreeMap::new();
         for (&gpu, &at) in &self.devices {
@@ -52,7 +72,7 @@ impl FractionalPool {
                 .packer
                 .gpu(gpu)
                 .is_some_and(|status| status.spec.memory.saturating_sub(status.memory_used) >= demand.memory);
-            if fits && node.is_none_or(|node| node == at) && !reserved.contains(&gpu) {
+            if fits && within.allows(gpu, at) {
                 nodes.entry(at).or_default().insert(gpu);
             }
         }

@@ -252,16 +252,20 @@ impl Host {
 
     /// The turn of a companion has come: its trials run until they say so.
     pub(super) fn begin_turn(&mut self, instance: InstanceId) {
+        let Some(of) = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function))
+        else {
+            return;
+        };
+        let (version, parks) = (Arc::clone(&of.version), self.may_park(&of.version));
+        let patience = Self::patience(&self.versions, of);
         let Some(known) = self.instances.get_mut(&instance) else { return };
-        let Some(of) = self.versions.get(&known.function) else { return };
         let stop = Arc::new(AtomicBool::new(false));
         known.processes = vec![Process::default()];
         (known.stop, known.ordered) = (Some(Arc::clone(&stop)), self.last);
-        let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
-        let patience = Self::patience(&self.versions, of);
+        let parts = known.parts.clone();
         // The receiver closes only at the end of the host.
         let _ = self.orders.send(Order::Measure(
-            Launch { instance, index: 0, parts, version, weights: None, patience },
+            Launch { instance, index: 0, parts, version, weights: None, patience, parks },
             stop,
         ));
     }

@@ -58,6 +58,21 @@ pub enum Order {
     Keep(Arc<Version>, Measured),
     /// Load or drop a model in the store; needs no report.
     Model(Errand),
+    /// Move the memory of living processes; [`Host::moved`] takes the result.
+    Move(Move),
+}
+
+/// A move of the memory of an instance's processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// Instance that the processes belong to.
+    pub instance: InstanceId,
+    /// The number of moves of the instance before this one.
+    pub number: u64,
+    /// Names of the processes at the daemon.
+    pub clients: Vec<String>,
+    /// Whether to host memory.
+    pub on: bool,
 }
 
 /// A process to start.
@@ -76,6 +91,8 @@ pub struct Launch {
     pub weights: Option<Arc<crate::weights::Use>>,
     /// Time for which the program may do nothing before it listens.
     pub patience: Duration,
+    /// Whether the memory of the process can go to host memory.
+    pub parks: bool,
 }
 
 impl Launch {
@@ -210,6 +227,10 @@ struct Instance {
     requests: BTreeSet<RequestId>,
     /// Whether all processes are to end, because one has failed or refuses connections.
     ends: bool,
+    /// Whether new processes start, on other devices, once these have ended.
+    anew: bool,
+    /// The number of moves of its memory so far.
+    moves: u64,
     /// Flag that ends the instance's trials.
     stop: Option<Arc<AtomicBool>>,
     /// Time of the last order for its processes, and the load that followed.
@@ -235,6 +256,8 @@ pub struct Host {
     platform: Platform,
     /// Memory booked for a function of unknown size.
     guess: Bytes,
+    /// Whether a daemon moves the memory of living processes.
+    parks: bool,
     functions: BTreeMap<String, Function>,
     versions: BTreeMap<FunctionId, Known>,
     instances: BTreeMap<InstanceId, Instance>,
@@ -267,6 +290,7 @@ impl Host {
         Self {
             platform,
             guess,
+            parks: false,
             functions: BTreeMap::new(),
             versions: BTreeMap::new(),
             instances: BTreeMap::new(),
@@ -284,6 +308,12 @@ impl Host {
             leaving: BTreeMap::new(),
             gone: Vec::new(),
         }
+    }
+
+    /// The same with a daemon that moves the memory of living processes.
+    #[must_use]
+    pub fn with_parking(self, parks: bool) -> Self {
+        Self { parks, ..self }
     }
 
     /// The time of the next call of [`Host::deadline`].
@@ -382,23 +412,8 @@ impl Host {
                 PlatformAction::Start { instance, function, parts, parked, .. } => {
                     self.start(instance, function, parts, parked);
                 }
-                PlatformAction::Park { instance } => {
-                    let Some(known) = self.instances.get_mut(&instance) else { continue };
-                    if let Some(of) = self.versions.get_mut(&known.function) {
-                        of.parked += 1;
-                    }
-                    self.kill(instance);
-                    self.if_all_ended(instance);
-                }
-                PlatformAction::Unpark { instance, parts, .. } => {
-                    if let Some(known) = self.instances.get_mut(&instance) {
-                        known.parts = parts;
-                        match self.takes_turns(instance) {
-                            true => self.turn_may_come(instance),
-                            false => self.launch(instance),
-                        }
-                    }
-                }
+                PlatformAction::Park { instance } => self.park(instance),
+                PlatformAction::Unpark { instance, parts, .. } => self.unpark(instance, parts),
                 PlatformAction::Drain { .. } => {}
                 PlatformAction::Stop { instance, cause } => {
                     let Some(known) = self.instances.get_mut(&instance) else { continue };

@@ -1,7 +1,7 @@
 //! Processes of instances: order, start and end, and the reports that follow about the instance.
 
 use super::measuring::LATE;
-use super::{Host, Instance, Known, Launch, Order, Process};
+use super::{Host, Instance, Known, Launch, Move, Order, Process, Version, client};
 use crate::traces::Load;
 use gshare_core::{FunctionId, InstanceId, Timestamp};
 use gshare_runner::HookedProcess;
@@ -145,7 +145,7 @@ impl Host {
         self.settle();
     }
 
-    /// Reports an instance after its last process has ended.
+    /// Reports an instance after its last process has ended, or starts new ones.
     pub(super) fn if_all_ended(&mut self, instance: InstanceId) {
         let life = self.life(instance);
         let Some(known) = self.instances.get_mut(&instance) else { return };
@@ -160,7 +160,12 @@ impl Host {
             known.processes.clear();
             Self::settle_time(&mut self.versions, known);
             self.if_none_serves(function);
-            return self.report(instance, InstanceReport::Parked);
+            return self.report(instance, InstanceReport::Unloaded);
+        }
+        if known.anew && matches!(life, Some((Life::Parked | Life::Draining, Some(Moving::In)))) {
+            (known.ends, known.anew) = (false, false);
+            Self::settle_time(&mut self.versions, known);
+            return self.launch(instance);
         }
         let starting = matches!(life, Some((Life::Starting, _)));
         let requests = core::mem::take(&mut known.requests);
@@ -236,6 +241,8 @@ impl Host {
             processes: Vec::new(),
             requests: BTreeSet::new(),
             ends: false,
+            anew: false,
+            moves: 0,
             stop: None,
             ordered: self.last,
             load: None,
@@ -251,16 +258,20 @@ impl Host {
 
     /// Orders the processes of an instance.
     pub(super) fn launch(&mut self, instance: InstanceId) {
+        let Some(of) = self.instances.get(&instance).and_then(|known| self.versions.get(&known.function))
+        else {
+            return;
+        };
+        let (version, parks) = (Arc::clone(&of.version), self.may_park(&of.version));
+        let (patience, measures) = (Self::patience(&self.versions, of), of.measures.is_some());
         let Some(known) = self.instances.get_mut(&instance) else { return };
-        let Some(of) = self.versions.get(&known.function) else { return };
         (known.ordered, known.load) = (self.last, None);
-        let (parts, version) = (known.parts.clone(), Arc::clone(&of.version));
-        let patience = Self::patience(&self.versions, of);
-        let launch = Launch { instance, index: 0, parts, version, weights: None, patience };
+        let parts = known.parts.clone();
+        let launch = Launch { instance, index: 0, parts, version, weights: None, patience, parks };
         known.processes = (0..launch.processes()).map(|_| Process::default()).collect();
         for index in 0..known.processes.len() {
             let launch = Launch { index, ..launch.clone() };
-            let order = if of.measures.is_some() {
+            let order = if measures {
                 let stop = Arc::new(AtomicBool::new(false));
                 known.stop = Some(Arc::clone(&stop));
                 Order::Measure(launch, stop)
@@ -270,6 +281,90 @@ impl Host {
             // The receiver closes only at the end of the host.
             let _ = self.orders.send(order);
         }
+    }
+
+    /// Whether the memory of a version's processes can go to host memory. Weights that instances share on a device stay there as long as a
+    /// process has them.
+    pub(super) fn may_park(&self, version: &Version) -> bool {
+        self.parks && version.plan.parks && !self.shares_weights(&version.plan)
+    }
+
+    /// Takes an instance off its devices: its memory goes to host memory where it can, else its processes end.
+    pub(super) fn park(&mut self, instance: InstanceId) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(of) = self.versions.get_mut(&known.function) else { return };
+        of.parked += 1;
+        let here = |process: &Process| process.process.is_some() && process.listens && !process.ended;
+        let moves = !known.ends && known.processes.iter().all(here);
+        let version = Arc::clone(&of.version);
+        if moves && self.may_park(&version) {
+            self.order_move(instance, true);
+        } else {
+            self.kill(instance);
+            self.if_all_ended(instance);
+        }
+    }
+
+    /// Brings an instance to these devices: the memory of its processes comes back, or new processes start.
+    pub(super) fn unpark(&mut self, instance: InstanceId, parts: Vec<Part>) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let place = |part: &Part| (part.gpu, part.slice, part.stage);
+        let same = known.parts.iter().map(place).eq(parts.iter().map(place));
+        (known.parts, known.ordered, known.load) = (parts, self.last, None);
+        let copies = same && !known.ends;
+        match known.processes.is_empty() {
+            true if self.takes_turns(instance) => self.turn_may_come(instance),
+            true => self.launch(instance),
+            false if copies => self.order_move(instance, false),
+            false => self.start_anew(instance),
+        }
+    }
+
+    /// Ends the processes of an instance that is on its way back, and starts new ones after them.
+    fn start_anew(&mut self, instance: InstanceId) {
+        if let Some(known) = self.instances.get_mut(&instance) {
+            (known.ends, known.anew) = (true, true);
+        }
+        self.kill(instance);
+        self.if_all_ended(instance);
+    }
+
+    fn order_move(&mut self, instance: InstanceId, on: bool) {
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        let Some(of) = self.versions.get(&known.function) else { return };
+        known.moves += 1;
+        let (name, count) = (&of.version.deployment.service, known.processes.len());
+        let clients = (0..count).map(|index| client(name, instance, index, count)).collect();
+        // The receiver closes only at the end of the host.
+        let _ = self.orders.send(Order::Move(Move { instance, number: known.moves, clients, on }));
+    }
+
+    /// The memory of an instance's processes is where it was ordered to be, or cannot go there, for this reason.
+    pub fn moved(&mut self, now: Timestamp, of: &Move, result: Result<(), String>) {
+        self.last = self.last.max(now);
+        let (instance, life) = (of.instance, self.life(of.instance));
+        let Some(known) = self.instances.get_mut(&instance).filter(|known| known.moves == of.number) else {
+            return;
+        };
+        match (life.and_then(|(_, moving)| moving), result) {
+            (Some(Moving::Out), Ok(())) if of.on && !known.ends => {
+                self.report(instance, InstanceReport::Parked)
+            }
+            (Some(Moving::Out), Err(_)) if of.on => {
+                self.kill(instance);
+                self.if_all_ended(instance);
+            }
+            (Some(Moving::In), Ok(())) if !of.on && !known.ends => {
+                known.load = Some(Load { from: known.ordered, until: self.last, parked: true });
+                if let Some(of) = self.versions.get_mut(&known.function) {
+                    of.problem = None;
+                }
+                self.report(instance, InstanceReport::Unparked);
+            }
+            (Some(Moving::In), Err(_)) if !of.on => self.start_anew(instance),
+            _ => {}
+        }
+        self.settle();
     }
 
     pub(super) fn kill(&mut self, instance: InstanceId) {
@@ -313,8 +408,14 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Turn;
     use super::super::tests::training;
     use super::*;
+    use crate::api::FunctionDeployment;
+    use crate::deployment::Plan;
+    use crossbeam_channel::Receiver;
+    use gshare_core::{Bytes, Duration, GpuId, NodeId};
+    use gshare_sched::platform::{DeviceSpec, PlatformSettings};
     use std::io::Read as _;
     use std::process::{Command, Stdio};
 
@@ -348,6 +449,161 @@ mod tests {
         wait(&mut host, id, second.index);
         assert!(!host.instances.contains_key(&id), "{way}: its share is free again");
         host.invariants();
+    }
+
+    /// A host of one device with a daemon, and two functions of which one has room at a time.
+    struct TakingTurns {
+        host: Host,
+        orders: Receiver<Order>,
+        now: Timestamp,
+    }
+
+    impl TakingTurns {
+        fn start() -> Self {
+            let (sender, orders) = crossbeam_channel::unbounded();
+            let platform = PlatformSettings::default().build().unwrap();
+            let host = Host::new(platform, Bytes::from_mib(64), sender).with_parking(true);
+            let mut turns = Self { host, orders, now: NOW };
+            let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(16));
+            turns
+                .host
+                .tell(NOW, PlatformEvent::DeviceFound { gpu: GpuId::new(0), spec })
+                .map_err(|error| error.message)
+                .unwrap();
+            turns
+        }
+
+        /// Deploys a function of 9 GiB.
+        fn deploy(&mut self, name: &str, annotations: &str) {
+            let text = format!(
+                r#"{{"service":"{name}","image":"/bin/sleep 1000","annotations":{{"fastgshare/gpu_quota_request":"0.4",
+                "fastgshare/gpu_mem":"9GiB"{annotations}}}}}"#
+            );
+            let deployment: FunctionDeployment = serde_json::from_str(&text).unwrap();
+            let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
+            self.host
+                .deploy(self.now, Version { deployment, plan }, 0, None)
+                .map_err(|error| error.message)
+                .unwrap();
+        }
+
+        /// The next order within some seconds.
+        fn order(&mut self) -> Order {
+            for _ in 0..1_000 {
+                if let Ok(order) = self.orders.try_recv() {
+                    return order;
+                }
+                self.now = self.now.saturating_add(Duration::from_millis(10));
+                self.host.deadline(self.now);
+            }
+            panic!("no order in ten seconds")
+        }
+
+        /// Starts the process of the next order.
+        fn begin(&mut self) -> InstanceId {
+            let Order::Run(launch) = self.order() else { panic!("no process is to start") };
+            assert!(launch.parks);
+            self.host.started(self.now, launch.instance, 0, process("sleep 1000"), 1);
+            self.host.listens(self.now, launch.instance, 0);
+            launch.instance
+        }
+
+        fn moves(&mut self) -> Move {
+            match self.order() {
+                Order::Move(order) => order,
+                other => panic!("no memory is to move: {other:?}"),
+            }
+        }
+
+        fn request(&mut self, name: &str) -> tokio::sync::mpsc::UnboundedReceiver<Turn> {
+            let (turn, turns) = tokio::sync::mpsc::unbounded_channel();
+            self.host.arrive(self.now, name, turn).map_err(|error| error.message).unwrap();
+            turns
+        }
+    }
+
+    #[test]
+    fn a_parked_instance_keeps_its_process_and_comes_back_with_its_memory() {
+        let mut turns = TakingTurns::start();
+        turns.deploy("a", "");
+        let a = turns.begin();
+        let pid = turns.host.pids(a);
+        turns.deploy("b", "");
+        let out = turns.moves();
+        assert_eq!((out.instance, &out.clients[..], out.on), (a, &["a-0".to_owned()][..], true));
+        turns.host.moved(turns.now, &out, Ok(()));
+        let b = turns.begin();
+        assert_eq!((turns.host.life(a), turns.host.pids(a)), (Some((Life::Parked, None)), pid.clone()));
+        let mut request = turns.request("a");
+        let other = turns.moves();
+        assert_eq!((other.instance, other.on), (b, true));
+        turns.host.moved(turns.now, &other, Ok(()));
+        let back = turns.moves();
+        assert_eq!((back.instance, back.on, turns.host.pids(a)), (a, false, pid));
+        // An answer to the earlier order comes late.
+        turns.host.moved(turns.now, &out, Err("late".to_owned()));
+        turns.host.moved(turns.now, &back, Ok(()));
+        assert!(
+            matches!(request.try_recv(), Ok(Turn::Go(go)) if go.instance == a && go.load.is_some_and(|load| load.parked))
+        );
+        turns.host.invariants();
+    }
+
+    #[test]
+    fn an_instance_that_cannot_be_parked_ends_and_starts_again() {
+        let mut turns = TakingTurns::start();
+        turns.deploy("a", "");
+        let a = turns.begin();
+        turns.deploy("b", "");
+        let out = turns.moves();
+        turns.host.moved(turns.now, &out, Err("its memory is managed".to_owned()));
+        wait(&mut turns.host, a, 0);
+        assert_eq!((turns.host.life(a), turns.host.pids(a)), (Some((Life::Parked, None)), vec![]));
+        turns.begin();
+        let _request = turns.request("a");
+        let out = turns.moves();
+        turns.host.moved(turns.now, &out, Ok(()));
+        assert_eq!(turns.begin(), a);
+        turns.host.invariants();
+    }
+
+    #[test]
+    fn a_process_is_replaced_if_its_memory_does_not_come_back() {
+        let mut turns = TakingTurns::start();
+        turns.deploy("a", "");
+        let a = turns.begin();
+        let pid = turns.host.pids(a);
+        turns.deploy("b", "");
+        let out = turns.moves();
+        turns.host.moved(turns.now, &out, Ok(()));
+        turns.begin();
+        let mut request = turns.request("a");
+        let out = turns.moves();
+        turns.host.moved(turns.now, &out, Ok(()));
+        let back = turns.moves();
+        turns.host.moved(turns.now, &back, Err("no room".to_owned()));
+        wait(&mut turns.host, a, 0);
+        assert_eq!(turns.begin(), a);
+        assert_ne!(turns.host.pids(a), pid);
+        assert!(matches!(request.try_recv(), Ok(Turn::Go(go)) if go.instance == a));
+        turns.host.invariants();
+    }
+
+    #[test]
+    fn an_instance_that_may_not_be_parked_ends() {
+        let mut turns = TakingTurns::start();
+        turns.deploy("a", r#","gshare/park":"false""#);
+        let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
+        assert!(!launch.parks);
+        turns.host.started(turns.now, launch.instance, 0, process("sleep 1000"), 1);
+        turns.host.listens(turns.now, launch.instance, 0);
+        turns.deploy("b", "");
+        while turns.host.life(launch.instance) == Some((Life::Ready, None)) {
+            turns.now = turns.now.saturating_add(Duration::from_millis(10));
+            turns.host.deadline(turns.now);
+        }
+        wait(&mut turns.host, launch.instance, 0);
+        assert_eq!(turns.host.life(launch.instance), Some((Life::Parked, None)));
     }
 
     #[test]
