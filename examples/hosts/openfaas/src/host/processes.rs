@@ -348,7 +348,7 @@ impl Host {
         };
         match (life.and_then(|(_, moving)| moving), result) {
             (Some(Moving::Out), Ok(())) if of.on && !known.ends => {
-                self.report(instance, InstanceReport::Parked)
+                self.report(instance, InstanceReport::Parked);
             }
             (Some(Moving::Out), Err(_)) if of.on => {
                 self.kill(instance);
