@@ -142,6 +142,27 @@ fn a_look_at_a_pointer_waits_for_the_memory_and_asks_for_it() {
     assert_eq!(done.stdout, "cuPointerGetAttribute(&memory, 2, big) = 0\nbig: 0, equal\n", "{}", done.stderr);
 }
 
+/// Others park for such a program, so the memory that they hold now counts as free. The limit is 900 of 1024 MiB.
+#[test]
+fn a_program_sees_the_memory_that_it_may_have_and_its_own_part_wherever_it_is() {
+    for (kept, most) in [(0, 900), (100, 900), (300, 724)] {
+        let memory = Some(Bytes::from_mib(900));
+        let spec = ResourceSpec::new(limit().quota(), limit().sm(), memory).unwrap();
+        let manners = Manners { spec, kept: kept * MIB, ..Manners::default() };
+        let neighbour = Bench::new("hold", limit());
+        let bench = Bench::with("figures", manners, |run| run.env("GSHARE_SIM_DEVICE", &neighbour.device));
+        bench.parked();
+        bench.make("go");
+        let figures = [("first", 0), ("here", 27), ("away", 27), ("back", 27)].map(|(when, used)| {
+            let free = most - used;
+            format!("{when}: {free} of 900 free; {free} of 900 free, {used} used\n")
+        });
+        assert_eq!(bench.finish().stdout, figures.concat(), "{kept}");
+        ["go", "on", "end"].iter().for_each(|name| neighbour.make(name));
+        neighbour.finish();
+    }
+}
+
 #[test]
 fn an_order_to_come_back_needs_no_launch() {
     let bench = Bench::new("hold", limit());
@@ -416,9 +437,6 @@ fn memory_that_cannot_move_stays_and_is_named() {
     );
 }
 
-/// Most operations of a thread of a random program.
-const OPERATIONS: u32 = 120;
-
 /// A number from the environment.
 fn number(name: &str, usual: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
@@ -434,7 +452,7 @@ fn random(seed: u64, threads: u32, largest: u32, spec: ResourceSpec) -> usize {
     let bench = Bench::with("random", manners, |run| {
         run.env("SEED", seed.to_string())
             .env("THREADS", threads.to_string())
-            .env("OPERATIONS", OPERATIONS.to_string())
+            .env("OPERATIONS", "120")
             .env("LARGEST", largest.to_string())
             .env("GSHARE_SIM_PROFILE", large)
     });

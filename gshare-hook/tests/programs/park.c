@@ -311,6 +311,24 @@ static void limit_addresses(size_t bytes) {
     MUST(setrlimit(RLIMIT_AS, &limit));
 }
 
+/* Memory of the device as the program sees it, in MiB, by both libraries. */
+static void show_figures(const char *when) {
+    typedef struct { unsigned long long total, free, used; } Memory;
+    Memory memory;
+    Handle device;
+    size_t free_bytes, total;
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*by_index)(unsigned, Handle *) = (int (*)(unsigned, Handle *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    int (*info)(Handle, Memory *) = (int (*)(Handle, Memory *))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    MUST(cuMemGetInfo_v2(&free_bytes, &total));
+    MUST(init());
+    MUST(by_index(0, &device));
+    MUST(info(device, &memory));
+    printf("%s: %llu of %llu free; %llu of %llu free, %llu used\n", when, free_bytes / MIB, total / MIB, memory.free / MIB,
+        memory.total / MIB, memory.used / MIB);
+}
+
 static void waits(void *name) { await(name); }
 
 static void show_pool(const char *when, Handle pool) {
@@ -401,6 +419,7 @@ int main(int argc, char **argv) {
     if (!strcmp(kind, "random")) return random_work();
     MUST(cuStreamCreate(&stream, 1));
     f = kernel("use_1ms");
+    if (!strcmp(kind, "figures")) show_figures("first");
     MUST(cuMemAlloc_v2(&big, 24 * MIB + 5));
     MUST(cuMemAlloc_v2(&small, MIB));
     fill(big, 24 * MIB + 5, 7);
@@ -480,6 +499,13 @@ int main(int argc, char **argv) {
             make("done");
             await("on");
         }
+    } else if (!strcmp(kind, "figures")) {
+        show_figures("here");
+        make("ready");
+        await("go");
+        show_figures("away");
+        MUST(cuLaunchKernel(f, ONE, stream, arguments, 0));
+        show_figures("back");
     } else if (!strcmp(kind, "pools")) {
         MUST(cuMemFree_v2(big));
         use_pools(stream);
