@@ -744,13 +744,14 @@ messages! {
         /// Not 0: the client must release granted but unused memory before the answer.
         recall: u8,
     }
-    /// Another process of the instance on this GPU. The daemon sends one of these frames per process before a `MemoryView`.
+    /// Another process of the instance on this GPU. The daemon sends one of these frames per process before a `MemoryView`. A client whose
+    /// memory can move gets one more, for all other instances: the rest of their memory parks for the client.
     13 MemoryMember {
         /// The client of the query.
         client: ClientId,
-        /// The pid of the other process in its own PID namespace.
+        /// The pid of the other process in its own PID namespace; 0 for all other instances.
         pid: u32,
-        /// Bytes in use by the other process.
+        /// Bytes in use by the other process, or bytes of the device that other instances keep.
         used: Bytes,
     }
     /// Ends the answer to `MemoryQuery`, after all members.

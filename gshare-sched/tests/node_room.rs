@@ -266,6 +266,32 @@ fn two_programs_of_60_percent_take_turns() {
     }
 }
 
+/// It needs the figure at its first look at the device's memory.
+#[test]
+fn a_program_that_can_be_parked_is_told_what_others_keep_from_it() {
+    let headroom = 512 * MIB;
+    let mut world = World::new(NodeConfig::default().with_memory_headroom(Bytes(headroom)));
+    let [movable, promised, own] = ["0:", "4GiB:", "0:"].map(|range| world.start(ranged(range)).unwrap());
+    world.allocates(movable, 8 << 10);
+    world.allocates(promised, 1 << 10);
+    world.allocates(own, 1 << 10);
+    // This program cannot be parked.
+    let conn = world.bench.hello(9, "stays", spec("0:1", 100).with_memory("1GiB".parse().unwrap()));
+    let (client, _) = world.bench.attach(conn).unwrap();
+    let bytes = Bytes(MIB << 10);
+    world.bench.say(conn, ToDaemon::MemoryReserve { client, bytes, wish: bytes });
+    let kept = |world: &mut World, conn, client| {
+        let before = world.bench.sent.len();
+        world.bench.say(conn, ToDaemon::MemoryQuery { client });
+        world.bench.sent[before..].iter().map(|(_, frame)| frame.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&mut world, conn, client), [ToClient::MemoryView { client }]);
+    let &Program { conn, client, .. } = &world.programs[own];
+    let used = Bytes((5 << 10) * MIB + headroom);
+    let frames = [ToClient::MemoryMember { client, pid: 0, used }, ToClient::MemoryView { client }];
+    assert_eq!(kept(&mut world, conn, client), frames);
+}
+
 #[test]
 fn the_first_to_go_has_no_claim_and_has_been_idle_for_longest() {
     let victim = |starts: &[(&str, Option<ServiceClass>)], active: &[usize]| {

@@ -43,6 +43,8 @@ pub struct MemoryAccount {
     alone: AtomicBool,
     /// The instance's other processes on this device, by their own numbers, and the bytes used by each.
     siblings: Mutex<Vec<(u32, u64)>>,
+    /// Bytes of the device that other instances keep, whoever parks for this process; `u64::MAX` while no daemon has stated them.
+    kept: AtomicU64,
     total: u64,
 }
 
@@ -65,6 +67,7 @@ impl MemoryAccount {
             first_part,
             alone: AtomicBool::new(false),
             siblings: Mutex::new(Vec::new()),
+            kept: AtomicU64::new(u64::MAX),
             total,
         }
     }
@@ -113,6 +116,19 @@ impl MemoryAccount {
     /// Whether there is a limit, but no daemon has stated the process's part of it.
     pub fn awaits_part(&self) -> bool {
         self.limit().is_some() && self.part().is_none()
+    }
+
+    /// Sets the bytes of the device that other instances keep, as the daemon stated them to a process whose memory can move.
+    pub fn set_kept(&self, kept: Option<u64>) {
+        self.kept.store(kept.unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Memory of a device with `total` bytes that is free for this process once others park for it; `free` now.
+    pub fn free_in_turns(&self, free: u64, total: u64) -> u64 {
+        match self.kept.load(Ordering::Acquire) {
+            u64::MAX => free,
+            kept => total.saturating_sub(kept).saturating_sub(self.used_by_all()),
+        }
     }
 
     /// Sets the memory used by each of the instance's other processes, by its own process number.

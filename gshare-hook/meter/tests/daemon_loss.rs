@@ -332,8 +332,13 @@ fn what_a_process_asks_before_a_daemon_has_said_what_is_its_own_waits_for_the_ne
     assert_eq!(said(|frame| matches!(frame, ToDaemon::MemoryReserve { .. })), 1);
     assert_eq!(said(|frame| matches!(frame, ToDaemon::MemoryQuery { .. })), 1);
     bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(MIB) });
+    for (pid, used) in [(7, MIB), (0, 2 * MIB)] {
+        bench.hear(ToClient::MemoryMember { client: common::CLIENT, pid, used: Bytes(used) });
+    }
     bench.hear(ToClient::MemoryView { client: common::CLIENT });
     assert_eq!((bench.answer(asked), bench.answer(view)), (Some(true), Some(true)));
+    let memory = &bench.ground.memory;
+    assert_eq!((memory.siblings(), memory.free_in_turns(MIB, 64 * MIB)), (vec![(7, MIB)], 60 * MIB));
 }
 
 #[test]

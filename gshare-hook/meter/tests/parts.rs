@@ -336,6 +336,22 @@ fn the_view_leaves_out_what_the_other_processes_of_the_instance_use() {
 }
 
 #[test]
+fn memory_of_other_instances_is_free_for_a_process_whose_memory_can_move_unless_they_keep_it() {
+    let account = MemoryAccount::new(1_000);
+    account.limit_to(Some(Bytes(900)));
+    account.grant(Bytes(100));
+    account.reserve(100).unwrap();
+    assert_eq!(account.free_in_turns(70, 1_000), 70, "no daemon has said so");
+    account.set_kept(Some(0));
+    assert_eq!(account.free_in_turns(70, 1_000), 900);
+    account.set_kept(Some(300));
+    account.set_siblings(vec![(7, 50)]);
+    assert_eq!((account.free_in_turns(70, 1_000), account.used_by_all()), (550, 150));
+    account.set_kept(None);
+    assert_eq!(account.free_in_turns(70, 1_000), 70);
+}
+
+#[test]
 fn a_process_is_alone_while_the_connected_daemon_gives_it_the_whole_limit() {
     let account = MemoryAccount::new(16 << 30);
     account.limit_to(Some(Bytes(1_000)));

@@ -5,7 +5,7 @@
 //! the bytes come back at the speed of the link, and a forked child does not get it.
 //!
 //! The program may free a block at any time, and gets its physical memory only by ways that [`Blocks::share`] notes. A block belongs to
-//! the context in which it was made, and dies with it.
+//! the context in which it was made, and dies with it, or to a [pool](crate::device::pools).
 //!
 //! Memory that the program maps by itself is a block too, as long as it is mapped once, as a whole, and for this device: see
 //! [`handles`](crate::device::handles).
@@ -15,6 +15,7 @@ use core::ffi::c_void;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gshare_core::reason::Obstacle;
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
@@ -22,6 +23,7 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
 use crate::device::book::{Key, Kind};
 use crate::device::context::{Pushed, relaxed};
 use crate::device::handles::{Handles, Movable, Physical, Properties, release};
+use crate::device::pools::{Pool, Pools};
 use crate::sys::driver::{beneath, pointer, real};
 use crate::sys::lock::Lock;
 
@@ -35,23 +37,26 @@ const NON_BLOCKING: u32 = 1;
 
 /// The place of a block's bytes.
 #[derive(Debug)]
-enum Place {
+pub(super) enum Place {
     /// On the device, in this physical memory.
     Device(Physical),
     Host(HostMemory),
 }
 
 #[derive(Debug)]
-struct Block {
+pub(crate) struct Block {
     /// Bytes asked for, and bytes of physical memory and of addresses.
-    bytes: u64,
-    span: u64,
+    pub(super) bytes: u64,
+    pub(super) span: u64,
+    /// The context with which the block dies; 0 for none.
     context: usize,
-    place: Place,
+    pub(super) place: Place,
     /// Whether others may hold the physical memory, so that it stays.
-    shared: bool,
+    pub(super) shared: bool,
     /// The name of physical memory that the program maps by itself.
     name: Option<u64>,
+    /// The pool that the block serves.
+    pub(super) pool: Option<Arc<Pool>>,
 }
 
 impl Block {
@@ -65,9 +70,10 @@ impl Block {
 #[derive(Debug)]
 pub(crate) struct Blocks {
     ordinal: CUdevice,
-    all: Lock<BTreeMap<CUdeviceptr, Block>>,
+    pub(super) all: Lock<BTreeMap<CUdeviceptr, Block>>,
     /// The program's own handles, locked after `all`.
     pub(crate) handles: Handles,
+    pub(crate) pools: Pools,
     /// Bytes that can move, on the device and in host memory.
     here: AtomicU64,
     away: AtomicU64,
@@ -99,7 +105,7 @@ impl Lane {
                 return None;
             }
             // SAFETY: as above.
-            Some(unsafe { real!(cuStreamSynchronize)?(self.stream) })
+            Some(unsafe { beneath!(cuStreamSynchronize)?(self.stream) })
         });
         done.filter(|result| result.is_ok()).map(|_| ()).ok_or(Obstacle::Copy)
     }
@@ -116,7 +122,7 @@ impl Drop for Lane {
 
 /// Host memory of a block.
 #[derive(Debug)]
-struct HostMemory {
+pub(super) struct HostMemory {
     at: *mut c_void,
     bytes: usize,
 }
@@ -259,17 +265,22 @@ fn give_up(address: CUdeviceptr, span: u64) {
     }
 }
 
-/// Waits for the work of a context on the device.
+/// Waits for the work of a context on the device; 0 is the current context.
 pub(crate) fn synchronise(context: usize) -> CUresult {
-    let Some(_current) = Pushed::new(context) else { return CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED };
+    let current = (context != 0).then(|| Pushed::new(context));
+    if matches!(current, Some(None)) {
+        return CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    let wait = beneath!(cuCtxSynchronize);
     // SAFETY: no arguments.
-    relaxed(|| real!(cuCtxSynchronize).map_or(CUresult::CUDA_ERROR_NOT_SUPPORTED, |wait| unsafe { wait() }))
+    relaxed(|| wait.map_or(CUresult::CUDA_ERROR_NOT_SUPPORTED, |wait| unsafe { wait() }))
 }
 
 impl Blocks {
     pub(crate) fn new(ordinal: CUdevice) -> Self {
         let zero = || AtomicU64::new(0);
-        Self { ordinal, all: Lock::default(), handles: Handles::default(), here: zero(), away: zero() }
+        let (all, handles, pools) = (Lock::default(), Handles::default(), Pools::default());
+        Self { ordinal, all, handles, pools, here: zero(), away: zero() }
     }
 
     /// Bytes on the device that can move, and bytes in host memory.
@@ -282,13 +293,20 @@ impl Blocks {
         self.all.lock().values().filter(|block| block.shared).map(|block| block.span).sum()
     }
 
-    /// Makes a block in the current context, which `context` names.
-    pub(crate) fn create(&self, bytes: u64, context: usize) -> Result<CUdeviceptr, CUresult> {
+    /// Makes a block in the current context, which `context` names, or of a pool.
+    pub(crate) fn create(
+        &self,
+        bytes: u64,
+        context: usize,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<CUdeviceptr, CUresult> {
         let span = bytes.next_multiple_of(GRANULE);
         let address = reserve(span)?;
         let physical = back(address, span, self.ordinal, &properties(self.ordinal))
             .inspect_err(|_| give_up(address, span))?;
-        let block = Block { bytes, span, context, place: Place::Device(physical), shared: false, name: None };
+        let place = Place::Device(physical);
+        let block = Block { bytes, span, context, place, shared: false, name: None, pool };
+        block.joins();
         self.all.lock().insert(address, block);
         self.here.fetch_add(span, Ordering::Relaxed);
         Ok(address)
@@ -356,7 +374,7 @@ impl Blocks {
             let place = Place::Device(physical);
             all.entry(address).or_insert_with(|| {
                 self.here.fetch_add(bytes, Ordering::Relaxed);
-                Block { bytes, span: bytes, context, place, shared: false, name: Some(name) }
+                Block { bytes, span: bytes, context, place, shared: false, name: Some(name), pool: None }
             });
         }
     }
@@ -386,11 +404,13 @@ impl Blocks {
             }
         }
         let block = self.all.lock().remove(&address)?;
+        block.leaves();
         self.end(address, block);
         Some(CUresult::CUDA_SUCCESS)
     }
 
-    fn end(&self, address: CUdeviceptr, block: Block) {
+    /// Ends a block without work on the device.
+    pub(crate) fn end(&self, address: CUdeviceptr, block: Block) {
         match block.place {
             Place::Device(physical) => {
                 unback(address, block.span, physical);
@@ -408,6 +428,7 @@ impl Blocks {
 
     /// Frees the blocks of a destroyed context.
     pub(crate) fn forget(&self, context: usize) {
+        self.pools.destroyed(context);
         // Memory that the program maps by itself outlives the context.
         let ends = |block: &mut Block| {
             let its = block.context == context;

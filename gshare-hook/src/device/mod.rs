@@ -6,6 +6,7 @@ pub(crate) mod context;
 pub(crate) mod devices;
 pub(crate) mod handles;
 pub(crate) mod hold;
+pub(crate) mod pools;
 
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::Arc;

@@ -4,16 +4,21 @@
 
 use core::cell::Cell;
 use core::ffi::{c_uint, c_ulonglong, c_void};
+use std::sync::Arc;
 
 use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
 
+use crate::device::Device;
 use crate::device::blocks::{Blocks, GRANULE};
 use crate::device::book::{Key, Kind};
+use crate::device::pools::{Mark, Pool};
 use crate::exports::macros::wrappers;
-use crate::exports::memory::{allocate, current_context, free, metering, pointer, read, write};
+use crate::exports::memory::{
+    OUT_OF_MEMORY, allocate_on, current_context, free, metering, pointer, read, write,
+};
 use crate::launch::control::CONTROL;
 use crate::launch::guarded::inside;
-use crate::process::runtime::{Metered, PROCESS};
+use crate::process::runtime::{Metered, PROCESS, Runtime};
 use crate::sys::lock::Lock;
 
 /// Blocks that the program freed during a capture. They are freed after it, since waiting for the device would spoil it.
@@ -32,20 +37,38 @@ pub(super) fn allocate_block(bytes: u64, told: impl FnOnce(CUdeviceptr)) -> Opti
     let Metered::Yes(runtime) = metering(None) else { return None };
     let blocks = runtime.blocks()?;
     free_late(blocks);
-    let (block, context) = (Cell::new(0), current_context());
-    let create = || match blocks.create(bytes, context) {
+    let Metered::Yes(device) = runtime.current_device() else { return None };
+    Some(create_block(runtime, blocks, device, bytes, (current_context(), None), told))
+}
+
+/// Makes a block of a context or of a pool, and has its address `told`.
+pub(super) fn create_block(
+    runtime: &'static Runtime,
+    blocks: &Blocks,
+    device: &'static Device,
+    bytes: u64,
+    (context, pool): (usize, Option<&Arc<Pool>>),
+    told: impl FnOnce(CUdeviceptr),
+) -> CUresult {
+    let Some(span) = bytes.checked_next_multiple_of(GRANULE) else { return OUT_OF_MEMORY };
+    let block = Cell::new(0);
+    let create = || match blocks.create(bytes, context, pool.map(Arc::clone)) {
         Ok(address) => {
             block.set(address);
             CUresult::CUDA_SUCCESS
         }
         Err(result) => result,
     };
-    let span = bytes.checked_next_multiple_of(GRANULE)?;
-    let result = allocate(span, create, || (pointer(block.get()), span), || {});
+    // Spare blocks may hold the device's last memory.
+    let create = || match create() {
+        OUT_OF_MEMORY if runtime.end_spare(blocks, |_| 0, Mark::is_awaited) => create(),
+        result => result,
+    };
+    let result = allocate_on(runtime, device, context, span, create, || (pointer(block.get()), span), || {});
     if result.is_ok() {
         told(block.get());
     }
-    Some(result)
+    result
 }
 
 /// Frees the block that begins at an address. `None`: there is none.

@@ -24,6 +24,9 @@ fn destroying(context: usize) {
     segments::synchronising();
     if let Some(runtime) = PROCESS.runtime() {
         runtime.metering.contexts.destroying(context);
+        if let Some(blocks) = runtime.blocks() {
+            blocks.pools.destroying(context);
+        }
     }
     segments::destroying(ALL_STREAMS);
 }

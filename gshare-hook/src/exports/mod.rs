@@ -23,5 +23,6 @@ mod memory;
 mod nvml_view;
 mod pools;
 mod resolve;
+mod served;
 mod table;
 mod waits;

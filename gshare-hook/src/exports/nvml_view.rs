@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::device::Device;
 use crate::launch::control::{CONTROL, State};
-use crate::process::runtime::PROCESS;
+use crate::process::runtime::{PROCESS, Runtime};
 use crate::sys::dlsym::real_dlsym;
 use crate::sys::{driver, setting_sources};
 
@@ -120,26 +120,32 @@ pub(crate) fn wrapper(name: &[u8], found: *mut c_void) -> Option<*mut c_void> {
 /// The program's view of a device with a memory limit.
 #[derive(Clone, Copy, Debug)]
 enum View {
-    /// A device in use.
-    Used(&'static Device),
+    /// A device in use by this process.
+    Used(&'static Runtime, &'static Device),
     /// A device not in use yet, with its limit.
     Unused(u64),
 }
 
 impl View {
-    /// The bytes that the instance uses, and its limit.
-    fn memory(self) -> Option<(u64, u64)> {
+    /// The bytes that the instance uses, and free and total memory, from NVML's figures.
+    fn memory(self, free: u64, total: u64) -> (u64, u64, u64) {
         match self {
-            Self::Used(device) => Some((device.memory.used_by_all(), device.memory.limit()?)),
-            Self::Unused(limit) => Some((0, limit)),
+            Self::Used(runtime, device) => {
+                let (free, total) = runtime.view(device, free, total);
+                let used = device.memory.used_by_all().saturating_add(runtime.away()).min(total);
+                (used, free.min(total - used), total)
+            }
+            Self::Unused(limit) => (0, free.min(limit), total.min(limit)),
         }
     }
 
     /// The processes of the instance, this process first, with the bytes of each.
     fn processes(self) -> Vec<(c_uint, u64)> {
         match self {
-            Self::Used(device) => {
-                let mut all = vec![(std::process::id(), device.memory.used())];
+            Self::Used(runtime, device) => {
+                runtime.look_at_siblings(device);
+                let own = device.memory.used().saturating_add(runtime.away());
+                let mut all = vec![(std::process::id(), own)];
                 all.extend(device.memory.siblings());
                 all
             }
@@ -148,7 +154,7 @@ impl View {
     }
 }
 
-/// The view of an NVML device where a limit applies, with the use of the instance's processes brought up to date.
+/// The view of an NVML device where a limit applies.
 fn view_of(nvml_device: *mut c_void) -> Option<View> {
     if CONTROL.state() == State::Off as u32 {
         return None;
@@ -157,8 +163,7 @@ fn view_of(nvml_device: *mut c_void) -> Option<View> {
         && let Some(device) = uuid_of(nvml_device).and_then(|uuid| runtime.metering.devices.by_uuid(&uuid))
     {
         device.memory.limit()?;
-        runtime.look_at_siblings(device);
-        return Some(View::Used(device));
+        return Some(View::Used(runtime, device));
     }
     setting_sources::memory_limit().map(View::Unused)
 }
@@ -190,13 +195,11 @@ extern "C" fn memory_info_v1(device: *mut c_void, memory: *mut MemoryV1) -> c_ui
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, memory) };
     if result == 0
-        && let Some((used, limit)) = view_of(device).and_then(View::memory)
+        && let Some(view) = view_of(device)
         // SAFETY: NVML has just filled it.
         && let Some(memory) = unsafe { memory.as_mut() }
     {
-        memory.total = memory.total.min(limit);
-        memory.used = used.min(memory.total);
-        memory.free = memory.free.min(memory.total - memory.used);
+        (memory.used, memory.free, memory.total) = view.memory(memory.free, memory.total);
     }
     result
 }
@@ -208,14 +211,12 @@ extern "C" fn memory_info_v2(device: *mut c_void, memory: *mut MemoryV2) -> c_ui
     // SAFETY: the caller's arguments.
     let result = unsafe { real(device, memory) };
     if result == 0
-        && let Some((used, limit)) = view_of(device).and_then(View::memory)
+        && let Some(view) = view_of(device)
         // SAFETY: NVML has just filled it.
         && let Some(memory) = unsafe { memory.as_mut() }
     {
-        memory.total = memory.total.min(limit);
         memory.reserved = 0;
-        memory.used = used.min(memory.total);
-        memory.free = memory.free.min(memory.total - memory.used);
+        (memory.used, memory.free, memory.total) = view.memory(memory.free, memory.total);
     }
     result
 }

@@ -7,6 +7,8 @@
 //! memory that is freed when its stream gets there, and memory of graphs, which exists once they run. Its charge takes the rest of
 //! the limit, so the next allocation fails.
 //!
+//! In a process that can be parked, large allocations are blocks in place of the driver's: see [`served`](crate::exports::served).
+//!
 //! A device's pools change one at a time, and no thread waits for the daemon with them locked.
 #![allow(unsafe_code)] // exported C functions
 
@@ -19,10 +21,15 @@ use crate::device::Device;
 use crate::device::book::{Key, Kind, Record};
 use crate::device::context::relaxed;
 use crate::device::devices::{DEVICES, current_ordinal};
+use crate::device::pools::{self, Mark};
+use crate::exports::blocks::create_block;
 use crate::exports::macros::wrappers;
 use crate::exports::memory::{
     OUT_OF_MEMORY, allocate_on, current_context, device_at, free, handle, metered, metering, pointer, read,
     reserve, runtime_if_metered, write, write_down,
+};
+use crate::exports::served::{
+    destroy_served, free_in_order, note, serve_made, serving, take_spare, trim_served,
 };
 use crate::launch::control::CONTROL;
 use crate::launch::streams::{self, stream_of};
@@ -30,9 +37,7 @@ use crate::process::runtime::{Metered, PROCESS, Runtime};
 use crate::sys::driver::real;
 use crate::sys::lock::{Guard, Lock};
 
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`, `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_LOCATION_TYPE`.
-const POOL_RESERVED: c_uint = 5;
-const POOL_USED: c_uint = 7;
+/// `CU_MEMPOOL_ATTR_LOCATION_TYPE`.
 const POOL_LOCATION: c_uint = 12;
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const GRAPH_RESERVED: c_uint = 2;
@@ -72,10 +77,7 @@ fn one_at_a_time(ordinal: i32) -> Guard<'static, u64> {
 }
 
 fn pool_attribute(pool: sys::CUmemoryPool, attribute: c_uint) -> Option<u64> {
-    let mut value = 0u64;
-    // SAFETY: a live pool, and an attribute of 64 bits at most.
-    let result = unsafe { real!(cuMemPoolGetAttribute)?(pool, attribute, (&raw mut value).cast::<c_void>()) };
-    result.is_ok().then_some(value)
+    pools::attribute(pool.expose_provenance(), attribute)
 }
 
 /// The pool of a key, except for the key of graphs' memory, which has no pool.
@@ -90,7 +92,7 @@ fn pool_key(pool: sys::CUmemoryPool) -> Key {
 /// Memory reserved by a pool, or by a device's graphs.
 fn reserved_by(key: Key, ordinal: i32) -> u64 {
     if key.1 < GRAPHS {
-        return pool_attribute(pool_of(key), POOL_RESERVED).unwrap_or(0);
+        return pool_attribute(pool_of(key), pools::RESERVED).unwrap_or(0);
     }
     let mut value = 0u64;
     match real!(cuDeviceGetGraphMemAttribute) {
@@ -140,6 +142,9 @@ pub(super) fn settle_for_good(runtime: &'static Runtime, key: Key, ordinal: i32)
 
 /// Makes all pools of a device give their spare memory up.
 pub(super) fn trim_pools(runtime: &'static Runtime, ordinal: i32) {
+    if let Some(blocks) = runtime.blocks() {
+        runtime.end_spare(blocks, |_| 0, Mark::is_awaited);
+    }
     let Some(trim) = real!(cuMemPoolTrimTo) else { return };
     for (key, _) in runtime.book.select(|key, record| key.0 == Kind::Pool && record.device == ordinal) {
         let locked = one_at_a_time(ordinal);
@@ -231,6 +236,22 @@ fn allocate_async(
     }
     // Host memory is not charged, and neither is an imported pool, which another process owns and pays for.
     let device = metered!(runtime.device(ordinal), call);
+    let is_default = || default_pool(ordinal) == Some(chosen);
+    if let Some((blocks, pool)) = serving(runtime, chosen, is_default, bytes)
+        && !address.is_null()
+    {
+        let result = match take_spare(blocks, &pool, bytes, handle) {
+            Some(block) => {
+                write(address, block);
+                CUresult::CUDA_SUCCESS
+            }
+            None => {
+                create_block(runtime, blocks, device, bytes, (0, Some(&pool)), |block| write(address, block))
+            }
+        };
+        note(chosen);
+        return result;
+    }
     let mut locked = one_at_a_time(ordinal);
     if runtime.book.get(key).is_none() {
         enter_pool(runtime, key, ordinal);
@@ -238,7 +259,7 @@ fn allocate_async(
     let mut held = 0;
     loop {
         let charged = runtime.book.get(key).map_or(0, |record| record.bytes);
-        let wanted = pool_attribute(chosen, POOL_USED).unwrap_or(0).saturating_add(bytes);
+        let wanted = pool_attribute(chosen, pools::USED).unwrap_or(0).saturating_add(bytes);
         let more = wanted.saturating_sub(charged + held);
         if runtime.reserve_at_once(device, more) {
             held += more;
@@ -275,6 +296,7 @@ fn allocate_async(
             return OUT_OF_MEMORY;
         }
     }
+    note(chosen);
     result
 }
 
@@ -409,11 +431,13 @@ wrappers! { POOLS:
     }
     cuMemFreeAsync(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free(pointer(address), || unsafe { real(address, stream) })
+        let call = || unsafe { real(address, stream) };
+        free_in_order(address, (stream, false)).unwrap_or_else(|| free(pointer(address), call))
     }
     cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: sys::CUstream) |real| {
         // SAFETY: as above.
-        free(pointer(address), || unsafe { real(address, stream) })
+        let call = || unsafe { real(address, stream) };
+        free_in_order(address, (stream, true)).unwrap_or_else(|| free(pointer(address), call))
     }
     cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |real| {
         // SAFETY: as above.
@@ -424,6 +448,9 @@ wrappers! { POOLS:
             let device = device_at(location);
             if let Some(runtime) = runtime_if_metered(device) {
                 enter_pool(runtime, Key(Kind::Pool, handle(pool)), device.unwrap_or(-1));
+                if device.is_some() {
+                    serve_made(runtime, handle(pool), props);
+                }
             }
         }
         result
@@ -455,11 +482,11 @@ wrappers! { POOLS:
     }
     cuMemPoolDestroy(pool: sys::CUmemoryPool) |real| {
         // SAFETY: as above.
-        destroy_pool(pool, || unsafe { real(pool) })
+        destroy_served(pool, || destroy_pool(pool, || unsafe { real(pool) }))
     }
     cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize) |real| {
         // SAFETY: as above.
-        let result = unsafe { real(pool, keep) };
+        let result = trim_served(pool, keep as u64, || unsafe { real(pool, keep) });
         if let Some(runtime) = PROCESS.runtime()
             && let Some(record) = runtime.book.get(pool_key(pool)).filter(|record| record.device >= 0)
         {

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use gshare_cuda_abi::{SYMBOLS, index};
 
-use crate::exports::{array, blocks, context, copies, launch, memory, pools, resolve, waits};
+use crate::exports::{array, blocks, context, copies, launch, memory, pools, resolve, served, waits};
 
 /// Wrappers by index into the table, with null for a function without a wrapper.
 struct Wrappers([*const c_void; SYMBOLS.len()]);
@@ -20,6 +20,7 @@ static WRAPPERS: Wrappers = Wrappers({
         copies::COPIES,
         memory::MEMORY,
         pools::POOLS,
+        served::SERVED,
         array::ARRAYS,
         blocks::TOUCHING,
         blocks::SHARING,

@@ -235,6 +235,10 @@ impl Helper {
                     self.feed(MeterEvent::MemoryAsked { device: ordinal_of(device), bytes, ticket });
                 }
                 Request::View(device, answer) => {
+                    // A daemon that knows that the memory can move tells more.
+                    if self.runtime.blocks().is_some() {
+                        self.look();
+                    }
                     let ticket = self.ask(answer, None);
                     self.feed(MeterEvent::ViewAsked { device: ordinal_of(device), ticket });
                 }

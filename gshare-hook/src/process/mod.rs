@@ -16,3 +16,4 @@ pub(crate) mod parking;
 pub(crate) mod question;
 pub(crate) mod reserve;
 pub(crate) mod runtime;
+pub(crate) mod spare;

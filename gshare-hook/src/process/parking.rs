@@ -21,6 +21,7 @@ use crate::launch::control::CONTROL;
 use crate::launch::guarded;
 use crate::process::question::Request;
 use crate::process::runtime::{PROCESS, Runtime};
+use crate::process::spare;
 use crate::sys::stderr::tell;
 use crate::sys::{clock, host_memory, thread};
 
@@ -59,6 +60,9 @@ pub(crate) fn begin(runtime: &Runtime, ordinal: CUdevice) {
     if let Err(why) = made {
         let why = gshare_core::reason::Reason::from(why);
         tell(&format!("GSHARE_PARK=1: this process cannot be parked: {why}"));
+    }
+    if made.is_ok() {
+        spare::install();
     }
     let _ = runtime.parking.set(made);
 }
@@ -217,10 +221,14 @@ fn to_host(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device) 
             });
         }
     }
+    // All work that used spare blocks is over, and no other has begun.
+    runtime.end_spare(blocks, |_| 0, |_| true);
     Some(Ok(()))
 }
 
 fn to_device(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device) -> Result<(), Obstacle> {
+    // Memory that the program took and freed meanwhile may be in the way.
+    runtime.end_spare(blocks, |_| 0, |_| true);
     let (_, total) = blocks.bytes();
     if total > 0 {
         let lane = lane(runtime, blocks).ok_or(Obstacle::Driver)?;

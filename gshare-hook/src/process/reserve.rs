@@ -51,20 +51,32 @@ impl Runtime {
     }
 
     /// Free and total memory of a device as the program shall see them, from the driver's figures. Where the instance has other
-    /// processes, each look asks the daemon for their use, so the figures are exact.
+    /// processes, each look asks the daemon for their use, so the figures are exact. Others park for a process that can be parked itself, so
+    /// their memory counts as free unless they keep it.
     pub(crate) fn view(&self, device: &'static Device, free: u64, total: u64) -> (u64, u64) {
-        // Memory in host memory comes back before the program needs it.
-        let away = self.blocks().map_or(0, |blocks| blocks.bytes().1);
-        let shared = self.look_at_siblings(device);
+        let served = self.look_at_siblings(device);
+        let turns = served && self.takes_turns(device);
+        let free = if turns { device.memory.free_in_turns(free, total) } else { free };
         let (free, total) = device.memory.view(free, total);
-        let free = if shared { free } else { free.min(device.memory.free_alone()) };
-        (free.saturating_sub(away), total)
+        let free = if served { free } else { free.min(device.memory.free_alone()) };
+        // Memory in host memory comes back before the program needs it.
+        (free.saturating_sub(self.away()), total)
     }
 
-    /// Updates the use of the instance's other processes, or returns `false` if there is no daemon.
+    /// Bytes of the process in host memory.
+    pub(crate) fn away(&self) -> u64 {
+        self.blocks().map_or(0, |blocks| blocks.bytes().1)
+    }
+
+    /// Whether other processes park for this one.
+    fn takes_turns(&self, device: &Device) -> bool {
+        self.blocks().is_some() && device.memory.limit().is_some()
+    }
+
+    /// Updates the use of the other processes that count, or returns `false` if there is no daemon.
     pub(crate) fn look_at_siblings(&self, device: &'static Device) -> bool {
         if device.memory.limit().is_none()
-            || device.memory.is_alone()
+            || device.memory.is_alone() && !self.takes_turns(device)
             || CONTROL.state() != State::Active as u32
         {
             return true;

@@ -75,6 +75,8 @@ pub struct Manners {
     /// Pause before an answer about an attachment, and about memory.
     pub attach_pause: std::time::Duration,
     pub memory_pause: std::time::Duration,
+    /// Bytes of the device that other instances keep from a process whose memory can move.
+    pub kept: u64,
 }
 
 impl Default for Manners {
@@ -93,6 +95,7 @@ impl Default for Manners {
             revokes_after: None,
             attach_pause: std::time::Duration::ZERO,
             memory_pause: std::time::Duration::ZERO,
+            kept: 0,
         }
     }
 }
@@ -130,6 +133,8 @@ struct Peer {
     attached: Vec<Attached>,
     /// The client in wait for a turn, with its place in the queue.
     waits: Option<(u64, ClientId)>,
+    /// Whether memory of the process can move, as it has told.
+    parks: bool,
 }
 
 impl Peer {
@@ -288,7 +293,7 @@ fn serve(
         let ready: Vec<bool> = {
             let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
             fds.extend(peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.socket.as_fd(), PollFlags::IN)));
-            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 }));
+            let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
             fds.iter().map(|fd| !fd.revents().is_empty()).collect()
         };
         let changed = core::mem::replace(&mut manners.spec, *spec.lock().unwrap()) != manners.spec;
@@ -366,7 +371,7 @@ fn serve(
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
             let attached = Vec::new();
-            peers.push(Peer { socket, sent, received, client, attached, waits: None });
+            peers.push(Peer { socket, sent, received, client, attached, waits: None, parks: false });
         }
     }
 }
@@ -404,6 +409,7 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
             peer.say_part(client, spec);
         }
         ToDaemon::Parking { client, residence, bytes, obstacle } => {
+            peer.parks = true;
             told.parking.push((residence, bytes.0, obstacle));
             if residence == Residence::Missed {
                 peer.say(&ToClient::Park { client, on: 0 });
@@ -443,7 +449,12 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
                 peer.say(&ToClient::MemoryGrant { client, bytes: Bytes(granted) });
             }
         }
-        ToDaemon::MemoryQuery { client } => peer.say(&ToClient::MemoryView { client }),
+        ToDaemon::MemoryQuery { client } => {
+            if peer.parks {
+                peer.say(&ToClient::MemoryMember { client, pid: 0, used: Bytes(manners.kept) });
+            }
+            peer.say(&ToClient::MemoryView { client });
+        }
         ToDaemon::MemoryRelease { bytes, .. } => told.memory -= bytes.0,
         _ => {}
     }

@@ -1,6 +1,6 @@
 /* A program whose memory is moved while it runs.
-   random SEED THREADS OPERATIONS: threads allocate, write, copy, launch and look, and compare all bytes.
-   KIND FOLDER: waits for files in the folder, and makes others, between its steps. */
+   KIND FOLDER: waits for files in the folder, and makes others, between its steps.
+   random FOLDER: threads allocate, write, copy, launch, capture and look, and compare all bytes (SEED, THREADS, OPERATIONS; LARGEST in MiB). */
 #include "driver.h"
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -18,10 +18,17 @@ Result cuMemcpyHtoDAsync_v2(Pointer, const void *, size_t, Handle);
 Result cuMemGetAddressRange_v2(Pointer *, size_t *, Pointer);
 Result cuPointerGetAttribute(void *, int, Pointer);
 Result cuMemSetAccess(Pointer, size_t, const void *, size_t);
+Result cuMemcpyDtoA_v2(Handle, size_t, Pointer, size_t);
+Result cuMemcpyAtoD_v2(Pointer, Handle, size_t, size_t);
+Result cuMemPoolGetAttribute(Handle, int, void *);
+Result cuMemPoolSetAttribute(Handle, int, void *);
 Result cuMemGetAllocationPropertiesFromHandle(MemoryProps *, unsigned long long);
 
-static Handle context;
+static Handle context, pool;
 static long operations;
+static size_t largest;
+static pthread_barrier_t all_did;
+static const PoolProps POOL = {1, 0, {1, 0}, 0, {0}};
 static const MemoryProps PROPS = {1, 0, {1, 0}, 0, {0}};
 static const struct { Location at; int flags; } ACCESS = {{1, 0}, 3};
 
@@ -39,7 +46,43 @@ static unsigned next(unsigned long long *state) {
 }
 
 /* An allocation, and the byte that each chunk of it holds. */
-typedef struct { Pointer at; size_t bytes, chunks; unsigned char *holds; unsigned long long physical; } Block;
+enum { PLAIN, MAPPED, POOLED };
+typedef struct { Pointer at; size_t bytes, chunks; unsigned char *holds; unsigned long long physical; int kind; } Block;
+
+static void allocate(Block *block, unsigned long long *state, Handle stream) {
+    unsigned size = next(state), kind = next(state) % 8;
+    block->bytes = size % 3 ? MIB + (size_t)size * 7919 % largest : 1 + size % MIB;
+    block->kind = kind < 3 ? PLAIN : kind == 3 && block->bytes >= 2 * MIB ? MAPPED : POOLED;
+    if (block->kind == MAPPED) block->bytes = block->bytes / (2 * MIB) * (2 * MIB);
+    block->chunks = (block->bytes + CHUNK - 1) / CHUNK;
+    block->holds = calloc(block->chunks, 1);
+    if (block->kind == PLAIN)
+        MUST(cuMemAlloc_v2(&block->at, block->bytes));
+    else if (block->kind == POOLED && kind < 6)
+        MUST(cuMemAllocAsync(&block->at, block->bytes, stream));
+    else if (block->kind == POOLED)
+        MUST(cuMemAllocFromPoolAsync(&block->at, block->bytes, pool, stream));
+    else {
+        MUST(cuMemAddressReserve(&block->at, block->bytes, 0, 0, 0));
+        block->physical = map_at(block->at, block->bytes);
+        MUST(cuMemSetAccess(block->at, block->bytes, &ACCESS, 1));
+    }
+    MUST(cuMemsetD8Async(block->at, 0, block->bytes, stream));
+}
+
+static void release(Block *block, unsigned long long *state, Handle stream) {
+    if (block->kind == MAPPED) {
+        MUST(cuCtxSynchronize());
+        MUST(cuMemUnmap(block->at, block->bytes));
+        MUST(cuMemRelease(block->physical));
+        MUST(cuMemAddressFree(block->at, block->bytes));
+    } else if (next(state) % 4 < (block->kind == POOLED ? 3 : 1))
+        MUST(cuMemFreeAsync(block->at, stream));
+    else
+        MUST(cuMemFree_v2(block->at));
+    free(block->holds);
+    block->at = 0;
+}
 
 static void compare(Block *block, size_t chunk, Handle stream, int thread) {
     static __thread unsigned char *seen;
@@ -56,55 +99,65 @@ static void compare(Block *block, size_t chunk, Handle stream, int thread) {
         }
 }
 
-static void release(Block *block) {
-    if (!block->physical) {
-        MUST(cuMemFree_v2(block->at));
-        return;
-    }
-    MUST(cuCtxSynchronize());
-    MUST(cuMemUnmap(block->at, block->bytes));
-    MUST(cuMemRelease(block->physical));
-    MUST(cuMemAddressFree(block->at, block->bytes));
-    block->physical = 0;
+static void pauses(void *us) { usleep((unsigned)(size_t)us); }
+
+/* Has a graph write a byte to a chunk, by memory of its own. */
+static void write_by_graph(Pointer at, unsigned char value, Handle stream, unsigned us) {
+    Handle graph, exec;
+    Pointer own;
+    MUST(cuStreamBeginCapture_v2(stream, 1));
+    MUST(cuMemAllocAsync(&own, 3 * MIB, stream));
+    MUST(cuMemsetD8Async(own, value, CHUNK, stream));
+    MUST(cuMemcpyDtoDAsync_v2(at, own, CHUNK, stream));
+    MUST(cuMemFreeAsync(own, stream));
+    MUST(cuStreamEndCapture(stream, &graph));
+    MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    usleep(us);
+    MUST(cuGraphLaunch(exec, stream));
+    MUST(cuGraphLaunch(exec, stream));
+    MUST(cuStreamSynchronize(stream));
+    MUST(cuGraphExecDestroy(exec));
+    MUST(cuGraphDestroy(graph));
 }
 
-static void pauses(void *us) { usleep((unsigned)(size_t)us); }
+/* Sends a chunk through the memory of a pool which is destroyed before its memory is free. */
+static void send_through_pool(Pointer at, unsigned long long *state, Handle stream) {
+    Handle brief;
+    Pointer middle;
+    MUST(cuMemPoolCreate(&brief, &POOL));
+    MUST(cuMemAllocFromPoolAsync(&middle, MIB + next(state) % (4 * MIB), brief, stream));
+    MUST(cuMemcpyDtoDAsync_v2(middle, at, CHUNK, stream));
+    MUST(cuMemsetD8Async(at, 255, CHUNK, stream));
+    unsigned early = next(state) % 2;
+    if (early) MUST(cuMemPoolDestroy(brief));
+    MUST(cuMemcpyDtoDAsync_v2(at, middle, CHUNK, stream));
+    MUST(cuMemFreeAsync(middle, stream));
+    if (!early) MUST(cuMemPoolDestroy(brief));
+}
 
 static void *work(void *argument) {
     unsigned long long state = (unsigned long long)(size_t)argument;
     int thread = (int)state & 15;
-    Handle stream, own = 0, use, brief;
+    Handle stream, own = 0, use, brief, array;
     Block blocks[BLOCKS] = {{0}};
+    ArrayDesc row = {CHUNK, 0, 1, 1};
     /* Every third thread has a context of its own. */
     if (thread % 3 == 2) MUST(cuCtxCreate_v2(&own, 0, 0));
     else MUST(cuCtxSetCurrent(context));
     use = kernel("use_200us");
     brief = kernel("use_3us");
     MUST(cuStreamCreate(&stream, thread & 1));
+    MUST(cuArrayCreate_v2(&array, &row));
     for (long i = 0; i < operations; i++) {
         Block *block = &blocks[next(&state) % BLOCKS], *other = &blocks[next(&state) % BLOCKS];
         if (!block->at) {
-            unsigned size = next(&state);
-            block->bytes = size % 3 ? MIB + size % (5 * MIB) : 1 + size % MIB;
-            block->chunks = (block->bytes + CHUNK - 1) / CHUNK;
-            if (size % 5 || block->bytes < 2 * MIB)
-                MUST(cuMemAlloc_v2(&block->at, block->bytes));
-            else {
-                /* The program maps it by itself. */
-                block->bytes = block->bytes / (2 * MIB) * (2 * MIB);
-                block->chunks = block->bytes / CHUNK;
-                MUST(cuMemAddressReserve(&block->at, block->bytes, 0, 0, 0));
-                block->physical = map_at(block->at, block->bytes);
-                MUST(cuMemSetAccess(block->at, block->bytes, &ACCESS, 1));
-            }
-            block->holds = calloc(block->chunks, 1);
-            MUST(cuMemsetD8Async(block->at, 0, block->bytes, stream));
+            allocate(block, &state, stream);
             continue;
         }
         size_t chunk = next(&state) % block->chunks, from;
         size_t whole = block->bytes / CHUNK;
         void *arguments[] = {&block->at};
-        switch (next(&state) % 16) {
+        switch (next(&state) % 20) {
         case 0: {
             Pointer base;
             size_t length;
@@ -117,9 +170,7 @@ static void *work(void *argument) {
                 MUST(cuMemcpyDtoDAsync_v2(other->at + from * CHUNK, block->at + chunk * CHUNK, CHUNK, stream));
                 other->holds[from] = block->holds[chunk];
             }
-            release(block);
-            free(block->holds);
-            block->at = 0;
+            release(block, &state, stream);
             break;
         }
         case 1: case 2: case 3:
@@ -155,25 +206,42 @@ static void *work(void *argument) {
             if (kind != 2) printf("another kind of memory: %d\n", kind), _exit(5);
             break;
         }
+        case 15:
+            if (chunk < whole) send_through_pool(block->at + chunk * CHUNK, &state, stream);
+            break;
+        case 16:
+            /* A capture would refuse the others to synchronise their context. */
+            if (own && chunk < whole) {
+                block->holds[chunk] = (unsigned char)next(&state);
+                write_by_graph(block->at + chunk * CHUNK, block->holds[chunk], stream, next(&state) % 2000);
+            }
+            break;
+        case 17:
+            /* The array keeps a chunk while the block has other bytes. */
+            if (chunk < whole) {
+                MUST(cuStreamSynchronize(stream));
+                MUST(cuMemcpyDtoA_v2(array, 0, block->at + chunk * CHUNK, CHUNK));
+                MUST(cuMemsetD8Async(block->at + chunk * CHUNK, 254, CHUNK, stream));
+                MUST(cuStreamSynchronize(stream));
+                usleep(next(&state) % 4000);
+                MUST(cuMemcpyAtoD_v2(block->at + chunk * CHUNK, array, 0, CHUNK));
+            }
+            break;
         default:
             MUST(cuCtxSynchronize());
         }
     }
+    MUST(cuStreamSynchronize(stream));
+    pthread_barrier_wait(&all_did);
+    pthread_barrier_wait(&all_did);
     for (int i = 0; i < BLOCKS; i++)
         if (blocks[i].at) {
             for (size_t chunk = 0; chunk < blocks[i].chunks; chunk++) compare(&blocks[i], chunk, stream, thread);
-            /* A context takes its memory with it. */
-            if (!own) release(&blocks[i]);
+            /* A context takes its memory with it, but no pool's. */
+            if (!own || blocks[i].kind != PLAIN) release(&blocks[i], &state, stream);
         }
+    if (!own) MUST(cuArrayDestroy(array));
     if (own) MUST(cuCtxDestroy_v2(own));
-    return 0;
-}
-
-static int random_work(unsigned long long seed, int count) {
-    pthread_t threads[16];
-    for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, work, (void *)(size_t)(seed << 8 | (unsigned)i));
-    for (int i = 0; i < count; i++) pthread_join(threads[i], 0);
-    printf("all bytes are equal\n");
     return 0;
 }
 
@@ -190,6 +258,31 @@ static void await(const char *name) {
     struct stat found;
     snprintf(path, sizeof path, "%s/%s", folder, name);
     while (stat(path, &found)) usleep(1000);
+}
+
+static long number(const char *name) { return atol(getenv(name)); }
+
+static int random_work(void) {
+    unsigned long long seed = (unsigned long long)number("SEED"), keep = ~0ull;
+    int count = (int)number("THREADS");
+    size_t unused;
+    pthread_t threads[16];
+    operations = number("OPERATIONS");
+    largest = (size_t)number("LARGEST") * MIB;
+    MUST(cuMemPoolCreate(&pool, &POOL));
+    /* This pool keeps its memory, and the default pool gives it up at each synchronising call. */
+    MUST(cuMemPoolSetAttribute(pool, 4, &keep));
+    pthread_barrier_init(&all_did, 0, (unsigned)count + 1);
+    make("ready");
+    for (int i = 0; i < count; i++) pthread_create(&threads[i], 0, work, (void *)(size_t)(seed << 8 | (unsigned)i));
+    pthread_barrier_wait(&all_did);
+    MUST(cuMemGetInfo_v2(&unused, &unused));
+    make("done");
+    await("end");
+    pthread_barrier_wait(&all_did);
+    for (int i = 0; i < count; i++) pthread_join(threads[i], 0);
+    printf("all bytes are equal\n");
+    return 0;
 }
 
 static void fill(Pointer at, size_t bytes, unsigned char value) {
@@ -218,7 +311,103 @@ static void limit_addresses(size_t bytes) {
     MUST(setrlimit(RLIMIT_AS, &limit));
 }
 
-static void waits(void *unused) { await("go"); }
+/* Memory of the device as the program sees it, in MiB, by both libraries. */
+static void show_figures(const char *when) {
+    typedef struct { unsigned long long total, free, used; } Memory;
+    Memory memory;
+    Handle device;
+    size_t free_bytes, total;
+    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(nvml, "nvmlInit_v2");
+    int (*by_index)(unsigned, Handle *) = (int (*)(unsigned, Handle *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+    int (*info)(Handle, Memory *) = (int (*)(Handle, Memory *))dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+    MUST(cuMemGetInfo_v2(&free_bytes, &total));
+    MUST(init());
+    MUST(by_index(0, &device));
+    MUST(info(device, &memory));
+    printf("%s: %llu of %llu free; %llu of %llu free, %llu used\n", when, free_bytes / MIB, total / MIB, memory.free / MIB,
+        memory.total / MIB, memory.used / MIB);
+}
+
+static void waits(void *name) { await(name); }
+
+static void show_pool(const char *when, Handle pool) {
+    unsigned long long used = 0, reserved = 0, most_used = 0, most_reserved = 0;
+    MUST(cuMemPoolGetAttribute(pool, 7, &used));
+    MUST(cuMemPoolGetAttribute(pool, 8, &most_used));
+    MUST(cuMemPoolGetAttribute(pool, 5, &reserved));
+    MUST(cuMemPoolGetAttribute(pool, 6, &most_reserved));
+    printf("%s: %llu of %llu bytes, at most %llu of %llu\n", when, used, reserved, most_used, most_reserved);
+}
+
+/* Large allocations of pools, in use and free. */
+static void use_pools(Handle stream) {
+    Pointer first, second, third, small;
+    Handle other;
+    unsigned long long threshold = 64 * MIB, none = 0;
+    MUST(cuStreamCreate(&other, 1));
+    MUST(cuMemPoolCreate(&pool, &POOL));
+    MUST(cuMemAllocAsync(&first, 6 * MIB, stream));
+    MUST(cuMemAllocFromPoolAsync(&second, 9 * MIB + 7, pool, stream));
+    MUST(cuStreamSynchronize(stream));
+    fill(first, 6 * MIB, 3);
+    fill(second, 9 * MIB + 7, 4);
+    show_pool("in use", pool);
+    make("ready");
+    await("go");
+    look("first", first, 6 * MIB, 3);
+    look("second", second, 9 * MIB + 7, 4);
+    make("looked");
+    await("on");
+    /* Only this stream gets the memory before its work is over. */
+    MUST(cuLaunchHostFunc(stream, waits, "over"));
+    SHOW(cuMemFreeAsync(second, stream));
+    show_pool("freed", pool);
+    SHOW(cuMemAllocFromPoolAsync(&third, 9 * MIB, pool, other));
+    printf("another stream: %s memory\n", third == second ? "the same" : "other");
+    SHOW(cuMemFreeAsync(third, other));
+    SHOW(cuMemAllocFromPoolAsync(&third, 9 * MIB, pool, stream));
+    printf("the same stream: %s memory\n", third == second ? "the same" : "other");
+    SHOW(cuMemFreeAsync(third, stream));
+    SHOW(cuMemFreeAsync(third, stream));
+    make("over");
+    MUST(cuCtxSynchronize());
+    show_pool("synchronised", pool);
+    MUST(cuMemPoolSetAttribute(pool, 4, &threshold));
+    MUST(cuMemPoolSetAttribute(pool, 6, &none));
+    MUST(cuMemPoolSetAttribute(pool, 8, &none));
+    MUST(cuMemAllocFromPoolAsync(&third, 9 * MIB, pool, stream));
+    MUST(cuMemAllocFromPoolAsync(&small, MIB, pool, stream));
+    show_pool("with small", pool);
+    MUST(cuMemFreeAsync(small, stream));
+    MUST(cuMemFreeAsync(third, stream));
+    MUST(cuCtxSynchronize());
+    show_pool("below the threshold", pool);
+    make("spare");
+    await("parked");
+    show_pool("after parking", pool);
+    MUST(cuMemAllocFromPoolAsync(&third, 9 * MIB, pool, stream));
+    MUST(cuMemFreeAsync(third, stream));
+    MUST(cuStreamSynchronize(stream));
+    SHOW(cuMemPoolTrimTo(pool, 0));
+    show_pool("trimmed", pool);
+    /* Free memory of a pool is there for others, also while a stream uses it still. */
+    MUST(cuMemAllocFromPoolAsync(&third, 300 * MIB, pool, stream));
+    MUST(cuMemsetD8Async(third, 1, MIB, stream));
+    MUST(cuMemFreeAsync(third, stream));
+    SHOW(cuMemAlloc_v2(&second, 400 * MIB));
+    SHOW(cuMemFreeAsync(second, stream));
+    MUST(cuMemAllocFromPoolAsync(&second, 4 * MIB, pool, stream));
+    MUST(cuStreamSynchronize(stream));
+    SHOW(cuMemPoolDestroy(pool));
+    fill(second, 4 * MIB, 8);
+    look("without a pool", second, 4 * MIB, 8);
+    SHOW(cuMemFree_v2(first));
+    SHOW(cuMemFreeAsync(second, stream));
+    MUST(cuStreamSynchronize(stream));
+    make("gone");
+    await("end");
+}
 
 int main(int argc, char **argv) {
     const char *kind = argv[1];
@@ -226,13 +415,11 @@ int main(int argc, char **argv) {
     Handle stream, f, graph;
     setvbuf(stdout, 0, _IOLBF, 0);
     context = context_of_device_0();
-    if (!strcmp(kind, "random")) {
-        operations = atol(argv[4]);
-        return random_work(strtoull(argv[2], 0, 10), atoi(argv[3]));
-    }
     folder = argv[2];
+    if (!strcmp(kind, "random")) return random_work();
     MUST(cuStreamCreate(&stream, 1));
     f = kernel("use_1ms");
+    if (!strcmp(kind, "figures")) show_figures("first");
     MUST(cuMemAlloc_v2(&big, 24 * MIB + 5));
     MUST(cuMemAlloc_v2(&small, MIB));
     fill(big, 24 * MIB + 5, 7);
@@ -284,7 +471,7 @@ int main(int argc, char **argv) {
         look("big", big, 24 * MIB + 5, 7);
     } else if (!strcmp(kind, "stuck")) {
         /* The stream waits for a step of the program, which a launch must precede. */
-        MUST(cuLaunchHostFunc(stream, waits, 0));
+        MUST(cuLaunchHostFunc(stream, waits, "go"));
         make("ready");
         await("parking");
         SHOW(cuLaunchKernel(f, ONE, 0, arguments, 0));
@@ -312,12 +499,22 @@ int main(int argc, char **argv) {
             make("done");
             await("on");
         }
+    } else if (!strcmp(kind, "figures")) {
+        show_figures("here");
+        make("ready");
+        await("go");
+        show_figures("away");
+        MUST(cuLaunchKernel(f, ONE, stream, arguments, 0));
+        show_figures("back");
+    } else if (!strcmp(kind, "pools")) {
+        MUST(cuMemFree_v2(big));
+        use_pools(stream);
     } else if (!strcmp(kind, "others")) {
-        /* Memory that stays: of a pool, mapped twice by the program, managed. */
+        /* Memory that stays: small and of a pool, mapped twice by the program, managed. */
         Pointer range;
         unsigned long long physical;
         MUST(cuMemFree_v2(big));
-        MUST(cuMemAllocAsync(&others[0], 6 * MIB, stream));
+        for (int i = 0; i < 4; i++) MUST(cuMemAllocAsync(&others[i], MIB, stream));
         MUST(cuMemAddressReserve(&range, 128 * MIB, 0, 0, 0));
         physical = map_at(range, 64 * MIB);
         MUST(cuMemMap(range + 64 * MIB, 64 * MIB, 0, physical, 0));

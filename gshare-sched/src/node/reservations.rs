@@ -99,7 +99,7 @@ impl Node {
         let held = match of {
             MemoryBound::Instance => self.ledger.tenant_held(account),
             MemoryBound::ParkMemory { uid } => self.parked_of(uid),
-            MemoryBound::Guaranteed => self.firm_on(gpu),
+            MemoryBound::Guaranteed => self.firm(gpu, None),
             _ => self.ledger.device_held(gpu),
         };
         note(Note::MemoryDenied { client, asked, free, of, limit, held }, out);
@@ -226,6 +226,11 @@ impl Node {
             let Some(session) = self.sessions.get(&entry.conn) else { continue };
             let frame = ToClient::MemoryMember { client, pid: session.own_pid, used: self.memory_of(entry) };
             self.send(client, frame, out);
+        }
+        if let Some(entry) = self.clients.get(client).filter(|entry| entry.parking.is_some()) {
+            let kept = self.firm(self.tenant_at(entry.tenant).gpu, Some(entry.tenant));
+            let used = kept.saturating_add(self.config.memory_headroom);
+            self.send(client, ToClient::MemoryMember { client, pid: 0, used }, out);
         }
         self.send(client, ToClient::MemoryView { client }, out);
     }

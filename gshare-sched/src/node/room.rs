@@ -268,38 +268,28 @@ impl Node {
     fn unguaranteed(&self, client: ClientId) -> Bytes {
         let Some(entry) = self.clients.get(client) else { return Bytes::ZERO };
         let (own, gpu) = (entry.tenant, self.tenant_at(entry.tenant).gpu);
-        let firm = self.firm(gpu);
-        let is_own = |(tenant, _): &(&TenantId, &(Bytes, Bytes))| **tenant == own;
-        if entry.parking.is_some() || firm.iter().all(|of| is_own(&of) || of.1.0 == Bytes::ZERO) {
+        let guarantees = |of: &Client| of.tenant != own && self.guaranteed(of.tenant) > Some(Bytes::ZERO);
+        if entry.parking.is_some() || !self.clients_on(gpu).any(|(_, of)| guarantees(of)) {
             return Bytes(u64::MAX);
         }
-        let others =
-            firm.iter().filter(|of| !is_own(of)).map(|(_, (guaranteed, stays))| *guaranteed.max(stays));
-        let left = others.fold(self.ledger.device_limit(gpu), Bytes::saturating_sub);
+        let left = self.ledger.device_limit(gpu).saturating_sub(self.firm(gpu, Some(own)));
         let held =
             self.members_of(own).map(|entry| entry.account.held()).fold(Bytes::ZERO, Bytes::saturating_add);
         left.saturating_sub(held)
     }
 
-    /// Each tenant of a device with its guaranteed memory and its memory that cannot move.
-    fn firm(&self, gpu: GpuId) -> BTreeMap<TenantId, (Bytes, Bytes)> {
+    /// The firm memory of all instances on a device, `but` one.
+    pub(super) fn firm(&self, gpu: GpuId, but: Option<TenantId>) -> Bytes {
         let mut firm = BTreeMap::new();
-        for (_, entry) in self.clients_on(gpu) {
+        for (_, entry) in self.clients_on(gpu).filter(|(_, entry)| Some(entry.tenant) != but) {
             let guaranteed = || self.guaranteed(entry.tenant).unwrap_or(Bytes::ZERO);
             let (_, stays) = firm.entry(entry.tenant).or_insert_with(|| (guaranteed(), Bytes::ZERO));
             if !entry.has_news(self.now) {
                 *stays = stays.saturating_add(entry.account.held().saturating_sub(entry.movable()));
             }
         }
-        firm
-    }
-
-    /// The firm memory of all instances on a device.
-    pub(super) fn firm_on(&self, gpu: GpuId) -> Bytes {
-        let all = self.firm(gpu);
-        all.values()
-            .map(|(guaranteed, stays)| *guaranteed.max(stays))
-            .fold(Bytes::ZERO, Bytes::saturating_add)
+        let firm = firm.into_values().map(|(guaranteed, stays): (Bytes, Bytes)| guaranteed.max(stays));
+        firm.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
     fn guaranteed(&self, tenant: TenantId) -> Option<Bytes> {

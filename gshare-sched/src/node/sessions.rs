@@ -242,7 +242,7 @@ impl Node {
     /// Whether a device can guarantee the memory of another instance beside the memory guaranteed to others and the memory that cannot move.
     fn check_guaranteed(&self, gpu: GpuId, spec: ResourceSpec, device: Bytes) -> Result<(), Refusal> {
         let asked = spec.guaranteed().unwrap_or(Bytes::ZERO);
-        let (taken, most) = (self.firm_on(gpu), device.saturating_sub(self.config.memory_headroom));
+        let (taken, most) = (self.firm(gpu, None), device.saturating_sub(self.config.memory_headroom));
         match asked > Bytes::ZERO && asked > most.saturating_sub(taken) {
             true => Err(Refusal::MemoryTaken { asked, taken, most }),
             false => Ok(()),

@@ -60,8 +60,11 @@ impl<G: Ground> Meter<G> {
             }
             ToClient::MemoryView { client } => {
                 if let Some(device) = self.of_client(client) {
-                    let members = core::mem::take(&mut device.questions.members);
-                    device.ground.memory().set_siblings(members);
+                    let mut members = core::mem::take(&mut device.questions.members);
+                    let others = members.extract_if(.., |(pid, _)| *pid == 0).last();
+                    let memory = device.ground.memory();
+                    memory.set_kept(others.map(|(_, kept)| kept));
+                    memory.set_siblings(members);
                     if let Some(ticket) = device.questions.views.pop_front() {
                         actions.push(Action::Answer { ticket, granted: true });
                     }
