@@ -98,6 +98,34 @@ fn a_held_client_stays_in_host_memory_until_it_is_asked_back() {
 }
 
 #[test]
+fn a_held_instance_leaves_its_time_to_others_and_comes_back_where_it_can_be_met() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let a = bench.start(0, "a", spec("0.8", 100));
+    says(&mut bench, a, Residence::Resident, 4, None);
+    let hold = |bench: &mut Bench| {
+        bench.tell(NodeEvent::ParkAsked { name: "a".to_owned(), uid: 1000, on: true, holds: true });
+    };
+    let request = |bench: &Bench, name: &str| {
+        bench.node.tenants().find(|tenant| tenant.name == name).map(|tenant| tenant.share.quota.request().get())
+    };
+    hold(&mut bench);
+    assert_eq!(request(&bench, "a"), Some(8_000), "its memory is on its way");
+    says(&mut bench, a, Residence::Parked, 4, None);
+    assert_eq!(request(&bench, "a"), Some(0));
+    let b = bench.start(1, "b", spec("0.4", 100));
+    let error = asks(&mut bench, "a", 1000, false).unwrap_err().to_string();
+    assert!(error.contains("`a` does not come back: request 80% does not fit: 40% taken"), "{error}");
+    assert_eq!(orders(&bench, a), [1]);
+    bench.tell(NodeEvent::Closed { conn: b.0 });
+    assert_eq!(asks(&mut bench, "a", 1000, false), Ok(1));
+    assert_eq!((request(&bench, "a"), orders(&bench, a)), (Some(8_000), vec![1, 0]));
+    // It misses its memory, which is back without a further order.
+    says(&mut bench, a, Residence::Missed, 4, None);
+    says(&mut bench, a, Residence::Resident, 4, None);
+    assert_eq!(request(&bench, "a"), Some(8_000));
+}
+
+#[test]
 fn a_process_of_an_instance_is_parked_without_its_siblings() {
     let mut bench = Bench::new(NodeConfig::default());
     let a = bench.start(0, "a", spec("0.4:1", 100));

@@ -184,6 +184,8 @@ struct Instance {
     /// The request of the first process, in force where the configuration lists no share.
     asked: ResourceSpec,
     spec: ResourceSpec,
+    /// Whether its memory is held in host memory: it runs nothing, and its request for time is free for others.
+    away: bool,
     sessions: u32,
     tenants: BTreeMap<GpuId, TenantId>,
 }

@@ -92,6 +92,14 @@ pub enum ParkRefusal {
         /// Why its memory stays; `None` without any memory.
         obstacle: Option<Obstacle>,
     },
+    /// The request for time, free while the instance was away, cannot be met any more.
+    #[error("`{name}` does not come back: {why}")]
+    NoTime {
+        /// The name.
+        name: String,
+        /// The refusal of its request.
+        why: String,
+    },
     /// The user's budget of host memory is too small.
     #[error(
         "`{name}` needs {need} of host memory, and {taken} of {budget} are taken for user {owner} (park_memory)"
@@ -160,7 +168,30 @@ impl Node {
                 return Err(ParkRefusal::HostBudget { name: owned(), need, taken, budget, owner });
             }
         }
+        if !on && instance.away {
+            let asked = self.config.spec_of(name, instance.asked);
+            for gpu in instance.tenants.keys() {
+                let Some(device) = self.device(*gpu) else { continue };
+                let met = self.check_request(*gpu, device.uuid, name, asked);
+                met.map_err(|refusal| ParkRefusal::NoTime { name: owned(), why: refusal.to_string() })?;
+            }
+        }
         Ok(moved.into_iter().map(|(client, _)| client).collect())
+    }
+
+    /// An instance is away while all of its movable memory is held in host memory.
+    fn set_away(&mut self, now: Timestamp, id: u32, out: &mut Vec<NodeAction>) {
+        let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.instance == id);
+        let clients = self.clients.values().filter(|client| of(client.conn));
+        let mut movable =
+            clients.filter_map(|client| client.parking).filter(|parking| parking.bytes > Bytes::ZERO).peekable();
+        let some = movable.peek().is_some();
+        let gone = |parking: Parking| matches!(parking.residence, Residence::Parked | Residence::Missed);
+        let away = some && movable.all(|parking| parking.held && gone(parking));
+        let Some(instance) = self.instances.get_mut(&id).filter(|instance| instance.away != away) else { return };
+        instance.away = away;
+        let spec = Self::spec_under(&self.config, &self.instances[&id]);
+        self.put_in_force(now, id, spec, out);
     }
 
     /// Host memory of a user's parked clients.
@@ -180,6 +211,15 @@ impl Node {
     ) {
         let Ok(clients) = self.can_park(name, uid, parks.is_some()) else { return note(Note::NoEffect, out) };
         let mut changed = if parks == Some(true) { self.hold_away(name) } else { false };
+        if parks.is_none() {
+            for client in &clients {
+                let parking = self.clients.get_mut(*client).and_then(|entry| entry.parking.as_mut());
+                parking.into_iter().for_each(|parking| parking.held = false);
+            }
+        }
+        if let Some(id) = self.names.get(name) {
+            self.set_away(now, *id, out);
+        }
         for client in clients {
             let Some(holds) = parks else {
                 self.return_in_line(now, client);
@@ -291,5 +331,7 @@ impl Node {
         }
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);
         self.tell_scheduler(now, tenant, out);
+        let instance = self.tenant_at(tenant).instance;
+        self.set_away(now, instance, out);
     }
 }

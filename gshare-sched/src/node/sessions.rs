@@ -103,7 +103,7 @@ impl Node {
         self.next_instance += 1;
         let spec = self.config.spec_of(name, asked);
         let tenants = BTreeMap::new();
-        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, sessions: 0, tenants };
+        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, away: false, sessions: 0, tenants };
         self.instances.insert(id, instance);
         self.names.insert(name.to_owned(), id);
         Ok(id)
@@ -267,7 +267,7 @@ impl Node {
     }
 
     /// Whether the request of an instance can be met on a device beside the admitted and the reserved requests.
-    fn check_request(
+    pub(super) fn check_request(
         &self,
         gpu: GpuId,
         uuid: DeviceUuid,

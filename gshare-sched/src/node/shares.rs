@@ -157,8 +157,10 @@ impl Node {
     }
 
     /// The share of an instance under a configuration.
-    fn spec_under(config: &NodeConfig, instance: &Instance) -> ResourceSpec {
-        config.spec_of(&instance.name, instance.asked)
+    pub(super) fn spec_under(config: &NodeConfig, instance: &Instance) -> ResourceSpec {
+        let spec = config.spec_of(&instance.name, instance.asked);
+        let nothing = QuotaRange::new(Quota::ZERO, spec.quota().limit()).ok().filter(|_| instance.away);
+        nothing.map_or(spec, |quota| spec.with_quota(quota))
     }
 
     /// Checks whether another configuration can be put in force.
@@ -222,24 +224,29 @@ impl Node {
             self.limit_device(gpu);
         }
         for (id, spec) in specs {
-            let Some(instance) = self.instances.get_mut(&id) else { continue };
-            let changed = instance.spec != spec;
-            instance.spec = spec;
-            let share = Share { quota: spec.quota(), sm: spec.sm() };
-            for (gpu, tenant) in instance.tenants.clone() {
-                self.ledger.set_tenant((gpu, id), self.memory_limit(tenant));
-                if changed {
-                    self.lower_raised(now, gpu, out);
-                    self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
-                    if let Err(error) = self.scaling.share_changed(now, tenant.0, share) {
-                        self.not_scaled(tenant, &error, out);
-                    }
-                    self.divide(tenant, true, None, out);
-                    self.divide_memory(now, tenant, None, out);
-                }
-            }
+            self.put_in_force(now, id, spec, out);
         }
         self.reclassify(now, &old, out);
+    }
+
+    /// Puts a share of an instance in force.
+    pub(super) fn put_in_force(&mut self, now: Timestamp, id: u32, spec: ResourceSpec, out: &mut Vec<NodeAction>) {
+        let Some(instance) = self.instances.get_mut(&id) else { return };
+        let changed = instance.spec != spec;
+        instance.spec = spec;
+        let share = Share { quota: spec.quota(), sm: spec.sm() };
+        for (gpu, tenant) in instance.tenants.clone() {
+            self.ledger.set_tenant((gpu, id), self.memory_limit(tenant));
+            if changed {
+                self.lower_raised(now, gpu, out);
+                self.token(now, TokenEvent::ShareChanged { client: tenant.0, share }, out);
+                if let Err(error) = self.scaling.share_changed(now, tenant.0, share) {
+                    self.not_scaled(tenant, &error, out);
+                }
+                self.divide(tenant, true, None, out);
+                self.divide_memory(now, tenant, None, out);
+            }
+        }
     }
 
     /// Puts the classes of the configuration in force where they differ from `old`. Every tenant with another class, or with none any more,

@@ -10,7 +10,8 @@
 //!   its function with fewer requests than [`room`]; rejected only while it waits, for a valid reason;
 //! - **instances**: a name is used once; orders follow the life of an instance (see [`gshare_sched::platform`]) and come once; no
 //!   order comes after the instance is gone, by a report or with its device. An instance with requests is never parked, and stopped
-//!   only if it has not finished them by its deadline;
+//!   only if it has not finished them by its deadline. On a fractional device it stays after a return at least as long as the shortest
+//!   return of its function took;
 //! - **bounds**: a function has at most `max_instances` instances that start, are ready or are parked;
 //! - **tenants**: no tenant has more dispatched requests at once than its limit of processes, and its instances have no more than
 //!   its part of the memory at each start;
@@ -62,6 +63,9 @@ pub(crate) struct Instance {
     pub(crate) ready: Option<Timestamp>,
     /// The time of its placement.
     since: Timestamp,
+    /// Whether it is on its way back to the devices from which it was parked, and when it last came back.
+    copies: bool,
+    back: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -90,6 +94,7 @@ pub(crate) struct Function {
     pub(crate) instances: u32,
     removed: bool,
     held: Area,
+    shortest_return: Option<Duration>,
     outcome: FunctionOutcome,
 }
 
@@ -155,6 +160,7 @@ impl Book {
                     instances: 0,
                     removed: false,
                     held: 0,
+                    shortest_return: None,
                     outcome,
                 };
                 // A removed function goes on with its counts.
@@ -233,6 +239,12 @@ impl Book {
                     return Err(format!("{instance} is parked while it is {life} and has {count} requests"));
                 }
                 (found.life, found.moving) = (Life::Parked, true);
+                let (back, function) = (found.back, found.function);
+                if let (Some(back), Some(took)) = (back, self.function(function)?.shortest_return)
+                    && now.saturating_since(back) < took
+                {
+                    return Err(format!("{instance} is parked again {} after a return", now.saturating_since(back)));
+                }
                 self.begins(now, *instance, Due::Move, Duration::ZERO);
                 Ok(())
             }
@@ -242,6 +254,8 @@ impl Book {
                     return Err(format!("{instance} is unparked while it is {}", found.life));
                 }
                 (found.moving, found.since) = (true, now);
+                let gpus = |parts: &[Part]| parts.iter().map(|part| part.gpu).collect::<BTreeSet<_>>();
+                found.copies = gpus(&found.parts) == gpus(parts);
                 found.parts.clone_from(parts);
                 self.begins(now, *instance, Due::Move, *takes);
                 self.place(*instance)
@@ -454,6 +468,8 @@ impl Book {
             requests: Vec::new(),
             ready: None,
             since: now,
+            copies: false,
+            back: None,
         };
         let tenant = entry.tenant;
         self.instances.insert(id, new);
@@ -562,6 +578,13 @@ impl Book {
                 found.moving = false;
                 // A draining instance was parked, and stays in its new state.
                 found.life = if life == Life::Parked { Life::Ready } else { life };
+                let (took, function) = (now.saturating_since(found.since), found.function);
+                let fractional = |part: &Part| self.devices.get(&part.gpu).is_some_and(Device::is_fractional);
+                if found.copies && found.parts.iter().all(fractional) {
+                    found.back = Some(now);
+                    let shortest = &mut self.function(function)?.shortest_return;
+                    *shortest = Some(shortest.map_or(took, |before| before.min(took)));
+                }
             }
             (InstanceReport::Completed, _) => {
                 let function = found.function;

@@ -33,6 +33,10 @@ pub(super) struct Slice {
 }
 
 impl Device {
+    pub(super) fn is_fractional(&self) -> bool {
+        self.regime == Regime::Fractional
+    }
+
     pub(super) fn new(spec: DeviceSpec) -> Self {
         let regime = spec.effective_regime();
         let slice = |layout: &gshare_sched::platform::MigLayout, at: SliceAt| {
