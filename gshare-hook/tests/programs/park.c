@@ -420,6 +420,14 @@ int main(int argc, char **argv) {
     MUST(cuStreamCreate(&stream, 1));
     f = kernel("use_1ms");
     if (!strcmp(kind, "figures")) show_figures("first");
+    if (!strcmp(kind, "unused")) {
+        MUST(cuMemAllocAsync(&big, 8 * MIB, stream));
+        make("ready");
+        await("go");
+        fill(big, 8 * MIB, 6);
+        look("big", big, 8 * MIB, 6);
+        return 0;
+    }
     MUST(cuMemAlloc_v2(&big, 24 * MIB + 5));
     MUST(cuMemAlloc_v2(&small, MIB));
     fill(big, 24 * MIB + 5, 7);
