@@ -425,6 +425,9 @@ fn memory_that_cannot_move_stays_and_is_named() {
     );
 }
 
+/// Blocks beyond so many MiB are few.
+const LARGE: u32 = 64;
+
 /// A number from the environment.
 fn number(name: &str, usual: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
@@ -434,13 +437,15 @@ fn number(name: &str, usual: u32) -> u32 {
 fn random(seed: u64, threads: u32, largest: u32, spec: ResourceSpec) -> usize {
     let place = tempfile::tempdir().unwrap();
     let large = place.path().join("large.toml");
-    let memory = (2 * u64::from(largest)).max(1024) * MIB;
+    // Two large blocks, and another while they are in host memory.
+    let memory = (3 * u64::from(largest)).max(1024) * MIB;
+    let operations = if largest > LARGE { "24" } else { "120" };
     std::fs::write(&large, format!("base = \"tiny\"\nmemory_bytes = {memory}\n")).unwrap();
     let manners = Manners { spec, token: Duration::from_millis(3), ..Manners::default() };
     let bench = Bench::with("random", manners, |run| {
         run.env("SEED", seed.to_string())
             .env("THREADS", threads.to_string())
-            .env("OPERATIONS", "120")
+            .env("OPERATIONS", operations)
             .env("LARGEST", largest.to_string())
             .env("GSHARE_SIM_PROFILE", large)
     });
@@ -474,14 +479,14 @@ fn random(seed: u64, threads: u32, largest: u32, spec: ResourceSpec) -> usize {
     told.parking.windows(2).filter(|pair| !away(&pair[0]) && away(&pair[1])).count()
 }
 
-/// `GSHARE_TEST_PARKS=10000` goes on until so many moves, and `GSHARE_TEST_MIB=4096` has allocations of up to 4 GiB, of one thread.
+/// `GSHARE_TEST_PARKS=10000` goes on until so many moves, and `GSHARE_TEST_MIB=2048` has blocks of up to 2 GiB.
 #[test]
 fn random_programs_keep_every_byte_and_address_however_often_they_are_parked() {
     let (parks, largest) = (number("GSHARE_TEST_PARKS", 10), number("GSHARE_TEST_MIB", 5));
     let (mut parked, mut programs) = (0, 0u32);
     while programs < 3 || parked < parks as usize {
-        let threads = if largest > 64 { 1 } else { 2 + programs % 3 };
-        let bounded = programs.is_multiple_of(2) && largest <= 64;
+        let threads = if largest > LARGE { 1 } else { 2 + programs % 3 };
+        let bounded = programs.is_multiple_of(2) && largest <= LARGE;
         let spec = if bounded { limit() } else { ResourceSpec::UNLIMITED };
         parked += random(10_000 + u64::from(programs), threads, largest, spec);
         programs += 1;

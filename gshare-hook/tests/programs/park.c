@@ -141,6 +141,7 @@ static void *work(void *argument) {
     Handle stream, own = 0, use, brief, array;
     Block blocks[BLOCKS] = {{0}};
     ArrayDesc row = {CHUNK, 0, 1, 1};
+    unsigned most = largest > 64 * MIB ? 2 : BLOCKS;
     /* Every third thread has a context of its own. */
     if (thread % 3 == 2) MUST(cuCtxCreate_v2(&own, 0, 0));
     else MUST(cuCtxSetCurrent(context));
@@ -149,7 +150,7 @@ static void *work(void *argument) {
     MUST(cuStreamCreate(&stream, thread & 1));
     MUST(cuArrayCreate_v2(&array, &row));
     for (long i = 0; i < operations; i++) {
-        Block *block = &blocks[next(&state) % BLOCKS], *other = &blocks[next(&state) % BLOCKS];
+        Block *block = &blocks[next(&state) % most], *other = &blocks[next(&state) % most];
         if (!block->at) {
             allocate(block, &state, stream);
             continue;
