@@ -384,6 +384,8 @@ fn large_allocations_from_pools_move_and_the_figures_of_pools_are_true() {
         "the same stream: the same memory",
         "cuMemFreeAsync(third, stream) = 0",
         "cuMemFreeAsync(third, stream) = 1",
+        "the legacy stream: the same memory",
+        "the thread's stream: the same memory",
         "synchronised: 0 of 0 bytes, at most 9437191 of 20971520",
         "with small: 10485760 of 44040192 bytes, at most 10485760 of 44040192",
         "below the threshold: 0 of 44040192 bytes, at most 10485760 of 44040192",

@@ -341,6 +341,19 @@ static void show_pool(const char *when, Handle pool) {
     printf("%s: %llu of %llu bytes, at most %llu of %llu\n", when, used, reserved, most_used, most_reserved);
 }
 
+/* A default stream has freed memory again before its work is over. */
+static void take_again(const char *name, Handle stream) {
+    Pointer first, again;
+    MUST(cuMemAllocAsync(&first, 4 * MIB, stream));
+    MUST(cuLaunchHostFunc(stream, waits, (void *)name));
+    MUST(cuMemFreeAsync(first, stream));
+    MUST(cuMemAllocAsync(&again, 4 * MIB, stream));
+    printf("the %s stream: %s memory\n", name, again == first ? "the same" : "other");
+    MUST(cuMemFreeAsync(again, stream));
+    make(name);
+    MUST(cuStreamSynchronize(stream));
+}
+
 /* Large allocations of pools, in use and free. */
 static void use_pools(Handle stream) {
     Pointer first, second, third, small;
@@ -373,6 +386,8 @@ static void use_pools(Handle stream) {
     SHOW(cuMemFreeAsync(third, stream));
     make("over");
     MUST(cuCtxSynchronize());
+    take_again("legacy", 0);
+    take_again("thread's", (Handle)2);
     show_pool("synchronised", pool);
     MUST(cuMemPoolSetAttribute(pool, 4, &threshold));
     MUST(cuMemPoolSetAttribute(pool, 6, &none));
