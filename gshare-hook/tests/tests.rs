@@ -9,6 +9,7 @@ mod link;
 mod memory;
 mod odd;
 mod park;
+mod park_ends;
 mod programs;
 mod resolution;
 

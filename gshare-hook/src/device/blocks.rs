@@ -443,8 +443,8 @@ impl Blocks {
 
     /// The contexts of the blocks.
     pub(crate) fn contexts(&self) -> Vec<usize> {
-        let mut contexts: Vec<_> =
-            self.all.lock().values().map(|block| block.context).filter(|context| *context != 0).collect();
+        let mut contexts = self.pools.contexts();
+        contexts.extend(self.all.lock().values().map(|block| block.context).filter(|context| *context != 0));
         contexts.sort_unstable();
         contexts.dedup();
         contexts

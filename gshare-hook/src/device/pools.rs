@@ -195,6 +195,8 @@ pub(crate) struct Pools {
     spare: Lock<Vec<Spare>>,
     /// Events without a mark, and their contexts.
     events: Lock<Vec<(usize, usize)>>,
+    /// The contexts in which the program made blocks.
+    contexts: Lock<Vec<usize>>,
 }
 
 impl Pools {
@@ -224,6 +226,19 @@ impl Pools {
     /// Brings a pool back whose destruction failed.
     pub(crate) fn stays(&self, pool: Arc<Pool>) {
         self.served.lock().push(pool);
+    }
+
+    /// Notes that the program makes a block in a context, of which the memory is independent.
+    pub(crate) fn made_in(&self, context: usize) {
+        let mut contexts = self.contexts.lock();
+        if context != 0 && !contexts.contains(&context) {
+            contexts.push(context);
+        }
+    }
+
+    /// The contexts in which the program made blocks.
+    pub(crate) fn contexts(&self) -> Vec<usize> {
+        self.contexts.lock().clone()
     }
 
     /// Whether there are spare blocks.
@@ -271,6 +286,7 @@ impl Pools {
         let mut spare = self.spare.lock();
         spare.iter_mut().filter(|one| one.mark.context == context).for_each(|one| one.mark.event = 0);
         self.events.lock().retain(|(_, of)| *of != context);
+        self.contexts.lock().retain(|of| *of != context);
     }
 
     /// Notes that a context is destroyed, and its work over.

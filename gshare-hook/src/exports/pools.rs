@@ -246,6 +246,7 @@ fn allocate_async(
                 CUresult::CUDA_SUCCESS
             }
             None => {
+                streams::in_context_of(handle, || blocks.pools.made_in(current_context()));
                 create_block(runtime, blocks, device, bytes, (0, Some(&pool)), |block| write(address, block))
             }
         };

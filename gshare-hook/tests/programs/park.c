@@ -141,6 +141,7 @@ static void *work(void *argument) {
     Handle stream, own = 0, use, brief, array;
     Block blocks[BLOCKS] = {{0}};
     ArrayDesc row = {CHUNK, 0, 1, 1};
+    unsigned most = largest > 64 * MIB ? 2 : BLOCKS;
     /* Every third thread has a context of its own. */
     if (thread % 3 == 2) MUST(cuCtxCreate_v2(&own, 0, 0));
     else MUST(cuCtxSetCurrent(context));
@@ -149,7 +150,7 @@ static void *work(void *argument) {
     MUST(cuStreamCreate(&stream, thread & 1));
     MUST(cuArrayCreate_v2(&array, &row));
     for (long i = 0; i < operations; i++) {
-        Block *block = &blocks[next(&state) % BLOCKS], *other = &blocks[next(&state) % BLOCKS];
+        Block *block = &blocks[next(&state) % most], *other = &blocks[next(&state) % most];
         if (!block->at) {
             allocate(block, &state, stream);
             continue;
@@ -340,6 +341,19 @@ static void show_pool(const char *when, Handle pool) {
     printf("%s: %llu of %llu bytes, at most %llu of %llu\n", when, used, reserved, most_used, most_reserved);
 }
 
+/* A default stream has freed memory again before its work is over. */
+static void take_again(const char *name, Handle stream) {
+    Pointer first, again;
+    MUST(cuMemAllocAsync(&first, 4 * MIB, stream));
+    MUST(cuLaunchHostFunc(stream, waits, (void *)name));
+    MUST(cuMemFreeAsync(first, stream));
+    MUST(cuMemAllocAsync(&again, 4 * MIB, stream));
+    printf("the %s stream: %s memory\n", name, again == first ? "the same" : "other");
+    MUST(cuMemFreeAsync(again, stream));
+    make(name);
+    MUST(cuStreamSynchronize(stream));
+}
+
 /* Large allocations of pools, in use and free. */
 static void use_pools(Handle stream) {
     Pointer first, second, third, small;
@@ -372,6 +386,8 @@ static void use_pools(Handle stream) {
     SHOW(cuMemFreeAsync(third, stream));
     make("over");
     MUST(cuCtxSynchronize());
+    take_again("legacy", 0);
+    take_again("thread's", (Handle)2);
     show_pool("synchronised", pool);
     MUST(cuMemPoolSetAttribute(pool, 4, &threshold));
     MUST(cuMemPoolSetAttribute(pool, 6, &none));
@@ -420,6 +436,14 @@ int main(int argc, char **argv) {
     MUST(cuStreamCreate(&stream, 1));
     f = kernel("use_1ms");
     if (!strcmp(kind, "figures")) show_figures("first");
+    if (!strcmp(kind, "unused")) {
+        MUST(cuMemAllocAsync(&big, 8 * MIB, stream));
+        make("ready");
+        await("go");
+        fill(big, 8 * MIB, 6);
+        look("big", big, 8 * MIB, 6);
+        return 0;
+    }
     MUST(cuMemAlloc_v2(&big, 24 * MIB + 5));
     MUST(cuMemAlloc_v2(&small, MIB));
     fill(big, 24 * MIB + 5, 7);
