@@ -106,7 +106,11 @@ fn a_held_instance_leaves_its_time_to_others_and_comes_back_where_it_can_be_met(
         bench.tell(NodeEvent::ParkAsked { name: "a".to_owned(), uid: 1000, on: true, holds: true });
     };
     let request = |bench: &Bench, name: &str| {
-        bench.node.tenants().find(|tenant| tenant.name == name).map(|tenant| tenant.share.quota.request().get())
+        bench
+            .node
+            .tenants()
+            .find(|tenant| tenant.name == name)
+            .map(|tenant| tenant.status.share.quota.request().get())
     };
     hold(&mut bench);
     assert_eq!(request(&bench, "a"), Some(8_000), "its memory is on its way");

@@ -87,7 +87,7 @@ pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
 }
 
 /// Asks the daemon behind an admin socket to park an instance, or to bring it back. An instance on `hold` does not come back by itself when
-/// it misses its memory. The answer has the clients whose memory moves from now on, or the refusal.
+/// it misses its memory. The answer has the clients with memory on the move, or the refusal.
 pub fn park(socket: &Path, name: &str, order: ParkOrder) -> io::Result<Result<Vec<ClientId>, String>> {
     let (on, holds) = (order != ParkOrder::Unpark, order == ParkOrder::Hold);
     ask::<Parked>(socket, &Query::Park { name: name.to_owned(), on, holds })

@@ -38,7 +38,7 @@ impl Moves {
         self.0.iter().map(|(until, ..)| *until).min()
     }
 
-    /// Answers the questions whose move or whose time is over.
+    /// Answers the questions about ended moves, and those that have waited long enough.
     pub(crate) fn answer(&mut self, now: Timestamp, node: &Node) {
         for (until, moved, reply) in core::mem::take(&mut self.0) {
             match progress(now, node, &moved) {

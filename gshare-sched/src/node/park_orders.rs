@@ -183,12 +183,14 @@ impl Node {
     fn set_away(&mut self, now: Timestamp, id: u32, out: &mut Vec<NodeAction>) {
         let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.instance == id);
         let clients = self.clients.values().filter(|client| of(client.conn));
-        let mut movable =
-            clients.filter_map(|client| client.parking).filter(|parking| parking.bytes > Bytes::ZERO).peekable();
-        let some = movable.peek().is_some();
-        let gone = |parking: Parking| matches!(parking.residence, Residence::Parked | Residence::Missed);
-        let away = some && movable.all(|parking| parking.held && gone(parking));
-        let Some(instance) = self.instances.get_mut(&id).filter(|instance| instance.away != away) else { return };
+        let movable =
+            clients.filter_map(|client| client.parking).filter(|parking| parking.bytes > Bytes::ZERO);
+        let movable: Vec<Parking> = movable.collect();
+        let gone = |parking: &Parking| matches!(parking.residence, Residence::Parked | Residence::Missed);
+        let away = !movable.is_empty() && movable.iter().all(|parking| parking.held && gone(parking));
+        let Some(instance) = self.instances.get_mut(&id).filter(|instance| instance.away != away) else {
+            return;
+        };
         instance.away = away;
         let spec = Self::spec_under(&self.config, &self.instances[&id]);
         self.put_in_force(now, id, spec, out);

@@ -103,7 +103,8 @@ impl Node {
         self.next_instance += 1;
         let spec = self.config.spec_of(name, asked);
         let tenants = BTreeMap::new();
-        let instance = Instance { name: name.to_owned(), run, uid, asked, spec, away: false, sessions: 0, tenants };
+        let instance =
+            Instance { name: name.to_owned(), run, uid, asked, spec, away: false, sessions: 0, tenants };
         self.instances.insert(id, instance);
         self.names.insert(name.to_owned(), id);
         Ok(id)

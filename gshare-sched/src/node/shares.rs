@@ -230,7 +230,13 @@ impl Node {
     }
 
     /// Puts a share of an instance in force.
-    pub(super) fn put_in_force(&mut self, now: Timestamp, id: u32, spec: ResourceSpec, out: &mut Vec<NodeAction>) {
+    pub(super) fn put_in_force(
+        &mut self,
+        now: Timestamp,
+        id: u32,
+        spec: ResourceSpec,
+        out: &mut Vec<NodeAction>,
+    ) {
         let Some(instance) = self.instances.get_mut(&id) else { return };
         let changed = instance.spec != spec;
         instance.spec = spec;

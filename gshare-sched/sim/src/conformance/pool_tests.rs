@@ -280,12 +280,13 @@ fn a_platform_that_breaks_its_contract_is_told_with_seed_and_story() {
 
 #[test]
 fn a_platform_that_parks_an_instance_as_soon_as_it_is_back_is_told() {
-    let parks_at_once = |inner: &mut Platform, now, event: PlatformEvent, actions: &mut Vec<PlatformAction>| {
-        if let PlatformEvent::Instance { instance, report: InstanceReport::Unparked } = event {
-            actions.push(PlatformAction::Park { instance });
-        }
-        inner.handle(now, event, actions)
-    };
+    let parks_at_once =
+        |inner: &mut Platform, now, event: PlatformEvent, actions: &mut Vec<PlatformAction>| {
+            if let PlatformEvent::Instance { instance, report: InstanceReport::Unparked } = event {
+                actions.push(PlatformAction::Park { instance });
+            }
+            inner.handle(now, event, actions)
+        };
     let run = |seed| {
         let platform = Wrapped::new(Box::new(alone(fractional())), parks_at_once);
         pool(platform, &fractional_trial(seed, false), seed).err()

@@ -243,7 +243,10 @@ impl Book {
                 if let (Some(back), Some(took)) = (back, self.function(function)?.shortest_return)
                     && now.saturating_since(back) < took
                 {
-                    return Err(format!("{instance} is parked again {} after a return", now.saturating_since(back)));
+                    return Err(format!(
+                        "{instance} is parked again {} after a return",
+                        now.saturating_since(back)
+                    ));
                 }
                 self.begins(now, *instance, Due::Move, Duration::ZERO);
                 Ok(())
