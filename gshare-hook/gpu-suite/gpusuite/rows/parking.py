@@ -1,0 +1,236 @@
+"""Programs whose memory is parked and comes back: outcomes, turns on one device, and the speed of the moves."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import time
+
+from .. import stats
+from ..context import Context, Row
+from ..errors import Failed, NotHere, NotInstalled
+from .metering import START_SECONDS
+from .outcomes import CASE_SECONDS, SAME_EACH_TIME, compare
+from .packages import CUPY, JAX, TORCH, TRITON
+
+MIB, GIB = 1 << 20, 1 << 30
+NAME = "parked"
+PARK = ["--park", "--name", NAME]
+# Seconds until the daemon must know of movable memory, and for one move.
+KNOWN_SECONDS = 5
+MOVE_SECONDS = 120
+# From the beginning of a step to the order within it, out of the 0.3 s of the step.
+WITHIN_SECONDS = 0.1
+# A simulated link that is slower than the host's own copies, and the bytes of a move on it.
+SIMULATED_LINK = 250_000_000
+SIMULATED_BYTES = GIB // 4
+TURNS = 2
+# The least speed of a move beside a plain copy of the same bytes, and of both moves together.
+MOVE_BAR = 0.8
+BOTH_BAR = 1 / 1.3
+
+
+def movable(node, name):
+    """Bytes of the instance that can move, by `gshare status`."""
+    return sum(client["parking"]["bytes"] for client in node.clients(name) if client["parking"])
+
+
+def park(context, node, name=NAME):
+    """Parks a program; gives the moved bytes. The daemon hears of memory that can move a moment after it was allocated."""
+    end = time.monotonic() + KNOWN_SECONDS
+    while not (size := movable(node, name)) and time.monotonic() < end:
+        time.sleep(0.02)
+    said = node.gshare("daemon", "park", name, timeout=context.left(MOVE_SECONDS))
+    return 0 if "already" in said else size
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The steps of a program, bare and parked before and within each step, have the same outcome.
+
+    On a simulated device its own account must show the moves. Memory that `stays` is refused by name, and the outcome must be
+    equal all the same.
+    """
+
+    case: str
+    needs: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str], ...] = ()
+    stays: bool = False
+
+    def __call__(self, context: Context) -> str:
+        python, orders = context.environment(dict(self.needs)).python, []
+        with context.machine.node() as node:
+            bare = self._take(context, node.workload(python, "parked", self.case, env=self._env()), lambda: None)
+            program = node.workload(python, "parked", self.case, hooked=PARK, env=self._env())
+            parked = self._take(context, program, lambda: orders.append(self._order(context, node)))
+        refused = [order for order in orders if isinstance(order, str)]
+        moved = [order for order in orders if order and order not in refused]
+        if refused and not self.stays:
+            raise Failed(refused[0])
+        if not refused and not moved:
+            raise Failed("no byte was parked")
+        context.note(moved_bytes=moved, refused=refused)
+        work = [answer.get("work") for answer in (bare, parked)]
+        if None not in work:
+            more = work[1]["copied_bytes"] - work[0]["copied_bytes"]
+            if more < 2 * sum(moved):
+                raise Failed(f"{sum(moved)} bytes were parked, and the device copied {more} bytes more than bare")
+            # Moves are copies too, so kernels alone are compared.
+            for answer, done in zip((bare, parked), work, strict=True):
+                answer["facts"]["kernels"], answer["work"] = done["kernels"], None
+        text = compare(context, bare, parked, counted=False)
+        how = f"parked {len(moved)} times, at most {max(moved) >> 20} MiB" if moved else f"not parked ({refused[0]})"
+        return f"{text}, {how}"
+
+    def _env(self):
+        return {**SAME_EACH_TIME, **dict(self.env)}
+
+    @staticmethod
+    def _take(context, program, order):
+        """Lets a program take its steps, with an order before and one within each; gives its answer."""
+        while "case" not in (heard := program.hear(context.left(CASE_SECONDS))):
+            if "step" in heard:
+                order()
+                program.say("go")
+                time.sleep(WITHIN_SECONDS)
+                order()
+        code, _ = program.finish(context.left(30))
+        if "error" not in heard and code != 0:
+            raise Failed(program.describe("did not end well"))
+        return heard
+
+    @staticmethod
+    def _order(context, node):
+        try:
+            return park(context, node)
+        except Failed as refusal:
+            return str(refusal)
+
+
+def in_turns(context: Context):
+    """Two programs of 60 % each of a room take turns; a third program holds all other memory of the device.
+
+    Both hold their memory before the first turn, so one of them is in host memory at every turn.
+    """
+    python = context.environment({}).python
+    room = GIB // 2 if context.machine.simulated else 16 * GIB
+    size, waits, names = room * 6 // 10, [], ("one", "other")
+    # Contexts take memory beside the room, and little of a small one.
+    with context.machine.node(context_bytes=MIB) as node:
+        rest = str(context.machine.device["total_bytes"] - room)
+        node.workload(python, "views", rest, hooked=["--mem", rest]).hear(context.left(START_SECONDS))
+        programs = []
+        for name in names:
+            programs.append(node.workload(python, "parked", "blocks", size, "whole", hooked=["--park", "--name", name]))
+            programs[-1].hear(context.left(START_SECONDS))
+        for _ in range(TURNS):
+            for program in programs:
+                program.say("work")
+                waits.append(program.hear(context.left(MOVE_SECONDS))["seconds"])
+                held = sum(client["memory_bytes"] for name in names for client in node.clients(name))
+                if held > room:
+                    raise Failed(f"{held} bytes are on the device, and {room} were left for both programs")
+        # Now both want the device at once.
+        for program in programs:
+            program.say("check")
+        right = [program.hear(context.left(MOVE_SECONDS))["right"] for program in programs]
+        if right != [True, True]:
+            raise Failed(f"bytes differ: {right}")
+        for program in programs:
+            code, _ = program.finish(context.left(30))
+            if code != 0:
+                raise Failed(program.describe("did not end well"))
+    context.note(waits_s=waits)
+    return f"two of {size / GIB:.1f} in {room / GIB:.1f} GiB: {len(waits)} turns of at most {max(waits):.1f} s, all bytes right"
+
+
+def size_of_moves(context):
+    """Bytes for a move: 60 GB in the full form, unless the device or the host's memory are too small, and 12 GB in the others."""
+    if context.machine.simulated:
+        return SIMULATED_BYTES
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = 60_000_000_000 if context.form == "full" else 12_000_000_000
+    return min(most, host // 3, context.machine.device["total_bytes"] // 2)
+
+
+def moves(context: Context):
+    """A park, and the first copy after it, which brings all memory back, beside plain page-locked copies of the bytes."""
+    python, size = context.environment({}).python, size_of_moves(context)
+    speeds, times = {"out": [], "in": [], "both": []}, []
+    with context.machine.node(host_bandwidth=SIMULATED_LINK) as node:
+        program = node.workload(python, "parked", "blocks", size, hooked=PARK)
+        program.hear(context.left(START_SECONDS))
+
+        def ask(word):
+            program.say(word)
+            return program.hear(context.left(MOVE_SECONDS))
+
+        for _ in range(stats.FEWEST):
+            plain = ask("copy")
+            start = time.monotonic()
+            park(context, node)
+            moved = {"out": time.monotonic() - start, "in": ask("look")["seconds"]}
+            plain["both"], moved["both"] = sum(plain.values()), sum(moved.values())
+            times.append({"plain": plain, "moved": moved})
+            for way, seconds in moved.items():
+                speeds[way].append(plain[way] / seconds)
+        if not ask("check")["right"]:
+            raise Failed("bytes differ after the moves")
+    speed = {way: stats.estimate(samples) for way, samples in speeds.items()}
+    context.note(bytes=size, times_s=times)
+    if not context.machine.simulated:
+        for way, bar in (("out", MOVE_BAR), ("in", MOVE_BAR), ("both", BOTH_BAR)):
+            stats.check_at_least(f"speed beside a plain copy, {way}", speed[way], bar)
+    link = f" on a simulated link of {SIMULATED_LINK / 1e9:g} GB/s" if context.machine.simulated else ""
+    parts = ", ".join(f"{way} {seen.text(digits=2)}" for way, seen in speed.items())
+    return f"{size / 1e9:.1f} GB: {parts} of the speed of a plain copy{link}"
+
+
+def checkpoint(context: Context):
+    """The driver's checkpoint of a bare process by `cuda-checkpoint`, beside plain copies of the bytes."""
+    tool = shutil.which("cuda-checkpoint")
+    if tool is None:
+        raise NotInstalled("no cuda-checkpoint in the path")
+    if context.machine.simulated:
+        raise NotHere("a simulated driver has no checkpoints")
+    python, size = context.environment({}).python, size_of_moves(context)
+    with context.machine.node() as node:
+        program = node.workload(python, "parked", "blocks", size)
+        program.hear(context.left(START_SECONDS))
+        program.say("copy")
+        plain, seconds = program.hear(context.left(MOVE_SECONDS)), []
+        for _ in ("out", "in"):
+            start = time.monotonic()
+            argv = [tool, "--toggle", "--pid", str(program.child.pid)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=context.left(MOVE_SECONDS))
+            if done.returncode != 0:
+                raise NotHere(f"cuda-checkpoint: {(done.stderr or done.stdout).strip()[-200:]}")
+            seconds.append(time.monotonic() - start)
+        program.say("check")
+        if not program.hear(context.left(MOVE_SECONDS))["right"]:
+            raise Failed("bytes differ after a checkpoint")
+    context.note(bytes=size, plain_s=plain, checkpoint_s=seconds)
+    speed = [plain[way] / took for way, took in zip(("out", "in"), seconds, strict=True)]
+    return f"{size / 1e9:.1f} GB: out {speed[0]:.2f}, in {speed[1]:.2f} of the speed of a plain copy"
+
+
+MEASURED = frozenset({"full", "short"})
+ALWAYS = frozenset({"full", "short", "ci"})
+
+
+def _steps(name, case, needs, forms=MEASURED, env=(), stays=False):
+    return Row(f"parked: {name}", "parking", Steps(case, tuple(needs.items()), env, stays), needs, forms, alone=False)
+
+
+ROWS = [
+    _steps("driver API", "driver", {}, ALWAYS),
+    _steps("cupy", "cupy", CUPY, ALWAYS),
+    _steps("torch", "torch", TORCH),
+    _steps("torch expandable", "torch", TORCH, env=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)),
+    _steps("torch cudaMallocAsync", "torch", TORCH, env=(("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),), stays=True),
+    _steps("triton", "triton", TRITON),
+    _steps("jax", "jax", JAX),
+    Row("parked: in turns", "parking", in_turns, forms=ALWAYS),
+    Row("parked: speed", "cost", moves, forms=MEASURED),
+    Row("parked: cuda-checkpoint", "cost", checkpoint, forms=MEASURED),
+]
