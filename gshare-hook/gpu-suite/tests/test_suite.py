@@ -106,7 +106,7 @@ class Parked(unittest.TestCase):
                 raise Failed(refusal)
             return ""
 
-        clients = [{"parking": {"bytes": 10}}, {"parking": None}]
+        clients = [{"parking": {"bytes": 10, "residence": "resident"}}, {"parking": None}]
         node = types.SimpleNamespace(workload=workload, gshare=gshare, clients=lambda _name: clients)
         machine = types.SimpleNamespace(node=lambda: contextlib.nullcontext(node), simulated=True)
         run = context.Context(machine, None, "full", [], None)

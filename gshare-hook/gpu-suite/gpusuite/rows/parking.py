@@ -19,8 +19,6 @@ PARK = ["--park", "--name", NAME]
 # Seconds until the daemon must know of movable memory, and for one move.
 KNOWN_SECONDS = 5
 MOVE_SECONDS = 120
-# From the beginning of a step to the order within it, out of the 0.3 s of the step.
-WITHIN_SECONDS = 0.1
 # A simulated link that is slower than the host's own copies, and the bytes of a move on it.
 SIMULATED_LINK = 250_000_000
 SIMULATED_BYTES = GIB // 4
@@ -31,17 +29,19 @@ BOTH_BAR = 1 / 1.3
 
 
 def movable(node, name):
-    """Bytes of the instance that can move, by `gshare status`."""
-    return sum(client["parking"]["bytes"] for client in node.clients(name) if client["parking"])
+    """Bytes of the instance on the device that can move, by `gshare status`."""
+    of = [client["parking"] for client in node.clients(name)]
+    return sum(parking["bytes"] for parking in of if parking and parking["residence"] == "resident")
 
 
 def park(context, node, name=NAME):
-    """Parks a program; gives the moved bytes. The daemon hears of memory that can move a moment after it was allocated."""
+    """Parks a program; gives the moved bytes and the seconds. The daemon hears of movable memory a moment after it is there."""
     end = time.monotonic() + KNOWN_SECONDS
     while not (size := movable(node, name)) and time.monotonic() < end:
         time.sleep(0.02)
+    start = time.monotonic()
     said = node.gshare("daemon", "park", name, timeout=context.left(MOVE_SECONDS))
-    return 0 if "already" in said else size
+    return 0 if "already" in said else size, time.monotonic() - start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +87,11 @@ class Steps:
 
     @staticmethod
     def _take(context, program, order):
-        """Lets a program take its steps, with an order before and one within each; gives its answer."""
+        """Lets a program take its steps, with an order before each, and one when its memory is back; gives its answer."""
         while "case" not in (heard := program.hear(context.left(CASE_SECONDS))):
             if "step" in heard:
                 order()
                 program.say("go")
-                time.sleep(WITHIN_SECONDS)
                 order()
         code, _ = program.finish(context.left(30))
         if "error" not in heard and code != 0:
@@ -102,7 +101,7 @@ class Steps:
     @staticmethod
     def _order(context, node):
         try:
-            return park(context, node)
+            return park(context, node)[0]
         except Failed as refusal:
             return str(refusal)
 
@@ -167,9 +166,7 @@ def moves(context: Context):
 
         for _ in range(stats.FEWEST):
             plain = ask("copy")
-            start = time.monotonic()
-            park(context, node)
-            moved = {"out": time.monotonic() - start, "in": ask("look")["seconds"]}
+            moved = {"out": park(context, node)[1], "in": ask("look")["seconds"]}
             plain["both"], moved["both"] = sum(plain.values()), sum(moved.values())
             times.append({"plain": plain, "moved": moved})
             for way, seconds in moved.items():
