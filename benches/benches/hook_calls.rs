@@ -9,6 +9,10 @@
 //! | `bare`, `hooked` | CPU time of one call, in ns |
 //! | `added` | the difference of the medians |
 //! | `bar` | the most that it should be, where there is a bar |
+//! | `park adds` | what parking adds to this, in a process that can be parked (`GSHARE_PARK=1`) and is not |
+//! | `bar` | the most that it should be; `missed` behind a line says that it is more |
+//!
+//! Processes without and with parking take turns too, and the figure of parking is the median over its turns.
 //!
 //! `--only TEXT` for the calls with this text in their names.
 #![allow(unsafe_code, reason = "the driver's C functions")]
@@ -34,6 +38,16 @@ struct Call {
     batch: Box<dyn Fn(Way, u64) -> Duration>,
 }
 
+/// The most that parking may add to a call: so many ns, or until the call takes so many times as long.
+enum Bar {
+    Ns(f64),
+    Times(f64),
+}
+
+const PARKING: [(&str, Bar); 3] =
+    [("launch", Bar::Ns(1.0)), ("alloc, free", Bar::Ns(100.0)), (LARGE, Bar::Times(1.5))];
+const LARGE: &str = "alloc, free 1 GiB";
+
 /// CPU time of the calling thread for `count` calls.
 fn timed(count: u64, mut call: impl FnMut()) -> Duration {
     let now = || {
@@ -52,6 +66,19 @@ fn of_handle(name: &'static CStr, handle: usize, way: Way, count: u64) -> Durati
     unsafe {
         let call: OnHandle = way.get(name);
         timed(count, || _ = call(handle))
+    }
+}
+
+/// Pairs of an allocation of so many bytes and its end.
+fn allocations(way: Way, count: u64, bytes: usize) -> Duration {
+    // SAFETY: the driver's functions by their C signatures.
+    unsafe {
+        let (alloc, free): (Alloc, Free) = (way.get(c"cuMemAlloc_v2"), way.get(c"cuMemFree_v2"));
+        let mut address = 0;
+        timed(count, || {
+            ok(alloc(&raw mut address, bytes));
+            ok(free(address));
+        })
     }
 }
 
@@ -133,19 +160,8 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
                 })
             }),
         ),
-        call(
-            "alloc, free",
-            Some(870.0),
-            // SAFETY: as above.
-            Box::new(|way, n| unsafe {
-                let (alloc, free): (Alloc, Free) = (way.get(c"cuMemAlloc_v2"), way.get(c"cuMemFree_v2"));
-                let mut address = 0;
-                timed(n, || {
-                    alloc(&raw mut address, 1 << 20);
-                    free(address);
-                })
-            }),
-        ),
+        call("alloc, free", Some(870.0), Box::new(|way, n| allocations(way, n, 1 << 20))),
+        call(LARGE, None, Box::new(|way, n| allocations(way, n, 1 << 30))),
         call(
             "memory info",
             Some(1_100.0),
@@ -175,32 +191,82 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
     ]
 }
 
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Measures each call in this process, and prints its name, its bar, and its bare and its hooked time.
 #[allow(clippy::cast_precision_loss, reason = "a report")]
-fn table(quick: bool, only: &str) {
+fn measure(quick: bool, only: &str) {
     let setup: &'static Setup = Box::leak(Box::new(Setup::new("zero", 1)));
-    let (batches, count) = if quick { (3, 100) } else { (61, 10_000) };
-    println!("{:<24} {:>9} {:>9} {:>9} {:>9}", "ns", "bare", "hooked", "added", "bar");
+    let (batches, count) = if quick { (3, 100) } else { (13, 10_000) };
     for Call { name, bar, batch } in calls(setup).iter().filter(|call| call.name.contains(only)) {
+        // The daemon is asked for so much memory each time.
+        let count = if *name == LARGE { count / 10 } else { count };
         let mut times = [Vec::new(), Vec::new()];
         for _ in 0..batches {
             for (way, times) in [setup.bare, setup.hooked].into_iter().zip(&mut times) {
                 times.push(batch(way, count).as_nanos() as f64 / count as f64);
             }
         }
-        let [bare, hooked] = times.map(|mut times| {
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
+        let [bare, hooked] = times.map(median);
+        println!("{name}\t{}\t{bare}\t{hooked}", bar.map_or("-".into(), |bar| format!("{bar:.0}")));
+    }
+}
+
+/// A call's name and bar, and its bare and hooked times in each turn: without parking, and with it.
+struct Seen {
+    name: String,
+    bar: String,
+    times: [Vec<[f64; 2]>; 2],
+}
+
+/// Runs processes without and with parking in turns.
+fn turns(turns: usize) -> Vec<Seen> {
+    let mut seen: Vec<Seen> = Vec::new();
+    for _ in 0..turns {
+        for (parks, value) in ["0", "1"].into_iter().enumerate() {
+            let output = hook_common::output_of_hooked("libstub_driver.so", &[("GSHARE_PARK", value)]);
+            for (row, line) in output.lines().enumerate() {
+                let parts: Vec<&str> = line.split('\t').collect();
+                let [name, bar, bare, hooked] = parts[..] else { panic!("not a line of a table: {line}") };
+                if row == seen.len() {
+                    seen.push(Seen { name: name.into(), bar: bar.into(), times: Default::default() });
+                }
+                seen[row].times[parks].push([bare, hooked].map(|time| time.parse().expect("a time")));
+            }
+        }
+    }
+    seen
+}
+
+fn table(seen: &[Seen]) {
+    let head = ["bare", "hooked", "added", "bar", "park adds", "bar"].map(|word| format!("{word:>9}"));
+    println!("{:<24} {}", "ns", head.join(" "));
+    for Seen { name, bar, times: [without, with] } in seen {
+        let added = |[bare, hooked]: &[f64; 2]| hooked - bare;
+        let [bare, hooked] = [0, 1].map(|way| median(without.iter().map(|times| times[way]).collect()));
+        let park =
+            median(without.iter().zip(with).map(|(without, with)| added(with) - added(without)).collect());
+        let most = PARKING.iter().find(|(of, _)| of == name).map(|(_, bar)| match bar {
+            Bar::Ns(ns) => *ns,
+            Bar::Times(times) => (times - 1.0) * hooked,
         });
-        let bar = bar.map_or("-".into(), |bar| format!("{bar:.0}"));
-        println!("{name:<24} {bare:>9.1} {hooked:>9.1} {:>9.1} {bar:>9}", hooked - bare);
+        let of_park = most.map_or("-".into(), |most| format!("{most:.0}"));
+        let missed = if most.is_some_and(|most| park > most) { " missed" } else { "" };
+        println!(
+            "{name:<24} {bare:>9.1} {hooked:>9.1} {:>9.1} {bar:>9} {park:>9.1} {of_park:>9}{missed}",
+            median(without.iter().map(added).collect())
+        );
     }
 }
 
 fn main() {
     let argument = |name: &str| std::env::args().skip_while(|argument| argument != name).nth(1);
-    let only = argument("--only").unwrap_or_default();
+    let (quick, only) = (gshare_bench::runs_as_test(), argument("--only").unwrap_or_default());
     if std::env::var("GSHARE_BENCH_ROLE").as_deref() == Ok("hooked") {
-        return table(gshare_bench::runs_as_test(), &only);
+        return measure(quick, &only);
     }
-    hook_common::run_hooked("libstub_driver.so", &[]);
+    table(&turns(if quick { 1 } else { 7 }));
 }

@@ -1,8 +1,8 @@
 /*
  * Prints the cost of calls of the driver to an unmodified program, as one line of JSON: the median CPU time in ns of
- * launching an empty kernel, launching a graph of one such kernel, recording an event and starting a copy. With the argument
- * `device` also the device's own time: an empty kernel, one more block on every SM, an empty copy (ns), and copies of a
- * quarter GiB (bytes per second).
+ * launching an empty kernel, launching a graph of one such kernel, recording an event, starting a copy, and allocating and
+ * freeing 1 MiB and 1 GiB. With the argument `device` also the device's own time: an empty kernel, one more block on every SM,
+ * an empty copy (ns), and copies of a quarter GiB (bytes per second).
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 static const char PTX[] =
     ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry zero() { ret; }\n";
 
-enum { BATCHES = 41, CALLS = 1000, NODES = 1001, SMALL = 4096, LARGE = 256 << 20 };
+enum { BATCHES = 41, CALLS = 1000, PAIRS = 10, NODES = 1001, SMALL = 4096, LARGE = 256 << 20 };
 
 typedef void *handle;
 typedef unsigned long long pointer;
@@ -26,6 +26,8 @@ static int (*event_elapsed)(float *, handle, handle);
 static int (*copy_down)(pointer, const void *, size_t, handle);
 static int (*copy_up)(void *, pointer, size_t, handle);
 static int (*copy_within)(pointer, pointer, size_t, handle);
+static int (*allocate)(pointer *, size_t);
+static int (*release)(pointer);
 static int (*synchronize)(void);
 static int (*begin_capture)(handle, int);
 static int (*end_capture)(handle, handle *);
@@ -60,6 +62,15 @@ static void one_kernel(void) { check(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream,
 static void one_graph(void) { check(graph_launch(single, stream), "cuGraphLaunch"); }
 static void one_event(void) { check(event_record(marks[0], stream), "cuEventRecord"); }
 static void one_copy(void) { check(copy_down(memory[0], host, SMALL, stream), "cuMemcpyHtoDAsync"); }
+
+static void pair_of(size_t bytes) {
+    pointer made;
+    check(allocate(&made, bytes), "cuMemAlloc");
+    check(release(made), "cuMemFree");
+}
+
+static void small_pair(void) { pair_of(1 << 20); }
+static void large_pair(void) { pair_of(1 << 30); }
 
 /* Median time of a call on the CPU in ns. Little is left in the stream between two batches, so that no call waits for room. */
 static double call_ns(void (*call)(void), int calls) {
@@ -115,7 +126,7 @@ static handle graph_of(void (*call)(void), int nodes) {
 int main(int count, char **arguments) {
     int (*init)(unsigned), (*retain)(handle *, int), (*set)(handle), (*load)(handle *, const void *);
     int (*function)(handle *, handle, const char *), (*stream_create)(handle *, unsigned), (*event_create)(handle *, unsigned);
-    int (*allocate)(pointer *, size_t), (*allocate_host)(void **, size_t);
+    int (*allocate_host)(void **, size_t);
     handle context, module;
     int of_device = count > 1 && !strcmp(arguments[1], "device");
     size_t size = of_device ? LARGE : SMALL;
@@ -134,6 +145,7 @@ int main(int count, char **arguments) {
     get(&event_synchronize, "cuEventSynchronize");
     get(&event_elapsed, "cuEventElapsedTime");
     get(&allocate, "cuMemAlloc_v2");
+    get(&release, "cuMemFree_v2");
     get(&allocate_host, "cuMemAllocHost_v2");
     get(&copy_down, "cuMemcpyHtoDAsync_v2");
     get(&copy_up, "cuMemcpyDtoHAsync_v2");
@@ -169,6 +181,7 @@ int main(int count, char **arguments) {
     printf("suite: {\"launch_ns\": %.2f, \"graph_ns\": %.2f, \"graph_node_ns\": %.2f, \"event_ns\": %.2f, \"copy_ns\": %.2f",
            call_ns(one_kernel, CALLS), graph_ns, (call_ns(one_chain, 1) - graph_ns) / (NODES - 1), call_ns(one_event, CALLS),
            call_ns(one_copy, CALLS));
+    printf(", \"small_ns\": %.1f, \"large_ns\": %.1f", call_ns(small_pair, PAIRS), call_ns(large_pair, PAIRS));
     if (of_device) {
         double in_chain = (device_ns(one_chain) - device_ns(one_graph)) / (NODES - 1);
         printf(", \"kernel_ns\": %.1f, \"block_ns\": %.3f, \"device_copy_ns\": %.1f", in_chain,

@@ -7,7 +7,7 @@ use gshare_core::{QuotaRange, ResourceSpec, SmShare};
 use object::{Object, ObjectSymbol};
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -391,20 +391,31 @@ pub fn role(role: &str, place: &Path, driver: &Path, hook: Option<&Path>) -> Com
 /// Runs this benchmark again under the hook, on a driver's library, beside a daemon that gives tokens for the whole run: the path is
 /// measured, and not the waiting.
 pub fn run_hooked(library: &str, variables: &[(&str, &str)]) {
+    let status = hooked(library, variables, |mut command| command.status().expect("this program starts"));
+    assert!(status.success());
+}
+
+/// As `run_hooked`; gives the output.
+pub fn output_of_hooked(library: &str, variables: &[(&str, &str)]) -> String {
+    let run = |mut command: Command| command.stderr(Stdio::inherit()).output().expect("this program starts");
+    let output = hooked(library, variables, run);
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).expect("output in UTF-8")
+}
+
+fn hooked<T>(library: &str, variables: &[(&str, &str)], run: impl FnOnce(Command) -> T) -> T {
     let place = tempfile::tempdir().expect("a temporary directory");
     let (hook, driver) = build(place.path(), library);
     let mut config = gshared::Config::at(place.path().join("gshare.sock"));
     let long = gshare_core::Duration::from_secs(10);
     (config.window, config.token, config.in_flight) = (long, long, long);
     let running = gshared::Daemon::new(config).and_then(gshared::Daemon::spawn).expect("the daemon runs");
-    let status = role("hooked", place.path(), &driver, Some(&hook))
-        .args(std::env::args_os().skip(1))
-        .envs([("GSHARE_NAME", "bench"), ("GSHARE_MEM", "8GiB")])
-        .envs(variables.iter().copied())
-        .status()
-        .expect("this program starts");
+    let mut command = role("hooked", place.path(), &driver, Some(&hook));
+    command.args(std::env::args_os().skip(1)).envs([("GSHARE_NAME", "bench"), ("GSHARE_MEM", "8GiB")]);
+    command.envs(variables.iter().copied());
+    let done = run(command);
     running.stop().expect("the daemon stops");
-    assert!(status.success());
+    done
 }
 
 /// Programs under way; they end with this.

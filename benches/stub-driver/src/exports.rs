@@ -102,6 +102,32 @@ struct Allocated {
     next: u64,
 }
 
+impl Allocated {
+    /// Addresses that no other memory has.
+    fn addresses(&mut self, bytes: usize, align: usize) -> u64 {
+        let place = self.next.next_multiple_of(align.max(512) as u64);
+        self.next = place + bytes as u64;
+        place
+    }
+
+    /// Takes memory of the device; `None` where too little is left.
+    fn take(&mut self, bytes: usize) -> Option<u64> {
+        if self.bytes + bytes > MEMORY {
+            return None;
+        }
+        let place = self.addresses(bytes, 0);
+        self.bytes += bytes;
+        self.sizes.insert(place, bytes);
+        Some(place)
+    }
+
+    fn give_back(&mut self, place: u64) -> Result {
+        let Some(bytes) = self.sizes.remove(&place) else { return INVALID_VALUE };
+        self.bytes -= bytes;
+        SUCCESS
+    }
+}
+
 fn allocated() -> MutexGuard<'static, Allocated> {
     static ALLOCATED: Mutex<Allocated> =
         Mutex::new(Allocated { sizes: BTreeMap::new(), bytes: 0, next: 0x7000_0000_0000 });
@@ -295,28 +321,33 @@ driver! {
         unsafe { put(milliseconds, (to.cast_signed() - from.cast_signed()) as f32 / 1e6) }
     }
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
-        let mut allocated = allocated();
-        if allocated.bytes + bytes > MEMORY {
-            return OUT_OF_MEMORY;
-        }
-        let place = allocated.next;
-        allocated.next += bytes.next_multiple_of(512) as u64;
-        allocated.bytes += bytes;
-        allocated.sizes.insert(place, bytes);
         // SAFETY: as said above.
-        unsafe { put(address, place) }
+        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| unsafe { put(address, place) })
     }
-    cuMemFree_v2(address: u64) {
-        let mut allocated = allocated();
-        let Some(bytes) = allocated.sizes.remove(&address) else { return INVALID_VALUE };
-        allocated.bytes -= bytes;
-        SUCCESS
+    cuMemFree_v2(address: u64) { allocated().give_back(address) }
+    cuMemCreate(physical: *mut u64, bytes: usize, _properties: *const c_void, _flags: u64) {
+        // SAFETY: as said above.
+        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| unsafe { put(physical, place) })
+    }
+    cuMemRelease(physical: u64) { allocated().give_back(physical) }
+    cuMemAddressReserve(address: *mut u64, bytes: usize, align: usize, _wish: u64, _flags: u64) {
+        // SAFETY: as said above.
+        unsafe { put(address, allocated().addresses(bytes, align)) }
+    }
+    cuMemAddressFree(_address: u64, _bytes: usize) { SUCCESS }
+    cuMemMap(_address: u64, _bytes: usize, _offset: usize, _physical: u64, _flags: u64) { SUCCESS }
+    cuMemUnmap(_address: u64, _bytes: usize) { SUCCESS }
+    cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { SUCCESS }
+    cuMemGetAllocationGranularity(bytes: *mut usize, _properties: *const c_void, _option: c_uint) {
+        // SAFETY: as said above.
+        unsafe { put(bytes, 2 << 20) }
     }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         // SAFETY: as said above.
         unsafe { put(free, MEMORY - allocated().bytes).max(put(total, MEMORY)) }
     }
     cuMemHostRegister_v2(_address: *mut c_void, _bytes: usize, _flags: c_uint) { SUCCESS }
+    cuMemHostUnregister(_address: *mut c_void) { SUCCESS }
     cuMemHostGetDevicePointer_v2(address: *mut u64, host: *mut c_void, _flags: c_uint) {
         // SAFETY: as said above.
         unsafe { put(address, host.expose_provenance() as u64) }
@@ -326,6 +357,9 @@ driver! {
         unsafe { put(address, libc::calloc(1, bytes)) }
     }
     cuMemcpyHtoDAsync_v2(_to: u64, _from: *const c_void, bytes: usize, on: Handle) {
+        queue(on, Entry::Copy(bytes as u64 / 16))
+    }
+    cuMemcpyDtoHAsync_v2(_to: *mut c_void, _from: u64, bytes: usize, on: Handle) {
         queue(on, Entry::Copy(bytes as u64 / 16))
     }
     cuGetProcAddress_v2(name: *const c_char, found: *mut *const c_void, _release: c_int, _flags: u64,

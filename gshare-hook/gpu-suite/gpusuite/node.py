@@ -26,10 +26,12 @@ class Simulator:
     profile: str = "a100"
     driver: str = "13.2"
 
-    def profile_text(self, kernel_us):
-        """The profile with one length in us for every kernel without a length in its name."""
-        text = (PROFILES / f"{self.profile}.toml").read_text()
-        return f'{text}\n[[kernel]]\nname = "*"\nduration_ns = {kernel_us * 1000}\n'
+    def profile_text(self, kernel_us, keys):
+        """The profile with other values of some keys, and one length in us for every kernel without a length in its name."""
+        lines = [f'base = "{self.profile}"', *(f"{key} = {value}" for key, value in keys.items())]
+        if kernel_us is not None:
+            lines += ["[[kernel]]", 'name = "*"', f"duration_ns = {kernel_us * 1000}"]
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Machine:
 class Node:
     """A daemon of its own and, where simulated, a fresh device, for the length of a `with` block.
 
-    `gpus` is how many the programs need; `kernel_us` sets the length of kernels on a simulated device; `driver` overrides the
-    version of a simulated driver.
+    `gpus` is how many the programs need. On a simulated device `kernel_us` sets the length of kernels, `driver` the version of
+    the driver, and `keys` keys of the profile.
     """
 
-    def __init__(self, machine, gpus=1, kernel_us=None, driver=None):
-        self.machine, self.gpus, self.kernel_us, self.driver = machine, gpus, kernel_us, driver
+    def __init__(self, machine, gpus=1, kernel_us=None, driver=None, **keys):
+        self.machine, self.gpus, self.kernel_us, self.driver, self.keys = machine, gpus, kernel_us, driver, keys
         self.programs = []
         self.daemon = None
 
@@ -111,9 +113,9 @@ class Node:
             for name in LIBRARIES:
                 (links / name).symlink_to(self.machine.built("libfake_cuda.so"))
             profile = simulator.profile
-            if self.kernel_us is not None:
+            if self.kernel_us is not None or self.keys:
                 profile = str(self.folder / "profile.toml")
-                pathlib.Path(profile).write_text(simulator.profile_text(self.kernel_us))
+                pathlib.Path(profile).write_text(simulator.profile_text(self.kernel_us, self.keys))
             env |= {
                 "GSHARE_SIM_DEVICE": str(self.folder / "device"),
                 "GSHARE_SIM_PROFILE": profile,
@@ -155,15 +157,17 @@ class Node:
         """Starts a script of `workloads/` with an interpreter."""
         return self.start([python, WORKLOADS / f"{script}.py", *options], **how)
 
+    def gshare(self, *words, timeout=30):
+        """The output of a command of gshare about this node's daemon; `Failed` with the command's error."""
+        argv = [str(self.machine.bin / "gshare"), *words, "--socket", str(self.socket)]
+        done = subprocess.run(argv, env=self.base, capture_output=True, text=True, timeout=timeout)
+        if done.returncode != 0:
+            raise Failed(f"gshare {words[0]}: {done.stderr.strip()[-300:]}")
+        return done.stdout
+
     def status(self):
         """`gshare status --json` of this node's daemon."""
-        done = subprocess.run(
-            [str(self.machine.bin / "gshare"), "status", "--json", "--socket", str(self.socket)],
-            env=self.base, capture_output=True, text=True, timeout=30,
-        )
-        if done.returncode != 0:
-            raise Failed(f"gshare status: {done.stderr.strip()[-300:]}")
-        return json.loads(done.stdout)
+        return json.loads(self.gshare("status", "--json"))
 
     def clients(self, name):
         """The clients of the instances of that name."""

@@ -14,7 +14,7 @@ from gpusuite import context, table
 from gpusuite.environments import Environment, Environments, make
 from gpusuite.errors import ArgumentError, Failed, NotInstalled, OutOfTime
 from gpusuite.programs import Program
-from gpusuite.rows import all_rows, cost, outcomes
+from gpusuite.rows import all_rows, cost, outcomes, parking
 
 SUITE = pathlib.Path(__file__).resolve().parent.parent
 
@@ -88,6 +88,36 @@ class Starts(unittest.TestCase):
     def test_too_few_pairs_are_no_time(self):
         with self.assertRaises(OutOfTime):
             self.judged(minutes=0.8)
+
+
+class Parked(unittest.TestCase):
+    """A program of one step over a node of this class, which parks 10 bytes twice."""
+
+    def figure(self, copied_bytes, kept=True):
+        def workload(_python, _script, _case, hooked=None, env=None):
+            work = {"kernels": 3, "copies": 1, "copied_bytes": copied_bytes if hooked else 8}
+            answers = [{"step": 0}, answer(facts={"copied": True, "kept": kept or not hooked}, work=work)]
+            return types.SimpleNamespace(
+                hear=lambda _most: answers.pop(0), say=lambda _line: None, finish=lambda _most: (0, []),
+            )
+
+        clients = [{"parking": {"bytes": 10, "residence": "resident"}}, {"parking": None}]
+        node = types.SimpleNamespace(
+            workload=workload, gshare=lambda *_words, timeout: "", clients=lambda _name: clients,
+        )
+        machine = types.SimpleNamespace(node=lambda: contextlib.nullcontext(node), simulated=True)
+        run = context.Context(machine, None, "full", [], None)
+        run.environment = lambda _needs: types.SimpleNamespace(python="python")
+        return parking.Steps("driver", ())(run)
+
+    def test_moves_show_in_the_account_of_the_device(self):
+        self.assertIn("parked 2 times", self.figure(8 + 2 * 20))
+        with self.assertRaisesRegex(Failed, "20 bytes were parked, and the device copied 19"):
+            self.figure(8 + 19)
+
+    def test_an_outcome_that_differs_fails(self):
+        with self.assertRaisesRegex(Failed, "kept differs"):
+            self.figure(48, kept=False)
 
 
 class Choice(unittest.TestCase):

@@ -47,6 +47,20 @@ def torch_conv():
     return torch_loop(lambda: layer(image))
 
 
+def torch_training():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 2048)).to("cuda")
+    optimizer, inputs = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randn(2048, 2048, device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    return torch_loop(step)
+
+
 def torch_graph():
     import torch
 
@@ -178,7 +192,7 @@ class Worker:
             self.pending = None
 
 
-KINDS = {f.__name__: f for f in (torch_matmul, torch_conv, torch_graph, triton, cupy, jax, numba, driver)}
+KINDS = {f.__name__: f for f in (torch_matmul, torch_conv, torch_training, torch_graph, triton, cupy, jax, numba, driver)}
 
 
 def main():
