@@ -5,8 +5,9 @@
 
 - `beside`: functions of 1 to 60 ms of GPU time, each with an SLO of 5 to 10 times that, measured alone and beside a trainer that keeps
   the GPU busy: refusals, and each point's p95 beside the trainer by its p95 alone, the least of three measurements.
-- `turns`: three functions of 9 GiB on two GPUs of 16 GiB, two requests a second each: late requests, and parkings a minute.
-- `parking`: ten functions of 60 % of a GPU each, called with Zipf's frequencies, with their memory moved to host memory and back, and with
+- `turns`: three functions of 9 GiB on two GPUs of 16 GiB, with a start of 3 s and two requests a second each: late requests, and parkings a
+  minute, with memory moved and with processes ended.
+- `parking`: ten functions of 60 % of a GPU each, with a start of 3 s, called with Zipf's frequencies, with their memory moved to host memory and back, and with
   their processes ended and started, their weights given or from the model store: latency, and the load before an answer by the time of the
   copies on the simulated link.
 - `classes`: a function beside a trainer with classes by its wish, and with one class for both: latency, and steps of the trainer.
@@ -174,7 +175,7 @@ def turns_of(parks):
     profile = host.file("points.json", POINTS)
     for name in names:
         wishes = {"gshare/slo": "6s", "fastgshare/gpu_mem": "9GiB", "gshare/profile": profile, "gshare/park": parks}
-        host.deploy(name, wishes, WEIGHTS_MIB=512)
+        host.deploy(name, wishes, WEIGHTS_MIB=512, START_MS=3000)
         host.call("GET", f"/function/{name}")
     parked = lambda: sum(host.metric("gshare_instances_parked", name) for name in names)
     before = parked()
@@ -217,7 +218,7 @@ def parking():
                 if way.endswith("store"):
                     wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
                     wishes["fastgshare/gpu_mem"] = "77MiB"
-                host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5)
+                host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5, START_MS=3000)
                 host.ask(f"f{number}")
             starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
 

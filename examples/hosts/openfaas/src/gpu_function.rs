@@ -18,6 +18,7 @@
 //! - With several devices, each holds a part of the weights and runs the kernels of each request.
 //! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
 //!   stage. With `$FILE_KIB` the answer to a next stage is padded to that size, and goes there through shared memory.
+//! - `$START_MS` (0) is the time before it does anything, in which other programs import their libraries.
 //! - `$STEPS` makes the function a training job of that many steps.
 //! - In a batch each further request adds `$BATCH_PERCENT` (10) of a request's time to a kernel, and each request takes `$BATCH_MIB` (0)
 //!   of memory.
@@ -65,6 +66,7 @@ pub fn main() -> Result<()> {
         batch_percent: number("BATCH_PERCENT", 10)?,
         batch_bytes: usize::try_from(number("BATCH_MIB", 0)?)? << 20,
     };
+    std::thread::sleep(Duration::from_millis(number("START_MS", 0)?.into()));
     if let steps @ 1.. = number("STEPS", 0)? {
         return train(work, steps);
     }

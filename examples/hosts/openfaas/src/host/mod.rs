@@ -199,6 +199,7 @@ struct Known {
     over: bool,
     measuring: Measuring,
     gpu_ns: u64,
+    took: Took,
     parked: u64,
     migrated: u64,
     pipelined: u64,
@@ -208,6 +209,29 @@ struct Known {
     hopeless: bool,
     /// Whether the function was a training job that has finished.
     completed: bool,
+}
+
+/// How long the last start of an instance took, and the last moves of its memory to host memory and back.
+#[derive(Debug, Default)]
+struct Took {
+    start: Option<Duration>,
+    out: Option<Duration>,
+    back: Option<Duration>,
+}
+
+impl Took {
+    /// Whether memory moves to host memory and back in less time than a process takes to start.
+    fn copies_faster(&self) -> bool {
+        let (Some(start), Some(out)) = (self.start, self.out) else { return true };
+        out.saturating_add(self.back.unwrap_or(out)) <= start
+    }
+
+    /// A slow move counts less with each start in its place, for others may have slowed it down.
+    fn fades(&mut self) {
+        for took in [&mut self.out, &mut self.back].into_iter().flatten() {
+            *took = took.scaled(3, 4);
+        }
+    }
 }
 
 #[derive(Debug, Default)]

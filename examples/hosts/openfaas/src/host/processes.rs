@@ -66,7 +66,7 @@ impl Host {
             let (from, until, parked) = (known.ordered, self.last, report == InstanceReport::Unparked);
             known.load = Some(Load { from, until, parked });
             if let Some(of) = self.versions.get_mut(&known.function) {
-                of.problem = None;
+                (of.problem, of.took.start) = (None, Some(until.saturating_since(from)));
             }
             self.report(instance, report);
             self.settle();
@@ -289,13 +289,17 @@ impl Host {
         self.parks && version.plan.parks && !self.shares_weights(&version.plan)
     }
 
-    /// Takes an instance off its devices: its memory goes to host memory where it can, else its processes end.
+    /// Takes an instance off its devices, in the faster way: its memory goes to host memory, or its processes end. They end as well where their
+    /// memory cannot move.
     pub(super) fn park(&mut self, instance: InstanceId) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get_mut(&known.function) else { return };
         of.parked += 1;
         let here = |process: &Process| process.process.is_some() && process.listens && !process.ended;
-        let moves = !known.ends && known.processes.iter().all(here);
+        let moves = !known.ends && known.processes.iter().all(here) && of.took.copies_faster();
+        if !moves {
+            of.took.fades();
+        }
         let version = Arc::clone(&of.version);
         if moves && self.may_park(&version) {
             self.order_move(instance, true);
@@ -332,7 +336,7 @@ impl Host {
     fn order_move(&mut self, instance: InstanceId, on: bool) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get(&known.function) else { return };
-        known.moves += 1;
+        (known.moves, known.ordered) = (known.moves + 1, self.last);
         let (name, count) = (&of.version.deployment.service, known.processes.len());
         let clients = (0..count).map(|index| client(name, instance, index, count)).collect();
         // The receiver closes only at the end of the host.
@@ -348,6 +352,10 @@ impl Host {
         };
         match (life.and_then(|(_, moving)| moving), result) {
             (Some(Moving::Out), Ok(())) if of.on && !known.ends => {
+                let took = self.last.saturating_since(known.ordered);
+                if let Some(of) = self.versions.get_mut(&known.function) {
+                    of.took.out = Some(took);
+                }
                 self.report(instance, InstanceReport::Parked);
             }
             (Some(Moving::Out), Err(_)) if of.on => {
@@ -356,8 +364,9 @@ impl Host {
             }
             (Some(Moving::In), Ok(())) if !of.on && !known.ends => {
                 known.load = Some(Load { from: known.ordered, until: self.last, parked: true });
+                let took = self.last.saturating_since(known.ordered);
                 if let Some(of) = self.versions.get_mut(&known.function) {
-                    of.problem = None;
+                    (of.problem, of.took.back) = (None, Some(took));
                 }
                 self.report(instance, InstanceReport::Unparked);
             }
@@ -414,10 +423,11 @@ mod tests {
     use crate::api::FunctionDeployment;
     use crate::deployment::Plan;
     use crossbeam_channel::Receiver;
-    use gshare_core::{Bytes, Duration, GpuId, NodeId};
+    use gshare_core::{Bytes, Duration, GpuId, NodeId, RequestId};
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
     use std::io::Read as _;
     use std::process::{Command, Stdio};
+    use tokio::sync::mpsc::UnboundedReceiver;
 
     const NOW: Timestamp = Timestamp::ZERO;
 
@@ -515,10 +525,9 @@ mod tests {
             }
         }
 
-        fn request(&mut self, name: &str) -> tokio::sync::mpsc::UnboundedReceiver<Turn> {
+        fn request(&mut self, name: &str) -> (RequestId, UnboundedReceiver<Turn>) {
             let (turn, turns) = tokio::sync::mpsc::unbounded_channel();
-            self.host.arrive(self.now, name, turn).map_err(|error| error.message).unwrap();
-            turns
+            (self.host.arrive(self.now, name, turn).map_err(|error| error.message).unwrap(), turns)
         }
     }
 
@@ -544,9 +553,53 @@ mod tests {
         turns.host.moved(turns.now, &out, Err("late".to_owned()));
         turns.host.moved(turns.now, &back, Ok(()));
         assert!(
-            matches!(request.try_recv(), Ok(Turn::Go(go)) if go.instance == a && go.load.is_some_and(|load| load.parked))
+            matches!(request.1.try_recv(), Ok(Turn::Go(go)) if go.instance == a && go.load.is_some_and(|load| load.parked))
         );
         turns.host.invariants();
+    }
+
+    #[test]
+    fn an_instance_ends_if_it_starts_in_less_time_than_its_memory_moves() {
+        let later =
+            |turns: &mut TakingTurns, ms| turns.now = turns.now.saturating_add(Duration::from_millis(ms));
+        let mut turns = TakingTurns::start();
+        turns.deploy("a", "");
+        let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
+        let a = launch.instance;
+        turns.host.started(turns.now, a, 0, process("sleep 1000"), 1);
+        later(&mut turns, 100);
+        turns.host.listens(turns.now, a, 0);
+        turns.deploy("b", "");
+        let out = turns.moves();
+        later(&mut turns, 300);
+        turns.host.moved(turns.now, &out, Ok(()));
+        turns.begin();
+        let mut request = turns.request("a");
+        let other = turns.moves();
+        turns.host.moved(turns.now, &other, Ok(()));
+        let back = turns.moves();
+        later(&mut turns, 300);
+        turns.host.moved(turns.now, &back, Ok(()));
+        assert!(matches!(request.1.try_recv(), Ok(Turn::Go(go)) if go.instance == a));
+        turns.host.end(turns.now, request.0);
+        let _request = turns.request("b");
+        while turns.host.life(a) == Some((Life::Ready, None)) {
+            later(&mut turns, 10);
+            turns.host.deadline(turns.now);
+        }
+        wait(&mut turns.host, a, 0);
+        assert_eq!((turns.host.life(a), turns.host.pids(a)), (Some((Life::Parked, None)), vec![]));
+    }
+
+    #[test]
+    fn a_slow_move_counts_less_with_each_start_in_its_place() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let mut took = super::super::Took { start: ms(400), out: ms(200), back: None };
+        assert!(took.copies_faster());
+        took.back = ms(250);
+        assert!(!took.copies_faster());
+        took.fades();
+        assert!(took.copies_faster());
     }
 
     #[test]
@@ -585,7 +638,7 @@ mod tests {
         wait(&mut turns.host, a, 0);
         assert_eq!(turns.begin(), a);
         assert_ne!(turns.host.pids(a), pid);
-        assert!(matches!(request.try_recv(), Ok(Turn::Go(go)) if go.instance == a));
+        assert!(matches!(request.1.try_recv(), Ok(Turn::Go(go)) if go.instance == a));
         turns.host.invariants();
     }
 
