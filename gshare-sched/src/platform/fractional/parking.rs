@@ -265,7 +265,9 @@ impl FractionalPool {
             return None;
         }
         let price = self.price(of.function, cluster);
-        let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(LEAST_STAY) };
+        let copies = own.lives || own.parking.is_zero() && self.copied.is_some();
+        let least = if copies { PARK_IDLE } else { LEAST_STAY };
+        let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(least) };
         if cluster.now.saturating_since(of.came) < stay {
             return None;
         }
