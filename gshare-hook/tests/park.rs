@@ -1,6 +1,6 @@
 //! Parking: device memory goes to host memory and comes back to the same addresses, whatever the program does meanwhile.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration as StdDuration;
 
 use crate::common::daemon::{Daemon, Manners, Told};
@@ -257,6 +257,80 @@ fn a_parked_process_exits_and_its_contexts_end_as_others_do() {
         "{}",
         done.stderr
     );
+}
+
+/// A device of 64 MiB for programs of [`BIG`] and [`SMALL`]. The daemon does not know that the contexts of two programs take 16 MiB.
+fn narrow(folder: &Path) -> (PathBuf, Manners) {
+    let profile = folder.join("narrow.toml");
+    let text = format!("base = \"tiny\"\nmemory_bytes = {}\ncontext_bytes = {}\n", 64 * MIB, 8 * MIB);
+    std::fs::write(&profile, text).unwrap();
+    let spec = ResourceSpec::new(limit().quota(), limit().sm(), Some(Bytes::from_mib(64))).unwrap();
+    let token = Duration::from_millis(10);
+    (profile, Manners { spec, token, room: 64 * MIB, ..Manners::default() })
+}
+
+impl Bench {
+    /// Another program on the device of this one, with the same daemon.
+    fn beside(&self, kind: &str, manners: Manners, profile: &Path) -> Self {
+        Self::with(kind, manners, |run| {
+            run.env("GSHARE_SIM_PROFILE", profile)
+                .env("GSHARE_SIM_DEVICE", &self.device)
+                .env("GSHARE_SOCKET", &self.daemon().socket)
+        })
+    }
+}
+
+/// The driver refuses memory that the daemon has granted, to an allocation first, and then to the return of each program.
+#[test]
+fn others_park_where_the_driver_has_less_memory_than_the_daemon_knows() {
+    let place = tempfile::tempdir().unwrap();
+    let (profile, manners) = narrow(place.path());
+    let one = Bench::with("hold", manners, |run| run.env("GSHARE_SIM_PROFILE", &profile));
+    one.daemon().told_when("nothing is movable", |report| report.1 == BIG);
+    let other = one.beside("hold", manners, &profile);
+    for bench in [&one, &other] {
+        bench.make("go");
+        bench.make("on");
+        bench.await_file("looked");
+    }
+    assert!(one.daemon().told().memory <= 64 * MIB);
+    for bench in [one, other] {
+        bench.make("end");
+        let done = bench.finish();
+        assert_eq!(done.code, Some(0), "{}{}", done.stdout, done.stderr);
+        assert!(done.stdout.contains("big: 0, equal\nsmall: 0, equal\n"), "{}", done.stdout);
+    }
+}
+
+/// The driver's pool grows in steps of 32 MiB, for which the device has no room.
+#[test]
+fn others_park_for_a_step_of_the_drivers_pool() {
+    let place = tempfile::tempdir().unwrap();
+    let (profile, manners) = narrow(place.path());
+    let one = Bench::with("hold", manners, |run| run.env("GSHARE_SIM_PROFILE", &profile));
+    one.daemon().told_when("nothing is movable", |report| report.1 == BIG);
+    let other = one.beside("pooled", manners, &profile);
+    assert_eq!(other.finish().stdout, "cuMemAllocAsync(&big, MIB, stream) = 0\n");
+    for name in ["go", "on", "end"] {
+        one.make(name);
+    }
+    assert!(one.finish().stdout.contains("big: 0, equal"));
+}
+
+/// The first program stays, so the second gets the driver's error, and gives the memory back by which it looked for room.
+#[test]
+fn where_nothing_else_can_park_the_drivers_error_reaches_the_program() {
+    let place = tempfile::tempdir().unwrap();
+    let (profile, manners) = narrow(place.path());
+    let stays = |run: Run| run.env("GSHARE_SIM_PROFILE", &profile).env("GSHARE_PARK", "0");
+    let one = Bench::with("hold", manners, stays);
+    let other = one.beside("refused", manners, &profile);
+    let done = other.finish();
+    assert_eq!(done.stdout, "cuMemAlloc_v2(&big, 26 * MIB) = 2\ncuMemAlloc_v2(&big, 16 * MIB) = 0\n");
+    for name in ["go", "on", "end"] {
+        one.make(name);
+    }
+    assert!(one.finish().stdout.contains("big: 0, equal"));
 }
 
 /// PyTorch's expandable segments are such memory.

@@ -92,7 +92,7 @@ fn allocate_array<T>(
     out: *mut *mut T,
     desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
     levels: Option<c_uint>,
-    call: impl FnOnce() -> CUresult,
+    call: impl Fn() -> CUresult,
 ) -> CUresult {
     let Some((width, height, depth, format, channels, flags)) = description(desc) else { return call() };
     if flags & (SPARSE | DEFERRED_MAPPING) != 0 {

@@ -11,7 +11,7 @@ use gshare_cuda_abi::types::{CUdevice, CUdeviceptr, CUresult, sys};
 use crate::device::Device;
 use crate::device::blocks::{Blocks, GRANULE};
 use crate::device::book::{Key, Kind};
-use crate::device::pools::{Mark, Pool};
+use crate::device::pools::Pool;
 use crate::exports::macros::wrappers;
 use crate::exports::memory::{
     OUT_OF_MEMORY, allocate_on, current_context, free, metering, pointer, read, write,
@@ -58,11 +58,6 @@ pub(super) fn create_block(
             CUresult::CUDA_SUCCESS
         }
         Err(result) => result,
-    };
-    // Spare blocks may hold the device's last memory.
-    let create = || match create() {
-        OUT_OF_MEMORY if runtime.end_spare(blocks, |_| 0, Mark::is_awaited) => create(),
-        result => result,
     };
     let result = allocate_on(runtime, device, context, span, create, || (pointer(block.get()), span), || {});
     if result.is_ok() {

@@ -78,7 +78,7 @@ pub(super) fn current_context() -> usize {
 /// Reserves, allocates and commits on the current device. `made` gives the new object's key and real size.
 pub(super) fn allocate(
     bytes: u64,
-    call: impl FnOnce() -> CUresult,
+    call: impl Fn() -> CUresult,
     made: impl FnOnce() -> (Key, u64),
     undo: impl FnOnce(),
 ) -> CUresult {
@@ -92,14 +92,14 @@ pub(super) fn allocate_on(
     device: &'static Device,
     context: usize,
     bytes: u64,
-    call: impl FnOnce() -> CUresult,
+    call: impl Fn() -> CUresult,
     made: impl FnOnce() -> (Key, u64),
     undo: impl FnOnce(),
 ) -> CUresult {
     if !reserve(runtime, device, bytes) {
         return OUT_OF_MEMORY;
     }
-    let result = call();
+    let result = with_room(runtime, device, call);
     if !result.is_ok() {
         runtime.release(device.ordinal, bytes);
         return result;
@@ -115,6 +115,27 @@ pub(super) fn allocate_on(
         runtime.release(device.ordinal, bytes - taken);
     }
     write_down(runtime, key, Record { bytes: taken, device: device.ordinal, context, links: 1 });
+    result
+}
+
+/// Makes a call for reserved memory. If the driver is out of memory in a process that can be parked, the call is made again: once its pools have
+/// given their spare memory up, and then as others park.
+pub(super) fn with_room(
+    runtime: &'static Runtime,
+    device: &'static Device,
+    call: impl Fn() -> CUresult,
+) -> CUresult {
+    let mut result = call();
+    if result == OUT_OF_MEMORY && runtime.blocks().is_some() {
+        trim_pools(runtime, device.ordinal);
+        let mut found = || {
+            result = call();
+            result != OUT_OF_MEMORY
+        };
+        if !found() {
+            runtime.find_room(device, found);
+        }
+    }
     result
 }
 
@@ -195,7 +216,7 @@ fn unlinked(runtime: &'static Runtime, key: Key, last: Option<Record>, result: C
 // ---- heaps ----------------------------------------------------------------------------------------------------------
 
 /// Makes a call that sets the size of the context's heap for `malloc` in kernels.
-fn resize_heap(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
+fn resize_heap(bytes: u64, call: impl Fn() -> CUresult) -> CUresult {
     let runtime = metered!(metering(None), call);
     let device = metered!(runtime.current_device(), call);
     let context = current_context();
@@ -205,7 +226,7 @@ fn resize_heap(bytes: u64, call: impl FnOnce() -> CUresult) -> CUresult {
     if !reserve(runtime, device, more) {
         return OUT_OF_MEMORY;
     }
-    let result = call();
+    let result = with_room(runtime, device, call);
     if result.is_ok() {
         runtime.book.insert(key, Record { bytes: after, device: device.ordinal, context, links: 1 });
         runtime.release(device.ordinal, before.saturating_sub(after));

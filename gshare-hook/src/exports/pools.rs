@@ -26,7 +26,7 @@ use crate::exports::blocks::create_block;
 use crate::exports::macros::wrappers;
 use crate::exports::memory::{
     OUT_OF_MEMORY, allocate_on, current_context, device_at, free, handle, metered, metering, pointer, read,
-    reserve, runtime_if_metered, write, write_down,
+    reserve, runtime_if_metered, with_room, write, write_down,
 };
 use crate::exports::served::{
     destroy_served, free_in_order, note, serve_made, serving, take_spare, trim_served,
@@ -210,7 +210,7 @@ fn allocate_async(
     bytes: u64,
     (stream, per_thread): (sys::CUstream, bool),
     address: *mut CUdeviceptr,
-    call: impl FnOnce() -> CUresult,
+    call: impl Fn() -> CUresult,
 ) -> CUresult {
     let runtime = metered!(metering(None), call);
     let handle = stream_of(stream, per_thread);
@@ -275,7 +275,15 @@ fn allocate_async(
         locked = one_at_a_time(ordinal);
     }
     let before = read(address);
-    let result = call();
+    let mut result = call();
+    if result == OUT_OF_MEMORY && runtime.blocks().is_some() {
+        drop(locked);
+        result = with_room(runtime, device, || {
+            let _locked = one_at_a_time(ordinal);
+            call()
+        });
+        locked = one_at_a_time(ordinal);
+    }
     let mut missing = settle(runtime, &locked, key, ordinal, held);
     if !result.is_ok() {
         return result;

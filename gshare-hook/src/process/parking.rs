@@ -236,12 +236,22 @@ fn to_device(runtime: &'static Runtime, blocks: &Blocks, device: &'static Device
             return Err(Obstacle::Device);
         }
         let mut left = total;
-        let moved = blocks.addresses(false).into_iter().try_for_each(|address| {
+        let mut back = |address| {
             blocks.to_device(address, &lane, |charged, bytes| {
                 if runtime.book.recharge(charged, bytes).is_some() {
                     left = left.saturating_sub(bytes);
                 }
             })
+        };
+        let moved = blocks.addresses(false).into_iter().try_for_each(|address| {
+            let mut moved = back(address);
+            if moved == Err(Obstacle::Device) {
+                runtime.find_room(device, || {
+                    moved = back(address);
+                    moved != Err(Obstacle::Device)
+                });
+            }
+            moved
         });
         // The program has freed blocks meanwhile, or they have not come back.
         runtime.release(device.ordinal, left);

@@ -4,9 +4,11 @@ use core::sync::atomic::Ordering;
 use std::time::Duration as StdDuration;
 
 use crate::device::Device;
+use crate::device::blocks::GRANULE;
 use crate::launch::control::{CONTROL, State};
 use crate::process::question::{Answer, Request};
 use crate::process::runtime::Runtime;
+use crate::sys::clock;
 
 /// Longest wait of an allocation in a process that can be parked: the daemon may first have other processes parked, and says no before.
 const ROOM_WAIT: StdDuration = StdDuration::from_secs(60);
@@ -21,6 +23,12 @@ impl Runtime {
 
     /// Takes bytes from a device's account, asking the daemon if need be, or returns `false` when out of memory.
     pub(crate) fn reserve(&self, device: &'static Device, bytes: u64) -> bool {
+        let most = if self.blocks().is_some() { ROOM_WAIT } else { self.answer_wait() };
+        self.reserve_within(device, bytes, most.max(self.answer_wait()))
+    }
+
+    /// [`reserve`](Self::reserve), with another longest wait for the answer to the question.
+    fn reserve_within(&self, device: &'static Device, bytes: u64, most: StdDuration) -> bool {
         if self.reserve_at_once(device, bytes) {
             return true;
         }
@@ -34,8 +42,7 @@ impl Runtime {
         // The helper thread takes the bytes for this thread as soon as they are granted, so another thread cannot be faster.
         let answer = Answer::default();
         self.ask(Request::Memory(device, bytes, answer.clone()));
-        let most = if self.blocks().is_some() { ROOM_WAIT } else { self.answer_wait() };
-        if answer.wait(most.max(self.answer_wait())) != Some(true) {
+        if answer.wait(most) != Some(true) {
             return false;
         }
         if is_shut(device) || is_turned_away(device) {
@@ -43,6 +50,31 @@ impl Runtime {
             return false;
         }
         true
+    }
+
+    /// Has others park for memory that the account has granted and the driver lacks, until `found` says that a new attempt has met it. The
+    /// daemon does not count the memory of contexts and code, so the process reserves more and more, until the daemon has to make room. Then
+    /// it gives that memory back. Nothing happens in a process that cannot be parked.
+    pub(crate) fn find_room(&self, device: &'static Device, mut found: impl FnMut() -> bool) {
+        if self.blocks().is_none() || device.memory.limit().is_none() {
+            return;
+        }
+        let since = clock::now_ns();
+        let left = || ROOM_WAIT.checked_sub(StdDuration::from_nanos(clock::now_ns().saturating_sub(since)));
+        let (mut held, mut more, mut grows) = (0, GRANULE, true);
+        while let Some(most) = left().filter(|_| more >= GRANULE) {
+            // The daemon refuses more than others can leave, and may still have less.
+            let granted = self.reserve_within(device, more, most);
+            if granted {
+                held += more;
+                if found() {
+                    break;
+                }
+            }
+            grows &= granted;
+            more = if grows { more * 2 } else { more / 2 };
+        }
+        self.release(device.ordinal, held);
     }
 
     /// Takes bytes that this process may take without asking. As for launches, a shut device gives no byte.

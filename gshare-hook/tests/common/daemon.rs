@@ -77,6 +77,8 @@ pub struct Manners {
     pub memory_pause: std::time::Duration,
     /// Bytes of the device that other instances keep from a process whose memory can move.
     pub kept: u64,
+    /// Bytes of the device for all clients. A process that needs more waits while others park.
+    pub room: u64,
 }
 
 impl Default for Manners {
@@ -96,6 +98,7 @@ impl Default for Manners {
             attach_pause: std::time::Duration::ZERO,
             memory_pause: std::time::Duration::ZERO,
             kept: 0,
+            room: u64::MAX,
         }
     }
 }
@@ -135,6 +138,10 @@ struct Peer {
     waits: Option<(u64, ClientId)>,
     /// Whether memory of the process can move, as it has told.
     parks: bool,
+    /// The place of that memory; parking from the order on.
+    place: Residence,
+    /// A request for memory that waits for room: the need and the wish.
+    needs: Option<(ClientId, u64, u64)>,
 }
 
 impl Peer {
@@ -311,6 +318,7 @@ fn serve(
                 }
             }
         }
+        make_room(&mut peers, &manners, &mut told.lock().unwrap());
         let mut gone = Vec::new();
         for (index, peer) in peers.iter_mut().enumerate() {
             if !ready[index + 1] {
@@ -371,8 +379,46 @@ fn serve(
             let client = ClientId::new(u32::try_from(peers.len()).unwrap(), 1);
             let (sent, received) = (Sequence::default(), Sequence::default());
             let attached = Vec::new();
-            peers.push(Peer { socket, sent, received, client, attached, waits: None, parks: false });
+            let (place, needs) = (Residence::Resident, None);
+            peers.push(Peer {
+                socket,
+                sent,
+                received,
+                client,
+                attached,
+                waits: None,
+                parks: false,
+                place,
+                needs,
+            });
         }
+    }
+}
+
+/// Meets the first need for memory, or has all other processes park for it. A need is refused once nothing else can park.
+fn make_room(peers: &mut [Peer], manners: &Manners, told: &mut Told) {
+    let Some(at) = peers.iter().position(|peer| peer.needs.is_some()) else { return };
+    let (client, bytes, wish) = peers[at].needs.expect("just found");
+    let free = manners.room.saturating_sub(told.memory);
+    let mut waits = false;
+    for (_, other) in peers.iter_mut().enumerate().filter(|(index, _)| bytes > free && *index != at) {
+        let client = other.attached.first().filter(|_| other.parks).map(|attached| attached.client);
+        if let Some(client) = client.filter(|_| other.place == Residence::Resident) {
+            other.place = Residence::Parking;
+            other.say(&ToClient::Park { client, on: 1 });
+        }
+        waits |= matches!(other.place, Residence::Parking | Residence::Returning);
+    }
+    if waits {
+        return;
+    }
+    peers[at].needs = None;
+    if bytes > free {
+        peers[at].say(&ToClient::MemoryDeny { client, free: Bytes(free) });
+    } else {
+        let granted = wish.max(bytes).min(free);
+        told.memory += granted;
+        peers[at].say(&ToClient::MemoryGrant { client, bytes: Bytes(granted) });
     }
 }
 
@@ -410,6 +456,10 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
         }
         ToDaemon::Parking { client, residence, bytes, obstacle } => {
             peer.parks = true;
+            peer.place = residence;
+            if residence == Residence::Parked && manners.room < u64::MAX {
+                peer.say(&ToClient::MemoryAsk { client, round: 0, recall: 1 });
+            }
             told.parking.push((residence, bytes.0, obstacle));
             if residence == Residence::Missed {
                 peer.say(&ToClient::Park { client, on: 0 });
@@ -439,6 +489,10 @@ fn hear(peer: &mut Peer, message: ToDaemon, manners: &Manners, told: &mut Told) 
         ToDaemon::MemoryReserve { client, bytes, wish } => {
             told.memory_requests += 1;
             std::thread::sleep(manners.memory_pause);
+            if manners.room < u64::MAX {
+                peer.needs = Some((client, bytes.0, wish.0));
+                return None;
+            }
             let free = spec.memory().map_or(u64::MAX, |limit| limit.0.saturating_sub(told.memory));
             if bytes.0 > free {
                 peer.say(&ToClient::MemoryDeny { client, free: Bytes(free) });

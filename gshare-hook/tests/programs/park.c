@@ -444,6 +444,15 @@ int main(int argc, char **argv) {
         look("big", big, 8 * MIB, 6);
         return 0;
     }
+    if (!strcmp(kind, "pooled")) {
+        SHOW(cuMemAllocAsync(&big, MIB, stream));
+        return 0;
+    }
+    if (!strcmp(kind, "refused")) {
+        SHOW(cuMemAlloc_v2(&big, 26 * MIB));
+        SHOW(cuMemAlloc_v2(&big, 16 * MIB));
+        return 0;
+    }
     MUST(cuMemAlloc_v2(&big, 24 * MIB + 5));
     MUST(cuMemAlloc_v2(&small, MIB));
     fill(big, 24 * MIB + 5, 7);
