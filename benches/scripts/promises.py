@@ -175,7 +175,7 @@ def turns_of(parks):
     profile = host.file("points.json", POINTS)
     for name in names:
         wishes = {"gshare/slo": "6s", "fastgshare/gpu_mem": "9GiB", "gshare/profile": profile, "gshare/park": parks}
-        host.deploy(name, wishes, WEIGHTS_MIB=512, START_MS=3000)
+        host.deploy(name, wishes, WEIGHTS_MIB=96, START_MS=3000)
         host.call("GET", f"/function/{name}")
     parked = lambda: sum(host.metric("gshare_instances_parked", name) for name in names)
     before = parked()

@@ -161,7 +161,11 @@ impl FractionalPool {
         // A further instance of a minimum pushes no busy one out.
         let further = of.state == State::WaitingForRoom && self.serves_without(wanting.instance);
         let presses = !further && self.presses(of.function, cluster);
-        let waited = cluster.now.saturating_since(wanting.since) >= PARK_BUSY_AFTER;
+        // Copies are cheap, and a device may change its instances more often.
+        let copies = self.copies(of.function);
+        let stay = self.price(of.function, cluster).saturating_mul(STAY_PER_MOVE).max(PARK_IDLE);
+        let patience = if copies { stay.min(PARK_BUSY_AFTER) } else { PARK_BUSY_AFTER };
+        let waited = cluster.now.saturating_since(wanting.since) >= patience;
         let busy_too = presses || waited && !further;
         let others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
         let taken: BTreeSet<GpuId> = others.flat_map(|one| one.on.iter().copied()).collect();
@@ -265,8 +269,7 @@ impl FractionalPool {
             return None;
         }
         let price = self.price(of.function, cluster);
-        let copies = own.lives || own.parking.is_zero() && self.copied.is_some();
-        let least = if copies { PARK_IDLE } else { LEAST_STAY };
+        let least = if self.copies(of.function) { PARK_IDLE } else { LEAST_STAY };
         let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(least) };
         if cluster.now.saturating_since(of.came) < stay {
             return None;
@@ -285,6 +288,12 @@ impl FractionalPool {
         let wait = cluster.requests[request].patience();
         let end = spec.slo.filter(|slo| *slo > price).unwrap_or(wait);
         end > price && cluster.now.saturating_since(*arrived) >= end - price
+    }
+
+    /// Whether the function's processes live on when it parks, as far as known.
+    fn copies(&self, function: FunctionId) -> bool {
+        let of = &self.functions[&function];
+        of.lives || of.parking.is_zero() && self.copied.is_some()
     }
 
     /// How long the next move of an instance takes, there and back. Before the function's first, other functions' copies tell.
