@@ -254,7 +254,7 @@ impl Host {
                     InstanceReport::Ready if of.life == Life::Starting => of.life = Life::Ready,
                     InstanceReport::Unparked if of.life == Life::Parked => of.life = Life::Ready,
                     InstanceReport::Parked | InstanceReport::Unloaded if of.life == Life::Parked => {
-                        of.parts.clear()
+                        of.parts.clear();
                     }
                     InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
                         self.instances.remove(&instance);
