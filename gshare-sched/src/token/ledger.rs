@@ -575,14 +575,21 @@ impl Ledger {
     pub(super) fn recall(&mut self, index: usize, rank: Rank, needed: u16, actions: &mut Vec<TokenAction>) {
         let (now, least) = (self.now, self.config.min_token);
         let gpu = &self.gpus[index];
-        let mut room = gpu.free;
+        let others = || {
+            let others = gpu.releases.iter().filter(|&&(_, other)| other != rank.slot);
+            others
+                .filter_map(|&(_, other)| self.clients.at(other))
+                .filter_map(|client| Some((client, client.holds?)))
+        };
+        let recalled = others().filter(|(_, token)| token.recalled);
+        let mut room = gpu.free + recalled.map(|(_, token)| token.sm).sum::<u16>();
+        // Mostly they are recalled already.
+        if room >= needed {
+            return;
+        }
         let mut beyond = Vec::new();
-        for &(_, other) in gpu.releases.iter().filter(|&&(_, other)| other != rank.slot) {
-            let Some(client) = self.clients.at(other) else { continue };
-            let Some(token) = client.holds else { continue };
-            if token.recalled {
-                room += token.sm;
-            } else if let Some(end) = client.recalled_at(now, least, !rank.patient) {
+        for (client, token) in others() {
+            if let Some(end) = client.recalled_at(now, least, !rank.patient) {
                 beyond.push((client.id, token.sm, end));
             }
         }
