@@ -130,6 +130,47 @@ fn a_held_instance_leaves_its_time_to_others_and_comes_back_where_it_can_be_met(
 }
 
 #[test]
+fn a_client_on_its_way_back_is_held_by_another_order() {
+    let mut bench = Bench::new(NodeConfig::default());
+    let a = bench.start(0, "a", spec("0.8", 100));
+    says(&mut bench, a, Residence::Resident, 4, None);
+    assert_eq!(asks(&mut bench, "a", 1000, true), Ok(1));
+    says(&mut bench, a, Residence::Missed, 4, None);
+    assert_eq!(orders(&bench, a), [1, 0], "it may come back");
+    bench.tell(NodeEvent::ParkAsked { name: "a".to_owned(), uid: 1000, on: true, holds: true });
+    assert_eq!(orders(&bench, a), [1, 0, 1]);
+    says(&mut bench, a, Residence::Missed, 4, None);
+    assert_eq!(orders(&bench, a), [1, 0, 1], "and now it may not");
+    assert!(parking_of(&bench, a).held);
+}
+
+#[test]
+fn a_new_process_of_a_held_instance_takes_its_time_back_where_that_can_be_met() {
+    for taken in [false, true] {
+        let mut bench = Bench::new(NodeConfig::default());
+        let a = bench.start(0, "a", spec("0.4:1", 100));
+        says(&mut bench, a, Residence::Resident, 4, None);
+        bench.tell(NodeEvent::ParkAsked { name: "a".to_owned(), uid: 1000, on: true, holds: true });
+        says(&mut bench, a, Residence::Parked, 4, None);
+        let others = bench.start(1, "b", spec(if taken { "0.7" } else { "0.6" }, 100));
+        let conn = ConnId::new(2, 0);
+        bench.say(conn, hello_of("a", 1));
+        let second = (conn, bench.attach(conn).unwrap().0);
+        let request = |bench: &Bench| {
+            let mut tenants = bench.node.tenants();
+            tenants.find(|tenant| tenant.name == "a").unwrap().status.share.quota.request().get()
+        };
+        assert_eq!(request(&bench), if taken { 0 } else { 4_000 });
+        says(&mut bench, second, Residence::Resident, 1, None);
+        assert_eq!(request(&bench), if taken { 0 } else { 4_000 });
+        bench.tell(NodeEvent::Closed { conn: others.0 });
+        // The first process goes too: the second one has the instance's time.
+        bench.tell(NodeEvent::Closed { conn: a.0 });
+        assert_eq!(request(&bench), 4_000);
+    }
+}
+
+#[test]
 fn a_process_of_an_instance_is_parked_without_its_siblings() {
     let mut bench = Bench::new(NodeConfig::default());
     let a = bench.start(0, "a", spec("0.4:1", 100));

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time for a question and its answer.
 const TURN: Duration = Duration::from_secs(5);
 /// Most bytes in a question.
-const MAX_QUERY: u64 = 16_384;
+const MAX_QUERY: u64 = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "query", rename_all = "snake_case", deny_unknown_fields)]

@@ -4,7 +4,7 @@
 //! the order, and no token before the memory is back: until then the client does not wait in its tenant's line. A thread that misses the
 //! memory asks for its return, which needs room (`room.rs`). The client then reserves its memory anew, as before any allocation.
 
-use super::{Node, NodeAction, Note, note};
+use super::{Instance, Node, NodeAction, Note, Refusal, note};
 use gshare_core::reason::Obstacle;
 use gshare_core::wire::{Residence, ToClient};
 use gshare_core::{Bytes, ClientId, Timestamp};
@@ -148,9 +148,10 @@ impl Node {
             return Err(ParkRefusal::NotParkable { name: owned() });
         }
         let moves = |parking: &Parking| match on {
+            // A client on its way back, or about to come, is ordered again.
             true => {
-                matches!(parking.residence, Residence::Resident | Residence::Parking)
-                    && parking.bytes > Bytes::ZERO
+                let here = matches!(parking.residence, Residence::Resident | Residence::Parking);
+                parking.bytes > Bytes::ZERO && (here || !parking.ordered)
             }
             false => parking.residence != Residence::Resident,
         };
@@ -169,28 +170,37 @@ impl Node {
             }
         }
         if !on && instance.away {
-            let asked = self.config.spec_of(name, instance.asked);
-            for gpu in instance.tenants.keys() {
-                let Some(device) = self.device(*gpu) else { continue };
-                let met = self.check_request(*gpu, device.uuid, name, asked);
-                met.map_err(|refusal| ParkRefusal::NoTime { name: owned(), why: refusal.to_string() })?;
-            }
+            let met = self.meets_request(instance);
+            met.map_err(|refusal| ParkRefusal::NoTime { name: owned(), why: refusal.to_string() })?;
         }
         Ok(moved.into_iter().map(|(client, _)| client).collect())
     }
 
-    /// An instance is away while all of its movable memory is held in host memory.
-    fn set_away(&mut self, now: Timestamp, id: u32, out: &mut Vec<NodeAction>) {
+    /// Whether the request of an instance can be met on each of its devices beside the others there.
+    fn meets_request(&self, instance: &Instance) -> Result<(), Refusal> {
+        let asked = self.config.spec_of(&instance.name, instance.asked);
+        let on = instance.tenants.keys().filter_map(|gpu| Some((*gpu, self.device(*gpu)?.uuid)));
+        on.into_iter().try_for_each(|(gpu, uuid)| self.check_request(gpu, uuid, &instance.name, asked))
+    }
+
+    /// An instance is away while the memory of its clients is held in host memory, but for clients without movable memory. One that does
+    /// not `come` by an order keeps its time free for others until its request can be met.
+    pub(super) fn set_away(&mut self, now: Timestamp, id: u32, comes: bool, out: &mut Vec<NodeAction>) {
         let of = |conn| self.sessions.get(&conn).is_some_and(|session| session.instance == id);
         let clients = self.clients.values().filter(|client| of(client.conn));
-        let movable =
-            clients.filter_map(|client| client.parking).filter(|parking| parking.bytes > Bytes::ZERO);
-        let movable: Vec<Parking> = movable.collect();
-        let gone = |parking: &Parking| matches!(parking.residence, Residence::Parked | Residence::Missed);
-        let away = !movable.is_empty() && movable.iter().all(|parking| parking.held && gone(parking));
-        let Some(instance) = self.instances.get_mut(&id).filter(|instance| instance.away != away) else {
-            return;
+        let clients: Vec<Option<Parking>> = clients.map(|client| client.parking).collect();
+        let gone = |parking: &Parking| {
+            parking.held && matches!(parking.residence, Residence::Parked | Residence::Missed)
         };
+        let stays = |client: &Option<Parking>| {
+            !client.is_some_and(|parking| gone(&parking) || parking.bytes == Bytes::ZERO)
+        };
+        let away = clients.iter().flatten().any(gone) && !clients.iter().any(stays);
+        let Some(instance) = self.instances.get(&id).filter(|instance| instance.away != away) else { return };
+        if !away && !comes && self.meets_request(instance).is_err() {
+            return;
+        }
+        let Some(instance) = self.instances.get_mut(&id) else { return };
         instance.away = away;
         let spec = Self::spec_under(&self.config, &self.instances[&id]);
         self.put_in_force(now, id, spec, out);
@@ -220,7 +230,7 @@ impl Node {
             }
         }
         if let Some(id) = self.names.get(name) {
-            self.set_away(now, *id, out);
+            self.set_away(now, *id, parks.is_none(), out);
         }
         for client in clients {
             let Some(holds) = parks else {
@@ -334,6 +344,6 @@ impl Node {
         self.tenant_at_mut(tenant).turns.set_away(client, ordered || residence != Residence::Resident);
         self.tell_scheduler(now, tenant, out);
         let instance = self.tenant_at(tenant).instance;
-        self.set_away(now, instance, out);
+        self.set_away(now, instance, false, out);
     }
 }

@@ -372,6 +372,7 @@ impl Node {
             self.expect_siblings(now, tenant, since);
         }
         self.divide_memory(now, tenant, None, out);
+        self.set_away(now, instance, false, out);
     }
 
     /// Makes a client of the scheduler for the first process of an instance on a device.
@@ -442,7 +443,7 @@ impl Node {
     fn leave(&mut self, now: Timestamp, id: ClientId, out: &mut Vec<NodeAction>) {
         let tenant_id = self.clients.get(id).expect("a session's client is there").tenant;
         let tenant = self.tenant_at_mut(tenant_id);
-        let (gpu, members) = (tenant.gpu, tenant.turns.members().len());
+        let (gpu, members, instance) = (tenant.gpu, tenant.turns.members().len(), tenant.instance);
         tenant.turns.leave(id);
         self.tell_scheduler(now, tenant_id, out);
         self.compare_use(now, gpu, true);
@@ -463,6 +464,7 @@ impl Node {
         }
         self.neighbours_changed(gpu, out);
         self.rounds_over(now, over, out);
+        self.set_away(now, instance, false, out);
         if let Some(Some(device)) = self.devices.get(gpu.index())
             && device.clients == 0
             && !device.listed

@@ -37,7 +37,7 @@ use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// First pause before a check whether a new process listens; each further pause is a quarter longer.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
@@ -94,6 +94,8 @@ pub struct Node {
     pub changes: tokio::sync::Mutex<()>,
     /// Signals that the next deadline may have moved.
     deadline: Notify,
+    /// Places for moves of memory.
+    moves: Semaphore,
     /// Idle connections, by instance and stage.
     idle: Mutex<BTreeMap<(InstanceId, usize), Vec<Sender>>>,
 }
@@ -154,7 +156,9 @@ impl Node {
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
         let (idle, history) = (Mutex::default(), Mutex::default());
-        let node = Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, idle });
+        let moves = Semaphore::new(MOVES);
+        let node =
+            Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, moves, idle });
         let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
         // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
         // all.
@@ -178,7 +182,7 @@ impl Node {
                         }
                     }
                     Order::Model(errand) => node.runner.models.send(errand),
-                    Order::Move(order) => drop(runtime.spawn_blocking(move || move_memory(&node, &order))),
+                    Order::Move(order) => drop(runtime.spawn(move_memory(node, order))),
                 }
             }
         })?;
@@ -430,8 +434,31 @@ async fn look(node: Weak<Node>) {
 /// The most orders to park an instance that comes back by itself.
 const ORDERS: usize = 3;
 
-/// Moves the memory of an instance's processes, and tells the host. Blocks until the end of the move.
-fn move_memory(node: &Node, order: &Move) {
+/// The most moves at a time: each keeps one of the daemon's few connections for questions.
+const MOVES: usize = 8;
+/// A question that the daemon does not answer is asked again after this pause, so many times.
+const ASK_AGAIN: (std::time::Duration, u32) = (std::time::Duration::from_millis(200), 10);
+
+/// Moves the memory of an instance's processes, and tells the host.
+async fn move_memory(node: Arc<Node>, order: Move) {
+    let Ok(_place) = node.moves.acquire().await else { return };
+    let own = Arc::clone(&node);
+    // Dropped unfinished only at the end of the host.
+    let _ = tokio::task::spawn_blocking(move || move_now(&own, &order)).await;
+}
+
+/// The answer to a question, which may be lost while the daemon is busy or starts again.
+fn answer<T>(ask: impl Fn() -> io::Result<T>) -> Result<T, String> {
+    for _ in 1..ASK_AGAIN.1 {
+        if let Ok(answer) = ask() {
+            return Ok(answer);
+        }
+        std::thread::sleep(ASK_AGAIN.0);
+    }
+    ask().map_err(|error| error.to_string())
+}
+
+fn move_now(node: &Node, order: &Move) {
     let result = match &node.runner.daemon {
         Some(daemon) => moves(daemon, order),
         None => Err("there is no daemon".to_owned()),
@@ -449,10 +476,9 @@ fn move_memory(node: &Node, order: &Move) {
 
 fn moves(daemon: &Path, order: &Move) -> Result<(), String> {
     let asks = if order.on { ParkOrder::Hold } else { ParkOrder::Unpark };
-    let said = |error: io::Error| error.to_string();
     // All processes move at the same time.
     for client in &order.clients {
-        admin::park(daemon, client, asks).map_err(said)??;
+        answer(|| admin::park(daemon, client, asks))??;
     }
     for client in &order.clients {
         moves_one(daemon, client, asks)?;
@@ -461,14 +487,14 @@ fn moves(daemon: &Path, order: &Move) -> Result<(), String> {
 }
 
 fn moves_one(daemon: &Path, client: &str, order: ParkOrder) -> Result<(), String> {
-    let (on, said) = (order == ParkOrder::Hold, |error: io::Error| error.to_string());
+    let on = order == ParkOrder::Hold;
     for _ in 0..ORDERS {
-        let ids = admin::park(daemon, client, order).map_err(said)??;
+        let ids = answer(|| admin::park(daemon, client, order))??;
         if ids.is_empty() {
             return Ok(());
         }
         loop {
-            match admin::moved(daemon, &ids, on).map_err(said)? {
+            match answer(|| admin::moved(daemon, &ids, on))? {
                 Progress::Moves => {}
                 Progress::Done(_) => return Ok(()),
                 Progress::Back(_) => break,
@@ -724,6 +750,7 @@ mod tests {
             store: Store::open(dir).unwrap(),
             changes: tokio::sync::Mutex::new(()),
             deadline: Notify::new(),
+            moves: Semaphore::new(MOVES),
             idle: Mutex::default(),
         };
         node.store.put_secret("key", b"value").unwrap();
