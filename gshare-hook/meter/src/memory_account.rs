@@ -43,7 +43,7 @@ pub struct MemoryAccount {
     alone: AtomicBool,
     /// The instance's other processes on this device, by their own numbers, and the bytes used by each.
     siblings: Mutex<Vec<(u32, u64)>>,
-    /// Bytes of the device that other instances keep, whoever parks for this process; `u64::MAX` while no daemon has stated them.
+    /// Bytes of the device that other instances keep even after all of them have parked; `u64::MAX` before the daemon states them.
     kept: AtomicU64,
     total: u64,
 }

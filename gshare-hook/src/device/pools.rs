@@ -216,7 +216,7 @@ impl Pools {
         pool
     }
 
-    /// Forgets a pool before its destruction: its spare blocks serve nobody, and blocks in use end when they are freed.
+    /// Forgets a pool before its destruction. No allocation takes its spare blocks any more, and its blocks in use end when they are freed.
     pub(crate) fn leave(&self, handle: usize) -> Option<Arc<Pool>> {
         let mut served = self.served.lock();
         let at = served.iter().position(|pool| pool.handle == handle)?;

@@ -97,7 +97,7 @@ pub(super) fn free_in_order(
         return Some(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if !CONTROL.guard.is_open() {
-        // A block in host memory serves nobody.
+        // A spare block in host memory is of no use to a later allocation.
         runtime.end_spare(blocks, |_| u64::MAX, |_| false);
     }
     Some(CUresult::CUDA_SUCCESS)

@@ -483,6 +483,16 @@ mod tests {
             turns
         }
 
+        /// Function `a` runs, and its memory is to move for `b`.
+        fn parks_a() -> (Self, InstanceId, Move) {
+            let mut turns = Self::start();
+            turns.deploy("a", "");
+            let a = turns.begin();
+            turns.deploy("b", "");
+            let out = turns.moves();
+            (turns, a, out)
+        }
+
         /// Deploys a function of 9 GiB.
         fn deploy(&mut self, name: &str, annotations: &str) {
             let text = format!(
@@ -533,12 +543,8 @@ mod tests {
 
     #[test]
     fn a_parked_instance_keeps_its_process_and_comes_back_with_its_memory() {
-        let mut turns = TakingTurns::start();
-        turns.deploy("a", "");
-        let a = turns.begin();
+        let (mut turns, a, out) = TakingTurns::parks_a();
         let pid = turns.host.pids(a);
-        turns.deploy("b", "");
-        let out = turns.moves();
         assert_eq!((out.instance, &out.clients[..], out.on), (a, &["a-0".to_owned()][..], true));
         turns.host.moved(turns.now, &out, Ok(()));
         let b = turns.begin();
@@ -604,11 +610,7 @@ mod tests {
 
     #[test]
     fn an_instance_that_cannot_be_parked_ends_and_starts_again() {
-        let mut turns = TakingTurns::start();
-        turns.deploy("a", "");
-        let a = turns.begin();
-        turns.deploy("b", "");
-        let out = turns.moves();
+        let (mut turns, a, out) = TakingTurns::parks_a();
         turns.host.moved(turns.now, &out, Err("its memory is managed".to_owned()));
         wait(&mut turns.host, a, 0);
         assert_eq!((turns.host.life(a), turns.host.pids(a)), (Some((Life::Parked, None)), vec![]));
@@ -622,12 +624,8 @@ mod tests {
 
     #[test]
     fn a_process_is_replaced_if_its_memory_does_not_come_back() {
-        let mut turns = TakingTurns::start();
-        turns.deploy("a", "");
-        let a = turns.begin();
+        let (mut turns, a, out) = TakingTurns::parks_a();
         let pid = turns.host.pids(a);
-        turns.deploy("b", "");
-        let out = turns.moves();
         turns.host.moved(turns.now, &out, Ok(()));
         turns.begin();
         let mut request = turns.request("a");
