@@ -5,6 +5,7 @@
 use super::functions::{Function, FunctionState};
 use super::hash_table::Table;
 use super::instances::Instances;
+use super::moves::Copied;
 use super::requests::Request;
 use super::tenant_limits::Tenants;
 use super::timers::Timers;
@@ -122,6 +123,8 @@ pub(super) struct Cluster {
     pub(super) tenants: Tenants,
     /// The waiting requests by the ends of their waits.
     pub(super) wait_until: BTreeSet<(Timestamp, RequestId)>,
+    /// The last copy of living processes' memory to host memory.
+    pub(super) copied: Copied,
     /// Orders for the host.
     pub(super) orders: Vec<PlatformAction>,
     /// Starts that a tenant's limit refused; their pools do not know it yet.
@@ -129,7 +132,7 @@ pub(super) struct Cluster {
     /// Tenants with a request that has ended since the last admission.
     pub(super) to_admit: BTreeSet<TenantId>,
     /// Functions that may be below their minimum, and whether the event may have changed that.
-    lacking: BTreeSet<FunctionId>,
+    pub(super) lacking: BTreeSet<FunctionId>,
     pub(super) look: bool,
     /// The times of another look at functions with a failed start.
     again: Timers<FunctionId>,
@@ -192,6 +195,12 @@ impl Cluster {
     pub(super) fn missing(&self, function: FunctionId) -> u32 {
         let of = self.functions.get(&function).filter(|of| of.state == FunctionState::Deployed);
         of.map_or(0, |of| of.spec.min_instances.saturating_sub(of.staying))
+    }
+
+    /// Whether the function has more instances than its minimum; a removed function has none.
+    pub(super) fn above_minimum(&self, function: FunctionId) -> bool {
+        let of = self.functions.get(&function).filter(|of| of.state == FunctionState::Deployed);
+        of.is_none_or(|of| of.staying > of.spec.min_instances)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {

@@ -218,10 +218,12 @@ pub enum PlatformAction {
         /// Whether the instance starts parked: its process runs with the weights in host memory, and takes no device memory.
         parked: bool,
     },
-    /// Move the instance's device state to host memory; answer with `Parked`.
+    /// Take the instance off its devices; answer with `Parked`, or with `Unloaded` if its processes have ended.
     Park {
         /// The instance, which runs no request.
         instance: InstanceId,
+        /// Whether its device state goes to host memory, and its processes live on. Where it cannot go there, the processes end.
+        keeps: bool,
     },
     /// Bring the instance back to the device; answer with `Unparked`.
     Unpark {
@@ -264,7 +266,7 @@ impl PlatformAction {
     pub const fn instance(&self) -> Option<InstanceId> {
         match *self {
             Self::Start { instance, .. }
-            | Self::Park { instance }
+            | Self::Park { instance, .. }
             | Self::Unpark { instance, .. }
             | Self::Drain { instance }
             | Self::Stop { instance, .. }

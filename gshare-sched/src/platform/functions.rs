@@ -2,6 +2,7 @@
 
 use super::admission::check_function;
 use super::cluster::Cluster;
+use super::moves::Moves;
 use super::{
     Bytes, Duration, FunctionId, InstanceId, Platform, PlatformAction, PlatformError, Rejection, RequestId,
     Timestamp, choice, gpu_time,
@@ -77,6 +78,8 @@ pub(super) struct Function {
     pub(super) uses: Option<Duration>,
     /// The time an instance works for one request, as a mean of the same kind.
     pub(super) takes: Option<Duration>,
+    /// The times of its instances' moves.
+    pub(super) moves: Moves,
 }
 
 /// The mean after the addition of `time`.
@@ -101,6 +104,7 @@ impl Function {
             fits: None,
             uses: None,
             takes: None,
+            moves: Moves::default(),
         }
     }
 

@@ -7,6 +7,7 @@
 use super::cluster::Cluster;
 use super::gpu_time::GpuTime;
 use super::hash_table::Table;
+use super::moves::Move;
 use super::timers::Timers;
 use super::{
     BTreeMap, Bytes, Duration, FunctionId, GpuId, InstanceReport, Life, Moving, Platform, PlatformAction,
@@ -28,6 +29,11 @@ pub(super) struct Instance {
     lives: bool,
     /// A `Park`, or an `Unpark`, that its host has not answered.
     pub(super) moving: Option<Moving>,
+    /// Its last order to start or to move, and the time of that order.
+    pub(super) last_move: Move,
+    pub(super) ordered: Timestamp,
+    /// How long its last start or return took.
+    pub(super) came_in: Duration,
     /// Its parts; of a parked instance its parts before it was parked.
     parts: Vec<Part>,
     /// Memory and processes booked for its tenant.
@@ -51,6 +57,12 @@ impl Instance {
     pub(super) fn homes(&self) -> BTreeSet<GpuId> {
         let parts = if self.out && self.lives { &self.parts[..] } else { &[] };
         parts.iter().map(|part| part.gpu).collect()
+    }
+
+    /// Whether its processes live on the devices of these parts.
+    pub(super) fn returns_to(&self, parts: &[Part]) -> bool {
+        let homes = self.homes();
+        !homes.is_empty() && parts.iter().all(|part| homes.contains(&part.gpu))
     }
 
     /// Whether it counts towards its function's minimum.
@@ -188,8 +200,9 @@ impl Cluster {
             return false;
         };
         match order {
-            PlatformAction::Park { .. } => {
+            PlatformAction::Park { keeps, .. } => {
                 of.moving = Some(Moving::Out);
+                (of.last_move, of.ordered) = (Move::Park { keeps: *keeps }, self.now);
                 // A draining instance stays one.
                 if of.life == Life::Ready {
                     of.life = Life::Parked;
@@ -197,7 +210,8 @@ impl Cluster {
                 self.give_time(instance, Due::Move, Duration::ZERO);
             }
             PlatformAction::Unpark { parts, takes, .. } => {
-                (of.moving, of.out) = (Some(Moving::In), false);
+                of.last_move = if of.returns_to(parts) { Move::Return } else { Move::Start(*takes) };
+                (of.moving, of.out, of.ordered) = (Some(Moving::In), false, self.now);
                 self.instances.moved(instance, parts);
                 self.give_time(instance, Due::Move, *takes);
             }
@@ -289,6 +303,9 @@ impl Cluster {
             out: *parked,
             lives: false,
             moving: None,
+            last_move: Move::Start(*takes),
+            ordered: self.now,
+            came_in: Duration::ZERO,
             parts: parts.clone(),
             memory,
             processes,
@@ -298,6 +315,8 @@ impl Cluster {
         };
         self.instances.insert(*instance, new);
         self.give_time(*instance, Due::Start, *takes);
+        // It counts towards a minimum that is not met.
+        self.look |= self.lacking.contains(function);
         true
     }
 
@@ -326,6 +345,7 @@ impl Cluster {
             }
             _ => return false,
         }
+        self.learn_move(instance, report);
         true
     }
 

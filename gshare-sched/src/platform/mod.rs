@@ -60,6 +60,7 @@ mod hash_table;
 mod host_cache;
 mod instances;
 mod late_last;
+mod moves;
 mod pool;
 mod requests;
 mod settings;

@@ -79,7 +79,7 @@ impl<P: Into<RegimePool>> Host<P> {
 }
 
 pub(super) fn park(instance: u64) -> PlatformAction {
-    PlatformAction::Park { instance: InstanceId::new(instance) }
+    PlatformAction::Park { instance: InstanceId::new(instance), keeps: true }
 }
 
 pub(super) fn dispatch(request: u64, instance: u64) -> PlatformAction {

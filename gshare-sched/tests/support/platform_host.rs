@@ -195,11 +195,11 @@ impl Host {
                 let takes = takes.saturating_mul(self.slower);
                 self.after(takes, Later::Report(instance, InstanceReport::Ready));
             }
-            PlatformAction::Park { instance } => {
+            PlatformAction::Park { instance, keeps } => {
                 let of = self.instances.get_mut(&instance).unwrap();
                 assert!(of.has.is_empty() && of.life == Life::Ready, "{instance} cannot be parked");
                 of.life = Life::Parked;
-                let lives = self.copies.is_some();
+                let lives = keeps && self.copies.is_some();
                 let report = if lives { InstanceReport::Parked } else { InstanceReport::Unloaded };
                 self.after(MS(300), Later::Report(instance, report));
             }

@@ -155,7 +155,7 @@ fn run(of: impl Into<RegimePool>, trial: &PoolTrial, seed: u64) -> Result<Outcom
 }
 
 /// Seeds of a test.
-const SEEDS: core::ops::Range<u64> = 0..16;
+const SEEDS: core::ops::Range<u64> = 0..100;
 
 fn total(reports: &[Outcome], name: &str) -> u64 {
     reports.iter().filter_map(|report| report.actions.get(name)).sum()
@@ -250,7 +250,7 @@ fn broken(how: Break) -> Wrapped<Platform> {
                     }
                     actions.push(action);
                 }
-                (Break::UnparksFirst, PlatformAction::Park { instance }) => {
+                (Break::UnparksFirst, PlatformAction::Park { instance, .. }) => {
                     // The memory is said to be free at once, so that the next one comes too early.
                     let (instance, report) = (*instance, InstanceReport::Parked);
                     actions.push(action);
@@ -283,7 +283,7 @@ fn a_platform_that_parks_an_instance_as_soon_as_it_is_back_is_told() {
     let parks_at_once =
         |inner: &mut Platform, now, event: PlatformEvent, actions: &mut Vec<PlatformAction>| {
             if let PlatformEvent::Instance { instance, report: InstanceReport::Unparked } = event {
-                actions.push(PlatformAction::Park { instance });
+                actions.push(PlatformAction::Park { instance, keeps: true });
             }
             inner.handle(now, event, actions)
         };
@@ -291,6 +291,6 @@ fn a_platform_that_parks_an_instance_as_soon_as_it_is_back_is_told() {
         let platform = Wrapped::new(Box::new(alone(fractional())), parks_at_once);
         pool(platform, &fractional_trial(seed, false), seed).err()
     };
-    let story = (0..10).find_map(run).expect("it comes back and is parked");
-    assert!(story.wrong.contains("is parked again"), "{story}");
+    let told = (0..10).filter_map(run).any(|story| story.wrong.contains("is parked again"));
+    assert!(told, "it comes back and is parked");
 }

@@ -65,6 +65,8 @@ pub(crate) struct Instance {
     since: Timestamp,
     /// Whether it is on its way back to the devices from which it was parked, and when it last came back.
     copies: bool,
+    /// Whether its processes lived at its last parking.
+    lives: bool,
     back: Option<Timestamp>,
 }
 
@@ -232,7 +234,7 @@ impl Book {
                 self.begins(now, *instance, Due::Start, *takes);
                 self.started(now, *instance, *function, parts, *parked)
             }
-            PlatformAction::Park { instance } => {
+            PlatformAction::Park { instance, .. } => {
                 let found = self.ready_for("parked", *instance)?;
                 if found.life != Life::Ready || !found.requests.is_empty() {
                     let (life, count) = (found.life, found.requests.len());
@@ -258,7 +260,7 @@ impl Book {
                 }
                 (found.moving, found.since) = (true, now);
                 let gpus = |parts: &[Part]| parts.iter().map(|part| part.gpu).collect::<BTreeSet<_>>();
-                found.copies = gpus(&found.parts) == gpus(parts);
+                found.copies = found.lives && gpus(&found.parts) == gpus(parts);
                 found.parts.clone_from(parts);
                 self.begins(now, *instance, Due::Move, *takes);
                 self.place(*instance)
@@ -442,13 +444,17 @@ impl Book {
         if !self.names.insert(id) {
             return Err(format!("{id} is started, but its name was used before"));
         }
+        let up = |one: &&Instance| one.function == function && matches!(one.life, Life::Ready | Life::Parked);
+        let up = u32::try_from(self.instances.values().filter(up).count()).unwrap_or(u32::MAX);
         let entry = self.function(function)?;
         if entry.removed {
             return Err(format!("{id} is started, but {function} was removed"));
         }
         entry.instances += 1;
         entry.outcome.starts += 1;
-        if entry.instances > entry.max_instances {
+        // On slices an instance starts before the one that it replaces drains.
+        let replaces = up == entry.max_instances && parts.iter().all(|part| part.slice.is_some());
+        if entry.instances > entry.max_instances + u32::from(replaces) {
             return Err(format!(
                 "{id} is instance {} of {function}, which may have {}",
                 entry.instances, entry.max_instances
@@ -471,6 +477,7 @@ impl Book {
             requests: Vec::new(),
             ready: None,
             since: now,
+            lives: false,
             copies: false,
             back: None,
         };
@@ -573,7 +580,7 @@ impl Book {
             }
             (InstanceReport::Parked | InstanceReport::Unloaded, _) => {
                 self.bounds.iter_mut().for_each(|bounds| bounds.ends(id, Due::Move));
-                found.moving = false;
+                (found.moving, found.lives) = (false, report == InstanceReport::Parked);
                 self.unplace(now, id);
             }
             (InstanceReport::Unparked, life) => {

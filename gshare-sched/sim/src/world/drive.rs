@@ -393,7 +393,7 @@ where
             }
             Phase::Leaving => {
                 body.phase = Phase::Away;
-                InstanceReport::Parked
+                if body.lives { InstanceReport::Parked } else { InstanceReport::Unloaded }
             }
             Phase::Returning => {
                 body.phase = Phase::Up;
@@ -550,7 +550,7 @@ where
             }
             PlatformAction::Reject { request, reason } => request.number() ^ (reason as u64) << 56,
             PlatformAction::Start { instance, .. }
-            | PlatformAction::Park { instance }
+            | PlatformAction::Park { instance, .. }
             | PlatformAction::Unpark { instance, .. }
             | PlatformAction::Drain { instance }
             | PlatformAction::Stop { instance, .. } => instance.number(),

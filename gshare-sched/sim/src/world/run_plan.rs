@@ -151,7 +151,8 @@ pub struct Plan {
     pub sample: Option<Duration>,
     /// Whether the outcome has each request and slice: [`Outcome::record`](super::Outcome::record).
     pub record: bool,
-    /// The bytes per nanosecond from a device to host memory, which is the speed of parking; more than 0. 12 by default.
+    /// The bytes per nanosecond between a device and host memory, which is the speed at which living processes are parked and come back;
+    /// more than 0. 12 by default.
     pub link: u64,
     /// The shortest and the longest time until a stopped instance has ended. 5 ms to 50 ms by default.
     pub stop: (Duration, Duration),
@@ -162,6 +163,11 @@ pub struct Plan {
 gshare_core::debug_fields!(Plan { devices, functions, length, depth });
 
 impl Plan {
+    /// The time in which an instance's memory goes to host memory, or comes back.
+    pub(super) fn copy_time(&self, function: usize) -> Duration {
+        Duration::from_nanos(self.functions[function].spec.memory.get() / self.link.max(1))
+    }
+
     /// A run without faults, with a jitter of a tenth and ten minutes to become quiet.
     pub fn new(devices: Vec<DeviceSpec>, functions: Vec<Function>, length: Duration) -> Self {
         Self {

@@ -56,6 +56,8 @@ pub(super) struct Body {
     pub(super) node: Option<NodeId>,
     pub(super) parts: Vec<Part>,
     pub(super) phase: Phase,
+    /// Whether its processes live while it is parked.
+    pub(super) lives: bool,
     /// A number that changes with each order, to recognise the effects of earlier orders.
     pub(super) epoch: u32,
     /// The platform hears nothing of the instance before this time.

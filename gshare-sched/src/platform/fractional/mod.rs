@@ -107,9 +107,6 @@ struct Instance {
     used: Timestamp,
     /// Time of its becoming ready, the last time.
     came: Timestamp,
-    /// Time of its last order to start, to be parked or to come back, and how long a start takes by its specification; `None` for a copy.
-    ordered: Timestamp,
-    takes: Option<Duration>,
 }
 
 /// The number of an instance's requests, its slowness and its name: the least takes the next request.
@@ -138,14 +135,6 @@ struct Function {
     /// The part of a device that its last instance booked, of 10^8.
     area: u64,
     arrivals: Arrivals,
-    /// How long its last start took, its last parking, and its last return to the processes that live there.
-    starting: Duration,
-    parking: Duration,
-    returning: Option<Duration>,
-    /// Whether the processes lived on at its last parking.
-    lives: bool,
-    /// How long the last start of its processes would have taken from host memory.
-    loading: Duration,
     /// Whether the minimum was raised to one.
     activated: bool,
     gang: Option<Gang>,
@@ -179,8 +168,6 @@ pub struct FractionalPool {
     weights: SharedWeights,
     /// Instances without room, the longest waiting first: new instances, and parked instances with waiting requests.
     wanting: VecDeque<parking::Wanting>,
-    /// The bytes and the time of the last parking of living processes.
-    copied: Option<(gshare_core::Bytes, Duration)>,
     timers: Timers<Timer>,
     cache: HostCache,
     /// Functions with requests that may find an instance now, in the order of their names.
@@ -215,7 +202,6 @@ impl FractionalPool {
             instances: Table::default(),
             weights: SharedWeights::default(),
             wanting: VecDeque::new(),
-            copied: None,
             timers: Timers::default(),
             cache,
             to_serve: VecDeque::new(),
@@ -262,11 +248,6 @@ impl FractionalPool {
             visits: 8,
             area: TYPICAL_AREA,
             arrivals: Arrivals::default(),
-            starting: Duration::ZERO,
-            parking: Duration::ZERO,
-            returning: None,
-            lives: false,
-            loading: spec.load_host,
             activated: false,
             gang,
             fleet,
@@ -384,7 +365,6 @@ impl Pool for FractionalPool {
             (InstanceReport::Parked, State::Parking) => {
                 let function = of.function;
                 self.enter(instance, State::Parked);
-                self.learn_move(instance, cluster);
                 if let Some(of) = self.instances.get_mut(&instance) {
                     let placements = core::mem::take(&mut of.placements);
                     self.release(placements);

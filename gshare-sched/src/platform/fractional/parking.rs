@@ -117,7 +117,8 @@ impl FractionalPool {
     /// The devices to which the instance's living processes come back with a copy. None, and any device will do, once it has waited for as
     /// long as a start takes.
     fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> BTreeSet<GpuId> {
-        let start = self.instances.get(&wanting.instance).map(|of| self.functions[&of.function].starting);
+        let start =
+            self.instances.get(&wanting.instance).map(|of| cluster.functions[&of.function].moves.start());
         let waits = start.is_some_and(|start| cluster.now.saturating_since(wanting.since) < start);
         let of = cluster.instances.get(wanting.instance).filter(|_| waits);
         of.map_or_else(BTreeSet::new, |of| of.homes())
@@ -162,8 +163,8 @@ impl FractionalPool {
         let further = of.state == State::WaitingForRoom && self.serves_without(wanting.instance);
         let presses = !further && self.presses(of.function, cluster);
         // Copies are cheap, and a device may change its instances more often.
-        let copies = self.copies(of.function);
-        let stay = self.price(of.function, cluster).saturating_mul(STAY_PER_MOVE).max(PARK_IDLE);
+        let copies = cluster.copies(of.function);
+        let stay = cluster.price(of.function).saturating_mul(STAY_PER_MOVE).max(PARK_IDLE);
         let patience = if copies { stay.min(PARK_BUSY_AFTER) } else { PARK_BUSY_AFTER };
         let waited = cluster.now.saturating_since(wanting.since) >= patience;
         let busy_too = presses || waited && !further;
@@ -268,9 +269,10 @@ impl FractionalPool {
         if of.state != State::Ready || own.gang.is_some() || of.function == function {
             return None;
         }
-        let price = self.price(of.function, cluster);
-        let least = if self.copies(of.function) { PARK_IDLE } else { LEAST_STAY };
+        let price = cluster.price(of.function);
+        let least = if cluster.copies(of.function) { PARK_IDLE } else { LEAST_STAY };
         let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(least) };
+        let stay = cluster.instances.get(id).map_or(stay, |of| stay.max(of.came_in));
         if cluster.now.saturating_since(of.came) < stay {
             return None;
         }
@@ -284,80 +286,24 @@ impl FractionalPool {
         let Some((arrived, request)) = cluster.queue(function).first() else { return false };
         let spec = &cluster.functions[&function].spec;
         // The victim's parking is taken to be as long as the function's own.
-        let price = self.price(function, cluster).saturating_add(PARK_IDLE.saturating_mul(2));
+        let price = cluster.price(function).saturating_add(PARK_IDLE.saturating_mul(2));
         let wait = cluster.requests[request].patience();
         let end = spec.slo.filter(|slo| *slo > price).unwrap_or(wait);
         end > price && cluster.now.saturating_since(*arrived) >= end - price
     }
 
-    /// Whether the function's processes live on when it parks, as far as known.
-    fn copies(&self, function: FunctionId) -> bool {
-        let of = &self.functions[&function];
-        of.lives || of.parking.is_zero() && self.copied.is_some()
-    }
-
-    /// How long the next move of an instance takes, there and back. Before the function's first, other functions' copies tell.
-    fn price(&self, function: FunctionId, cluster: &Cluster) -> Duration {
-        let of = &self.functions[&function];
-        let memory = cluster.functions[&function].spec.memory.get();
-        match self.copied {
-            Some((bytes, took)) if of.parking.is_zero() => {
-                took.scaled(memory.saturating_mul(2), bytes.get().max(1))
-            }
-            _ if of.lives => of.parking.saturating_add(of.returning.unwrap_or(of.parking)),
-            _ => of.parking.saturating_add(of.loading),
-        }
-    }
-
-    /// Notes an order to move the instance: to start it, which takes this long by its specification, or to copy its memory.
-    pub(super) fn ordered(&mut self, instance: InstanceId, takes: Option<Duration>, cluster: &Cluster) {
-        if let Some(of) = self.instances.get_mut(&instance) {
-            (of.ordered, of.takes) = (cluster.now, takes);
-        }
-    }
-
-    /// Learns from the end of the instance's last move how long the function's moves take.
-    pub(super) fn learn_move(&mut self, instance: InstanceId, cluster: &Cluster) {
-        let Some(of) = self.instances.get(&instance) else { return };
-        let Some(function) = self.functions.get_mut(&of.function) else { return };
-        let took = cluster.now.saturating_since(of.ordered);
-        match of.takes {
-            _ if of.state == State::Parked => {
-                function.parking = took;
-                function.lives = cluster.instances.get(instance).is_some_and(|of| !of.homes().is_empty());
-                if function.lives {
-                    self.copied = Some((cluster.functions[&of.function].spec.memory, took));
-                }
-            }
-            None => function.returning = Some(took),
-            Some(takes) => {
-                // A load from disk says how long one from host memory takes, which is what comes after a parking.
-                let host = cluster.functions[&of.function].spec.load_host;
-                let nanos = u128::from(took.as_nanos()) * u128::from(host.as_nanos());
-                function.starting = took;
-                function.loading = match takes {
-                    Duration::ZERO => took,
-                    takes => Duration::from_wide_nanos(nanos / u128::from(takes.as_nanos())),
-                };
-            }
-        }
-    }
-
     pub(super) fn park(&mut self, instance: InstanceId, cluster: &mut Cluster) {
-        self.ordered(instance, None, cluster);
-        if self.enter(instance, State::Parking).is_some() {
-            cluster.order(PlatformAction::Park { instance });
-        }
+        let Some(function) = self.instances.get(&instance).map(|of| of.function) else { return };
+        self.enter(instance, State::Parking);
+        let keeps = cluster.keeps(function);
+        cluster.order(PlatformAction::Park { instance, keeps });
     }
 
     fn order_unpark(&mut self, instance: InstanceId, cluster: &mut Cluster) {
         self.enter(instance, State::Unparking);
         let Some(of) = self.instances.get(&instance) else { return };
         let parts = self.parts(of, cluster);
-        let takes = cluster.functions[&of.function].spec.load_host;
-        let homes = cluster.instances.get(instance).map(|of| of.homes()).unwrap_or_default();
-        let copies = !homes.is_empty() && parts.iter().all(|part| homes.contains(&part.gpu));
-        self.ordered(instance, (!copies).then_some(takes), cluster);
+        let takes = cluster.return_time(instance, of.function, &parts);
         cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
 }

@@ -125,8 +125,6 @@ impl FractionalPool {
             open: None,
             used: cluster.now,
             came: cluster.now,
-            ordered: cluster.now,
-            takes: None,
         };
         let instance = cluster.instances.name();
         if let Some(function) = self.functions.get_mut(&function) {
@@ -191,7 +189,6 @@ impl FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = self.parts(of, cluster);
-        self.ordered(instance, Some(takes), cluster);
         cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
     }
 
@@ -220,7 +217,6 @@ impl FractionalPool {
     /// Opens an instance to requests.
     pub(super) fn open(&mut self, instance: InstanceId, cluster: &Cluster) {
         self.enter(instance, State::Ready);
-        self.learn_move(instance, cluster);
         let Some(of) = self.instances.get_mut(&instance) else { return };
         (of.used, of.came) = (cluster.now, cluster.now);
         let function = of.function;

@@ -37,9 +37,14 @@ impl SlicedPool {
     fn evict(&mut self, id: InstanceId, cluster: &mut Cluster) {
         let Some(one) = self.one_mut(id) else { return };
         let Home::Shared { load, .. } = one.home else { return };
+        if !one.holds() {
+            // It was given up before it came.
+            return;
+        }
+        let keeps = cluster.keeps(one.function);
         (one.memory, one.leaving) = (Memory::Out, true);
         // The memory of a stopped instance is free once it is gone.
-        if cluster.order(PlatformAction::Park { instance: id }) {
+        if cluster.order(PlatformAction::Park { instance: id, keeps }) {
             self.loads_in(id, load, cluster);
         }
     }
@@ -87,29 +92,27 @@ impl SlicedPool {
     pub(super) fn unparked(&mut self, id: InstanceId, cluster: &mut Cluster) {
         let Some(one) = self.one_mut(id) else { return };
         one.memory = Memory::In;
-        let (pending, gives_up) = (one.pending.take(), one.gives_up.is_some());
+        let pending = one.pending.take();
         self.loads_in(id, Duration::ZERO, cluster);
         if let Some(request) = pending {
             self.dispatch(request, id, cluster);
-        }
-        if gives_up {
-            self.tell_draining(id, cluster);
         }
         if pending.is_none() {
             self.freed(id, cluster);
         }
     }
 
-    /// The instance gets no more requests. The host learns this after the dispatch of the request for which the instance is
-    /// unparked.
+    /// The instance gets no more requests. The request for which it is unparked goes to another one.
     fn drains(&mut self, id: InstanceId, cluster: &mut Cluster) {
-        let Some(one) = self.one(id) else { return };
-        let (function, pending) = (one.function, one.pending);
-        if pending.is_none() {
-            self.tell_draining(id, cluster);
-        }
+        let Some(one) = self.one_mut(id) else { return };
+        let (function, pending) = (one.function, one.pending.take());
+        self.tell_draining(id, cluster);
         cluster.has_fewer(function);
         self.withdraw(id, cluster);
+        if let Some(request) = pending {
+            self.waits(request, cluster);
+            self.serve(function, cluster);
+        }
         self.look_short(function, cluster);
         self.look_drained(id, cluster);
     }
@@ -123,7 +126,12 @@ impl SlicedPool {
 
     /// Stops an instance that was given up and has no work left.
     pub(super) fn look_drained(&mut self, id: InstanceId, cluster: &mut Cluster) {
-        let cause = self.one(id).and_then(|one| one.gives_up);
+        let Some(one) = self.one_mut(id) else { return };
+        let cause = one.gives_up;
+        // Nobody waits for its return any more.
+        if cause.is_some() && one.pending.is_none() && matches!(one.memory, Memory::Coming { .. }) {
+            one.memory = Memory::Out;
+        }
         if let Some(cause) = cause.filter(|_| !self.is_busy(id, cluster)) {
             cluster.order(PlatformAction::Stop { instance: id, cause });
         }

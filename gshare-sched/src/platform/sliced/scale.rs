@@ -128,10 +128,11 @@ impl Node {
         self.functions.get(&id).is_some_and(|of| self.staying(id, cluster).count() < of.least as usize)
     }
 
-    /// Whether one of the function's instances may be given up: the function is above its minimum.
+    /// Whether one of the function's instances may be given up: the function is above its minimum, here and on all nodes together. A node
+    /// learns of losses on other nodes after the ledger.
     pub(super) fn can_spare(&self, id: FunctionId, cluster: &Cluster) -> bool {
         let least = self.functions[&id].least;
-        least == 0 || self.staying(id, cluster).count() > least as usize
+        cluster.above_minimum(id) && (least == 0 || self.staying(id, cluster).count() > least as usize)
     }
 
     /// Whether the function may have one more shared instance.

@@ -199,7 +199,6 @@ struct Known {
     over: bool,
     measuring: Measuring,
     gpu_ns: u64,
-    took: Took,
     parked: u64,
     migrated: u64,
     pipelined: u64,
@@ -209,29 +208,6 @@ struct Known {
     hopeless: bool,
     /// Whether the function was a training job that has finished.
     completed: bool,
-}
-
-/// How long the last start of an instance took, and the last moves of its memory to host memory and back.
-#[derive(Debug, Default)]
-struct Took {
-    start: Option<Duration>,
-    out: Option<Duration>,
-    back: Option<Duration>,
-}
-
-impl Took {
-    /// Whether memory moves to host memory and back in less time than a process takes to start.
-    fn copies_faster(&self) -> bool {
-        let (Some(start), Some(out)) = (self.start, self.out) else { return true };
-        out.saturating_add(self.back.unwrap_or(out)) <= start
-    }
-
-    /// A slow move counts less with each start in its place, for others may have slowed it down.
-    fn fades(&mut self) {
-        for took in [&mut self.out, &mut self.back].into_iter().flatten() {
-            *took = took.scaled(3, 4);
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -436,7 +412,7 @@ impl Host {
                 PlatformAction::Start { instance, function, parts, parked, .. } => {
                     self.start(instance, function, parts, parked);
                 }
-                PlatformAction::Park { instance } => self.park(instance),
+                PlatformAction::Park { instance, keeps } => self.park(instance, keeps),
                 PlatformAction::Unpark { instance, parts, .. } => self.unpark(instance, parts),
                 PlatformAction::Drain { .. } => {}
                 PlatformAction::Stop { instance, cause } => {

@@ -66,7 +66,7 @@ impl Host {
             let (from, until, parked) = (known.ordered, self.last, report == InstanceReport::Unparked);
             known.load = Some(Load { from, until, parked });
             if let Some(of) = self.versions.get_mut(&known.function) {
-                (of.problem, of.took.start) = (None, Some(until.saturating_since(from)));
+                of.problem = None;
             }
             self.report(instance, report);
             self.settle();
@@ -289,17 +289,14 @@ impl Host {
         self.parks && version.plan.parks && !self.shares_weights(&version.plan)
     }
 
-    /// Takes an instance off its devices, in the faster way: its memory goes to host memory, or its processes end. They end as well where their
-    /// memory cannot move.
-    pub(super) fn park(&mut self, instance: InstanceId) {
+    /// Takes an instance off its devices: its memory goes to host memory, or its processes end. They end as well where their memory cannot
+    /// move.
+    pub(super) fn park(&mut self, instance: InstanceId, keeps: bool) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get_mut(&known.function) else { return };
         of.parked += 1;
         let here = |process: &Process| process.process.is_some() && process.listens && !process.ended;
-        let moves = !known.ends && known.processes.iter().all(here) && of.took.copies_faster();
-        if !moves {
-            of.took.fades();
-        }
+        let moves = keeps && !known.ends && known.processes.iter().all(here);
         let version = Arc::clone(&of.version);
         if moves && self.may_park(&version) {
             self.order_move(instance, true);
@@ -352,10 +349,6 @@ impl Host {
         };
         match (life.and_then(|(_, moving)| moving), result) {
             (Some(Moving::Out), Ok(())) if of.on && !known.ends => {
-                let took = self.last.saturating_since(known.ordered);
-                if let Some(of) = self.versions.get_mut(&known.function) {
-                    of.took.out = Some(took);
-                }
                 self.report(instance, InstanceReport::Parked);
             }
             (Some(Moving::Out), Err(_)) if of.on => {
@@ -364,9 +357,8 @@ impl Host {
             }
             (Some(Moving::In), Ok(())) if !of.on && !known.ends => {
                 known.load = Some(Load { from: known.ordered, until: self.last, parked: true });
-                let took = self.last.saturating_since(known.ordered);
                 if let Some(of) = self.versions.get_mut(&known.function) {
-                    (of.problem, of.took.back) = (None, Some(took));
+                    of.problem = None;
                 }
                 self.report(instance, InstanceReport::Unparked);
             }
@@ -595,17 +587,6 @@ mod tests {
         }
         wait(&mut turns.host, a, 0);
         assert_eq!((turns.host.life(a), turns.host.pids(a)), (Some((Life::Parked, None)), vec![]));
-    }
-
-    #[test]
-    fn a_slow_move_counts_less_with_each_start_in_its_place() {
-        let ms = |ms| Some(Duration::from_millis(ms));
-        let mut took = super::super::Took { start: ms(400), out: ms(200), back: None };
-        assert!(took.copies_faster());
-        took.back = ms(250);
-        assert!(!took.copies_faster());
-        took.fades();
-        assert!(took.copies_faster());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Deployment and removal of functions, and the change from one version of a function to the next.
 
-use super::{Function, Host, Instance, Known, Measuring, Took, Totals, Version};
+use super::{Function, Host, Instance, Known, Measuring, Totals, Version};
 use crate::api::ApiError;
 use crate::deployment::{Plan, Wants};
 use gshare_core::{FunctionId, InstanceId, Timestamp};
@@ -68,7 +68,6 @@ impl Host {
             over: false,
             measuring: Measuring::of(found),
             gpu_ns: 0,
-            took: Took::default(),
             parked: 0,
             migrated: 0,
             pipelined: 0,

@@ -137,7 +137,9 @@ impl Host {
                 let parked = if *parked { ", parked" } else { "" };
                 format!("{} {} starts on {}{parked}", name(function), instance.number(), places(parts))
             }
-            PlatformAction::Park { instance } => format!("{} makes room for another function", of(instance)),
+            PlatformAction::Park { instance, .. } => {
+                format!("{} makes room for another function", of(instance))
+            }
             PlatformAction::Unpark { instance, parts, .. } => {
                 format!("{} comes back to {}", of(instance), places(parts))
             }

@@ -5,6 +5,7 @@ use crate::world::faults::Fault;
 use crate::world::simulated::{Body, Phase};
 use gshare_core::{Duration, Engine, InstanceId};
 use gshare_sched::platform::{Part, PlatformAction, PlatformEvent};
+use std::collections::BTreeSet;
 
 impl<E> World<'_, E>
 where
@@ -19,19 +20,22 @@ where
             PlatformAction::Start { instance, function, parts, takes, parked, .. } => {
                 self.starts(*instance, function.index(), parts, *takes, *parked);
             }
-            PlatformAction::Park { instance } => {
-                let Some(body) = self.bodies.get(instance) else { return };
-                let bytes = self.plan.functions[body.function].spec.memory.get();
-                self.moves(
-                    *instance,
-                    Phase::Up,
-                    Phase::Leaving,
-                    Duration::from_nanos(bytes / self.plan.link.max(1)),
-                    None,
-                );
+            PlatformAction::Park { instance, keeps } => {
+                let (least, most) = self.plan.stop;
+                let Some(body) = self.bodies.get_mut(instance) else { return };
+                body.lives = *keeps;
+                let takes = match keeps {
+                    true => self.plan.copy_time(body.function),
+                    false => self.chances.duration(least, most),
+                };
+                self.moves(*instance, Phase::Up, Phase::Leaving, takes, None);
             }
             PlatformAction::Unpark { instance, parts, takes } => {
-                let takes = self.slowed(*takes);
+                let Some(body) = self.bodies.get(instance) else { return };
+                let devices = |parts: &[Part]| parts.iter().map(|part| part.gpu).collect::<BTreeSet<_>>();
+                let copies = body.lives && devices(&body.parts) == devices(parts);
+                let takes = if copies { self.plan.copy_time(body.function) } else { *takes };
+                let takes = self.slowed(takes);
                 self.moves(*instance, Phase::Away, Phase::Returning, takes, Some(parts));
             }
             PlatformAction::Drain { instance } => {

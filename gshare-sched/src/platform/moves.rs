@@ -1,0 +1,160 @@
+//! The ledger of moves: the time in which a function's instances start, leave their devices and come back, and the cheaper way to park.
+//!
+//! A parking keeps an instance's processes, with their memory in host memory, or ends them, and new ones start at the return. The ledger
+//! takes the time from each order to its report, and keeps the last of each kind. Copies are chosen as long as, there and back, they have
+//! not been seen to take longer than a start.
+
+use super::cluster::Cluster;
+use super::{Bytes, Duration, FunctionId, InstanceId, InstanceReport, Part};
+
+/// What the last moves of a function's instances took; None before the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Moves {
+    /// A start of processes, and the same with its weights from host memory, where they are after a parking.
+    start: Option<Duration>,
+    load: Option<Duration>,
+    /// Copies of living processes' memory to host memory, and back.
+    out: Option<Duration>,
+    back: Option<Duration>,
+    /// An end of processes.
+    end: Option<Duration>,
+    /// Whether the processes lived on at the last parking.
+    lives: bool,
+}
+
+impl Moves {
+    /// The time of a start, or of a return to new processes.
+    pub(super) fn start(&self) -> Duration {
+        self.start.unwrap_or_default()
+    }
+
+    /// Whether the next parking keeps the processes.
+    fn keeps(&self) -> bool {
+        let (Some(start), Some(out)) = (self.start, self.out) else { return true };
+        out.saturating_add(self.back.unwrap_or(out)) <= start
+    }
+
+    fn never_parked(&self) -> bool {
+        self.out.is_none() && self.end.is_none()
+    }
+
+    /// Learns from a start that was to take `expected`, and would take `host` with weights in host memory.
+    fn started(&mut self, took: Duration, expected: Duration, host: Duration) {
+        self.start = Some(took);
+        let nanos = u128::from(took.as_nanos()) * u128::from(host.as_nanos());
+        self.load = Some(match expected {
+            Duration::ZERO => took,
+            expected => Duration::from_wide_nanos(nanos / u128::from(expected.as_nanos())),
+        });
+    }
+
+    /// Learns from a parking. Copies that were given up for an end count less each time: other moves may have slowed them down.
+    fn parked(&mut self, took: Duration, lives: bool, kept: bool) {
+        self.lives = lives;
+        *(if lives { &mut self.out } else { &mut self.end }) = Some(took);
+        if !kept {
+            for copy in [&mut self.out, &mut self.back].into_iter().flatten() {
+                *copy = copy.scaled(3, 4);
+            }
+        }
+    }
+}
+
+/// The move of an instance that its host carries out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Move {
+    /// Processes start, which takes this long by the specification.
+    Start(Duration),
+    /// The instance is parked, and its processes are to live on or not.
+    Park { keeps: bool },
+    /// Memory comes back to living processes.
+    Return,
+}
+
+impl Cluster {
+    /// Whether a parking of the function keeps its processes.
+    pub(super) fn keeps(&self, function: FunctionId) -> bool {
+        self.functions.get(&function).is_none_or(|of| of.moves.keeps())
+    }
+
+    /// Whether moves of the function are copies, as far as known.
+    pub(super) fn copies(&self, function: FunctionId) -> bool {
+        let moves = &self.functions[&function].moves;
+        moves.lives || moves.never_parked() && self.copied.is_some()
+    }
+
+    /// How long the next move of an instance takes, there and back. Before the function's first, other functions' copies tell.
+    pub(super) fn price(&self, function: FunctionId) -> Duration {
+        let of = &self.functions[&function];
+        let Moves { load, out, back, end, .. } = of.moves;
+        match (self.copied, out) {
+            (Some((bytes, took)), _) if of.moves.never_parked() => {
+                took.scaled(of.spec.memory.get().saturating_mul(2), bytes.get().max(1))
+            }
+            (_, Some(out)) if of.moves.lives => out.saturating_add(back.unwrap_or(out)),
+            _ => end.unwrap_or_default().saturating_add(load.unwrap_or(of.spec.load_host)),
+        }
+    }
+
+    /// The expected time of the parked instance's return to these parts.
+    pub(super) fn return_time(&self, instance: InstanceId, function: FunctionId, parts: &[Part]) -> Duration {
+        let (of, known) = (self.instances.get(instance), &self.functions[&function]);
+        let copies = of.is_some_and(|of| of.returns_to(parts));
+        let copy = known.moves.back.or(known.moves.out).filter(|_| copies);
+        copy.unwrap_or(known.spec.load_host)
+    }
+
+    /// Learns from the report that ends the instance's move.
+    pub(super) fn learn_move(&mut self, instance: InstanceId, report: InstanceReport) {
+        let Some(of) = self.instances.get_mut(instance) else { return };
+        let Some(function) = self.functions.get_mut(&of.function) else { return };
+        let (took, lives) = (self.now.saturating_since(of.ordered), report == InstanceReport::Parked);
+        if report != InstanceReport::Parked && report != InstanceReport::Unloaded {
+            of.came_in = took;
+        }
+        match of.last_move {
+            Move::Start(expected) => function.moves.started(took, expected, function.spec.load_host),
+            Move::Park { keeps } => {
+                function.moves.parked(took, lives, keeps);
+                if lives {
+                    self.copied = Some((function.spec.memory, took));
+                }
+            }
+            Move::Return => function.moves.back = Some(took),
+        }
+    }
+}
+
+/// Memory and time of the last copy to host memory.
+pub(super) type Copied = Option<(Bytes, Duration)>;
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, Moves};
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn processes_end_where_they_start_in_less_time_than_their_memory_moves() {
+        let mut moves = Moves::default();
+        moves.started(ms(400), ms(100), ms(50));
+        assert!(moves.keeps(), "no copy was seen so far");
+        assert_eq!((moves.start(), moves.load), (ms(400), Some(ms(200))));
+        moves.parked(ms(200), true, true);
+        assert!(moves.keeps(), "a return is taken to be as long as its copy out");
+        moves.back = Some(ms(250));
+        assert!(!moves.keeps());
+        moves.parked(ms(5), false, false);
+        assert!(moves.keeps(), "a slow copy counts less with each start in its place");
+        assert!(!moves.lives);
+    }
+
+    #[test]
+    fn processes_that_cannot_live_on_say_nothing_about_copies() {
+        let mut moves = Moves::default();
+        moves.parked(ms(5), false, true);
+        assert_eq!((moves.end, moves.out, moves.lives), (Some(ms(5)), None, false));
+    }
+}
