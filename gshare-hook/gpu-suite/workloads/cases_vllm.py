@@ -30,39 +30,43 @@ MODEL = {
 }
 
 
-def generate(eager):
-    """An engine and two requests; returns their answers and the bytes of the cache."""
-    from vllm import LLM, SamplingParams
+def engine(eager, utilisation=UTILISATION):
+    """An engine with this model."""
+    from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        engine = LLM(
+        return LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=eager, max_model_len=256,
-            gpu_memory_utilization=UTILISATION, max_num_seqs=4, seed=7, disable_log_stats=True,
+            gpu_memory_utilization=utilisation, max_num_seqs=4, seed=7, disable_log_stats=True,
         )
-        sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0, detokenize=False)
-        prompts = [{"prompt_token_ids": [3, 4, 5]}, {"prompt_token_ids": list(range(3, 40))}]
-        answers = engine.generate(prompts, sampling, use_tqdm=False)
-        cache = engine.llm_engine.vllm_config.cache_config
-        per_token = 2 * LAYERS * HEADS * HEAD_SIZE * 2
-        return [len(answer.outputs[0].token_ids) for answer in answers], cache.num_gpu_blocks * cache.block_size * per_token
+
+
+def answered(engine):
+    """The lengths of an engine's answers to two requests."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0, detokenize=False)
+    prompts = [{"prompt_token_ids": [3, 4, 5]}, {"prompt_token_ids": list(range(3, 40))}]
+    return [len(answer.outputs[0].token_ids) for answer in engine.generate(prompts, sampling, use_tqdm=False)]
 
 
 @case
 def eager():
-    tokens, _ = generate(eager=True)
-    return {"tokens": tokens}
+    return {"tokens": answered(engine(eager=True))}
 
 
 @case
 def compiled():
-    tokens, _ = generate(eager=False)
-    return {"tokens": tokens}
+    return {"tokens": answered(engine(eager=False))}
 
 
 def kv():
-    _, cache = generate(eager=True)
-    report.answer({"cache": cache, "utilisation": UTILISATION})
+    serving = engine(eager=True)
+    answered(serving)
+    cache = serving.llm_engine.vllm_config.cache_config
+    size = cache.num_gpu_blocks * cache.block_size * 2 * LAYERS * HEADS * HEAD_SIZE * 2
+    report.answer({"cache": size, "utilisation": UTILISATION})
 
 
 if __name__ == "__main__":

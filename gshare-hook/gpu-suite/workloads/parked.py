@@ -127,6 +127,32 @@ def jax():
 
 
 @case
+def vllm():
+    """Requests to an engine in this process, whose weights and cache move."""
+    import os
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    import cases_vllm
+    import torch
+
+    engine = cases_vllm.engine(eager=True, utilisation=0.02)
+    weights = engine.apply_model(lambda model: [weight.data for weight in model.parameters()])[0]
+    host = [weight.cpu() for weight in weights]
+    lengths = []
+
+    def part():
+        lengths.append(cases_vllm.answered(engine))
+
+    def copied():
+        return all(torch.equal(weight.cpu(), before) for weight, before in zip(weights, host, strict=True))
+
+    def figures():
+        return [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), lengths[-1]]
+
+    return stepped(part, lambda: [weight.data_ptr() for weight in weights], figures, copied)
+
+
+@case
 def driver():
     mine = Blocks(2 * BLOCK)
     launch, mark = mine.driver.spinner()

@@ -11,7 +11,7 @@ from ..context import Context, Row
 from ..errors import Failed, NotHere, NotInstalled
 from .metering import START_SECONDS
 from .outcomes import CASE_SECONDS, SAME_EACH_TIME, compare
-from .packages import CUPY, JAX, TORCH, TRITON
+from .packages import CUPY, JAX, TORCH, TRITON, VLLM
 
 MIB, GIB = 1 << 20, 1 << 30
 NAME = "parked"
@@ -216,6 +216,7 @@ ROWS = [
            other=("--park", "--name", "other")),
     _steps("triton", "triton", TRITON),
     _steps("jax", "jax", JAX),
+    _steps("vllm", "vllm", VLLM),
     Row("parked: in turns", "parking", in_turns, forms=ALWAYS),
     Row("parked: speed", "cost", moves, forms=MEASURED),
     Row("parked: cuda-checkpoint", "cost", checkpoint, forms=MEASURED),
