@@ -328,14 +328,22 @@ wrappers! { CONTEXTS:
     cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
         synchronise(|| {
             let handle = context::forget_green(context.addr());
-            if let Some(handle) = handle && let Some(runtime) = PROCESS.runtime() {
+            let runtime = handle.and_then(|handle| Some((handle, PROCESS.runtime()?)));
+            let pools = runtime.and_then(|(handle, runtime)| Some((handle, &runtime.blocks()?.pools)));
+            if let Some((handle, runtime)) = runtime {
                 runtime.metering.contexts.destroying(handle);
+            }
+            if let Some((handle, pools)) = pools {
+                pools.destroying(handle);
             }
             segments::destroying(ALL_STREAMS);
             // SAFETY: as above.
             let result = unsafe { real(context) };
             if result.is_ok() {
                 [Some(context.addr()), handle].into_iter().flatten().for_each(captures_gone);
+                if let Some((handle, pools)) = pools {
+                    pools.destroyed(handle);
+                }
             }
             result
         })
