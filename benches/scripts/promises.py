@@ -186,7 +186,7 @@ def turns_of(parks):
 
 
 # A GPU with a slow link, so that the copies of this machine are faster than the link.
-SMALL = 'base = "v100"\nmemory_bytes = 2147483648\ncontext_bytes = 4194304\nhost_bandwidth = 1000000000\n'
+SMALL = 'base = "v100"\nmemory_bytes = 1073741824\ncontext_bytes = 4194304\nhost_bandwidth = 1000000000\n'
 
 
 def safetensors(path, megabytes):
@@ -198,12 +198,12 @@ def safetensors(path, megabytes):
 
 
 def parking():
-    count, mib, seconds = 10, 1152, 240
+    count, mib, seconds = 10, 576, 240
     draw = random.Random(1)
     weights = [1 / (number + 1) for number in range(count)]
     calls, now = [], 0.0
     while now < seconds:
-        now += draw.expovariate(0.5)
+        now += draw.expovariate(0.4)
         calls.append((now, draw.choices(range(count), weights)[0]))
     for way in ("parked", "ended", "ended, weights from the store"):
         with tempfile.TemporaryDirectory() as folder:
@@ -212,12 +212,12 @@ def parking():
             host, took, loads = Host(f"--sim={board}"), [], []
             profile = host.file("points.json", POINTS)
             for number in range(count):
-                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "1229MiB", "gshare/profile": profile}
+                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "614MiB", "gshare/profile": profile}
                 if way == "ended":
                     wishes["gshare/park"] = "false"
                 if way.endswith("store"):
                     wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
-                    wishes["fastgshare/gpu_mem"] = "77MiB"
+                    wishes["fastgshare/gpu_mem"] = "38MiB"
                 host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5, START_MS=3000)
                 host.ask(f"f{number}")
             starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
