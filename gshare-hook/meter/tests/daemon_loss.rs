@@ -216,6 +216,23 @@ fn memory_is_asked_for_granted_denied_and_called_back() {
     assert_eq!(said, [released, used]);
 }
 
+/// The denial was about a larger amount than is missing now.
+#[test]
+fn memory_that_another_thread_frees_meanwhile_counts_for_a_denied_one() {
+    let mut bench = Bench::served(with_memory(limited(50), 256 * MIB));
+    let first = bench.reserve(26 * MIB);
+    bench.hear(ToClient::MemoryGrant { client: common::CLIENT, bytes: Bytes(26 * MIB) });
+    let denied = bench.reserve(40 * MIB);
+    bench.ground.memory.release(16 * MIB);
+    bench.said.clear();
+    bench.hear(ToClient::MemoryDeny { client: common::CLIENT, free: Bytes(30 * MIB) });
+    let asked = bench.said.iter().any(|(_, frame)| matches!(frame, ToDaemon::MemoryReserve { .. }));
+    assert!(asked, "the daemon is asked for the rest: {:?}", bench.said);
+    assert_eq!((bench.answer(first), bench.answer(denied)), (Some(true), None));
+    bench.hear(ToClient::MemoryDeny { client: common::CLIENT, free: Bytes::ZERO });
+    assert_eq!(bench.answer(denied), Some(false));
+}
+
 /// A daemon's grant ends with its connection, since the next daemon does not know of it.
 #[test]
 fn memory_that_was_granted_and_not_used_is_given_up_with_the_connection() {
