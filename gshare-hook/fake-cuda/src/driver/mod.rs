@@ -117,6 +117,7 @@ mod stream;
 mod stream_ordered;
 mod symbols;
 mod tasks;
+mod values;
 pub(crate) mod visible;
 mod vmm;
 mod xfer;
