@@ -15,6 +15,8 @@ from .programs import Program
 SUITE = pathlib.Path(__file__).resolve().parent.parent
 WORKLOADS = SUITE / "workloads"
 PROFILES = next((SUITE.parent / "fake-cuda").glob("**/profiles"), SUITE)
+# What `gshare run --compute` sets, for a program without the hook.
+COMPUTE = {"PYTHONPATH": str(SUITE.parent / "fake-cuda/spec/python"), "GSHARE_SIM_COMPUTE": "1", "TRITON_INTERPRET": "1"}
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 LIBRARY_VARIABLES = {"GSHARE_HOOK_LIBRARY": "libgshare_hook.so", "GSHARE_SIM_LIBRARY": "libfake_cuda.so"}
 
