@@ -172,6 +172,8 @@ ROWS = [
         "values: torch training": "training", "values: torch graph": "graph", "values: torch allocator": "allocator",
         "values: triton": "triton_kernel",
     }, computes=True),
+    *_rows("torch", TRITON, "cases_torch",
+           {"values: torch compile": "compiled", "values: torch compile + graphs": "compiled_graphs"}, env=COMPILE, computes=True),
     *_rows("triton", TRITON, "cases_torch", {"triton": "triton_kernel"}),
     *_rows("torch", TRITON, "cases_torch",
            {"torch compile": "compiled", "torch compile + graphs": "compiled_graphs"}, env=COMPILE),

@@ -24,8 +24,8 @@ Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed
 the process (a CUDA extension, compiled Triton, NCCL, CuPy) and says its name. An untested release of PyTorch is refused.
 
 Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Random operators, and those
-whose sizes depend on values, cannot be captured. `torch.compile` computes with the backends `eager` and `aot_eager`. The quantized layouts
-have no values.
+whose sizes depend on values, cannot be captured. `torch.compile` traces and differentiates as ever, and then runs the graph's operators
+(backend `aot_eager`) where its default backend would make Triton kernels. Quantized layouts have no values.
 """
 
 from __future__ import annotations

@@ -16,6 +16,12 @@ NATIVE = frozenset(
     "empty.memory_format empty_strided resize_ set_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor "
     "_local_scalar_dense record_stream is_set_to _efficientzerotensor".split()
 )
+# The same for sparse tensors, whose parts are tensors of the kinds above.
+NATIVE_SPARSE = frozenset(
+    "_dimI _dimV _nnz dense_dim sparse_dim is_coalesced empty.memory_format empty_like clone zeros.out copy_ zero_ resize_ _coalesced_ "
+    "_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ "
+    "sparse_resize_and_clear_".split()
+)
 # Registered for all devices, they would choose cuDNN's kernels.
 ALSO = ("convolution", "convolution_backward", "_convolution")
 # Arguments on the CPU are as good as on the device.
@@ -29,7 +35,7 @@ class NotComputed(NotImplementedError):
 class _Arguments:
     """The arguments of a call as tensors of the host."""
 
-    __slots__ = ("device", "elements", "has_number", "mixed")
+    __slots__ = ("device", "elements", "has_number", "has_sparse", "mixed")
 
     def __init__(self, mixed: bool) -> None:
         self.device = -1
@@ -37,6 +43,7 @@ class _Arguments:
         self.mixed = mixed
         # Whether a number stands for a tensor.
         self.has_number = False
+        self.has_sparse = False
 
     def host(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -46,7 +53,11 @@ class _Arguments:
                     if self.device >= 0 and not self.mixed:
                         self.differ(f"cuda:{device}")
                     self.device = device
-                self.elements = max(self.elements, value.numel())
+                if value.layout is torch.strided:
+                    self.elements = max(self.elements, value.numel())
+                else:
+                    self.has_sparse = True
+                    self.elements = max(self.elements, value._nnz())
                 return twin(value)
             if value.dim() and not self.mixed:
                 self.differ("cpu")
@@ -116,6 +127,8 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
         stream = _device.begin(timed, device, found.elements)
         # A CPU kernel may give these another shape.
         for out in outs:
+            if found.has_sparse and any(each.layout is not torch.strided for each in _memory.flat(kwargs[out])):
+                raise NotComputed(f"aten::{label} with a sparse {out}= has no values on a simulated GPU: leave {out}= out")
             host_kwargs[out] = _memory.fresh(kwargs[out])
         if stream is not None:
             if is_random or sized_by_values:
@@ -133,6 +146,12 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
         if given == [None]:
             return on_device(result, device)
         write(outs, kwargs, host_kwargs)
+        if found.has_sparse:
+            # The twin of a sparse tensor has got other parts.
+            for out in written:
+                i = position[out.name]
+                if not out.kwarg_only and args[i].layout is not torch.strided:
+                    args[i].copy_(on_device(host_args[i], device))
         return answer(result, device, args, kwargs)
 
     def answer(result: Any, device: int, args: Any, kwargs: Any) -> Any:
@@ -194,23 +213,39 @@ def _copy() -> Callable[..., Any]:
     return copy_
 
 
+def _compile_by_operators() -> None:
+    """The default compiler makes Triton kernels for a GPU, and these need one: the graph's operators run instead, one by one."""
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    inductor = wrapper.__call__
+
+    def __call__(self: Any, model: Any, inputs: Any, **options: Any) -> Any:
+        if not any(isinstance(each, Tensor) and each.is_cuda for each in inputs):
+            return inductor(self, model, inputs, **options)
+        from torch._dynamo.backends.debugging import aot_eager
+
+        return aot_eager(model, inputs)
+
+    wrapper.__call__ = __call__
+
+
 def install() -> torch.library.Library:
     """Registers all kernels. They stay while the library object lives."""
     library = torch.library.Library("aten", "IMPL")
     copy = _copy()
-    for name in (*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), *ALSO):
-        space, _, short = name.rpartition("::")
-        if space not in ("", "aten") or short in NATIVE:
-            continue
-        op = overload(short)
-        if any(each.alias_info is not None and not each.alias_info.is_write for each in op._schema.returns):
-            continue
-        if short in _forms.ANSWERS:
-            kernel: Callable[..., Any] = _forms.ANSWERS[short]
-        else:
-            kernel = kernel_of(op, _forms.FORMS.get(short) or _random.FORMS.get(short) or op)
-        library.m.impl(short, "CUDA", kernel, False)  # type: ignore[union-attr]
+    for key, native, also in (("CUDA", NATIVE, ALSO), ("SparseCUDA", NATIVE_SPARSE, ()), ("SparseCsrCUDA", NATIVE_SPARSE, ())):
+        for name in (*torch._C._dispatch_get_registrations_for_dispatch_key(key), *also):
+            space, _, short = name.rpartition("::")
+            if space not in ("", "aten") or short in native:
+                continue
+            op = overload(short)
+            # Views stay.
+            if any(each.alias_info is not None and not each.alias_info.is_write for each in op._schema.returns):
+                continue
+            run = _forms.FORMS.get(short) or _random.FORMS.get(short) or op
+            kernel = _forms.ANSWERS.get(short) or kernel_of(op, run)
+            library.m.impl(short, key, kernel, False)  # type: ignore[union-attr]
     library.m.impl("copy_", "CUDA", copy, True)  # type: ignore[union-attr]
+    _compile_by_operators()
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)

@@ -6,7 +6,7 @@ A simulated device's memory is this process's memory at the same address. One te
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ _spaces = _Spaces()
 
 def twin(tensor: Tensor) -> Tensor:
     """The tensor of the host with the bytes of a device tensor."""
+    if tensor.layout is not torch.strided:
+        return _sparse(tensor, *(twin(part) for part in _parts(tensor)))
     dtype, at = tensor.dtype, tensor.data_ptr()
     if at:
         host = _as_strided(_spaces[dtype], tensor.size(), tensor.stride(), (at - _BASE) // tensor.itemsize)
@@ -49,7 +51,7 @@ def on_device(result: Any, device: int) -> Any:
     """A result of a CPU kernel on the device: new tensors of the CUDA allocator, with the result's shape, strides and bytes."""
     if isinstance(result, Tensor):
         if result.layout is not torch.strided:
-            return _sparse_on_device(result, device)
+            return _sparse(result, *(on_device(part, device) for part in _parts(result)))
         stride = result.stride()
         if 0 in stride:
             result = result.contiguous()
@@ -63,15 +65,21 @@ def on_device(result: Any, device: int) -> Any:
     return result
 
 
-def _sparse_on_device(result: Tensor, device: int) -> Tensor:
-    parts: tuple[Tensor, ...]
-    if result.layout is torch.sparse_coo:
-        parts = on_device((result._indices(), result._values()), device)
-        return torch.sparse_coo_tensor(*parts, result.size(), is_coalesced=result.is_coalesced(), check_invariants=False)
-    rows = result.layout in (torch.sparse_csr, torch.sparse_bsr)
-    compressed, plain = ("crow_indices", "col_indices") if rows else ("ccol_indices", "row_indices")
-    parts = on_device((getattr(result, compressed)(), getattr(result, plain)(), result.values()), device)
-    return torch.sparse_compressed_tensor(*parts, result.size(), layout=result.layout, check_invariants=False)
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The strided tensors of a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def _sparse(like: Tensor, *parts: Tensor) -> Tensor:
+    make: Any = torch.sparse_compressed_tensor
+    if like.layout is torch.sparse_coo:
+        make = torch.sparse_coo_tensor
+        return cast(Tensor, make(*parts, like.size(), is_coalesced=like.is_coalesced(), check_invariants=False))
+    return cast(Tensor, make(*parts, like.size(), layout=like.layout, check_invariants=False))
 
 
 def copied(value: Any) -> Any:

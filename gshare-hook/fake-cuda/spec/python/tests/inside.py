@@ -54,7 +54,7 @@ class Values(unittest.TestCase):
 
     def test_graphs_of_torch_compile_give_the_losses_of_the_cpu(self):
         theirs = losses(HERE)
-        for backend in ("eager", "aot_eager"):
+        for backend in ("eager", "aot_eager", "inductor"):
             torch._dynamo.reset()
             for ours, loss in zip(losses(GPU, lambda model: torch.compile(model, backend=backend)), theirs):
                 self.assertAlmostEqual(ours, loss, places=5)
