@@ -46,6 +46,8 @@ PARSED = {
     "python3 suite.py --venv": "a step of its own",
     "python3 suite.py --sim": "a step of its own",
     "python3 suite.py --sim=h100": "a step of its own",
+    "gshare run --sim --compute -- pytest": "tests of the reader's",
+    "gshare run --sim --compute -- python3 gshare-hook/": "PyTorch for CUDA, 5 GB",
     "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
     "gshare run --shim=/run/gshare/store.sock": "asks `gshare store serve`",
@@ -58,6 +60,7 @@ ENDLESS = ("gshare top", "gshare store serve")
 NOT_RUN = {
     "cargo run --manifest-path examples/own_host/Cargo.toml": "a step of its own",
     "kubectl": "a cluster",
+    "pytest": "tests of the reader's; the python step runs the option",
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
     "podman": "builds images",

@@ -1,6 +1,7 @@
 """First on PYTHONPATH, this makes PyTorch's operators compute on a simulated GPU: see gshare_sim/__init__.py.
 
-Python imports it at every start, so it imports nothing itself: gshare_sim comes when torch does, and an error of it is torch's. A
+Python imports it at every start, so it imports nothing itself: gshare_sim comes when torch or Triton's interpreter does, and an error of
+it is theirs. A
 `sitecustomize` that stood further back on the path is run as it would have been.
 """
 
@@ -9,14 +10,14 @@ import sys
 
 
 class _Finder:
-    """Finds torch as the other finders do, and has its operators replaced once it is loaded."""
+    """Finds these modules as the other finders do, and hands each to gshare_sim once it is loaded."""
 
     gshare_compute = True
     busy = False
 
     def find_spec(self, name, path=None, target=None):
         # Another finder may ask all others in turn, this one included.
-        if name != "torch" or self.busy:
+        if name not in ("torch", "triton.runtime.interpreter") or self.busy:
             return None
         self.busy = True
         try:
@@ -32,7 +33,7 @@ class _Finder:
                 load(module)
                 import gshare_sim
 
-                gshare_sim.install()
+                gshare_sim.loaded(module)
 
             loader.exec_module = exec_module
         return spec

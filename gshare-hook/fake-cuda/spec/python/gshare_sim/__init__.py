@@ -31,6 +31,7 @@ whose sizes depend on values, cannot be captured. `torch.compile` traces and dif
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Releases with the results of tests/op_db.py in docs/simulated-gpu.md.
 KNOWN = ("2.15",)
@@ -40,6 +41,30 @@ _library: object = None
 
 class UnknownRelease(ImportError):
     """PyTorch's release was never tested with this package."""
+
+
+class NotComputed(NotImplementedError):
+    """An operator without values on a simulated GPU."""
+
+
+def loaded(module: Any) -> None:
+    """A module was imported that this package changes."""
+    if module.__name__ == "torch":
+        install()
+    else:
+        _guard(module)
+
+
+def _guard(interpreter: Any) -> None:
+    """Triton's interpreter computes with the bits of a bfloat16 as if they were an integer: it is to say so instead."""
+    for name in ("unary_op", "binary_op", "ternary_op"):
+
+        def guarded(builder: Any, first: Any, *rest: Any, real: Any = getattr(interpreter.InterpreterBuilder, name)) -> Any:
+            if first.dtype.scalar.is_bf16():
+                raise NotComputed("Triton's interpreter has no arithmetic of bfloat16: convert to tl.float32 in the kernel, or use a GPU")
+            return real(builder, first, *rest)
+
+        setattr(interpreter.InterpreterBuilder, name, guarded)
 
 
 def install() -> None:

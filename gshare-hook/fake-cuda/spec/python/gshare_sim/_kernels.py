@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from . import _device, _forms, _memory, _random
+from . import NotComputed, _device, _forms, _memory, _random
 from ._memory import CPU, on_device, twin
 
 # Their CUDA implementations launch no kernel: memory, and questions of the host. Views are found by their schema.
@@ -26,10 +26,6 @@ NATIVE_SPARSE = frozenset(
 ALSO = ("convolution", "convolution_backward", "_convolution")
 # Arguments on the CPU are as good as on the device.
 MIXED = frozenset("index index_put_ _index_put_impl_ _ctc_loss _pack_padded_sequence copy_".split())
-
-
-class NotComputed(NotImplementedError):
-    """An operator without a CPU kernel."""
 
 
 class _Arguments:

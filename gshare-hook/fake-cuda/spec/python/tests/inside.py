@@ -203,6 +203,15 @@ class Values(unittest.TestCase):
             loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=1, pin_memory=True, multiprocessing_context=context)
             self.assertEqual([batch.to(GPU).sum().item() for batch in loader], [14, 126])
 
+    def test_tritons_kernels_run_by_its_interpreter(self):
+        import kernels_triton
+
+        x, out = torch.arange(1000.0, device=GPU), torch.zeros(1000, device=GPU)
+        kernels_triton.double[(4,)](x, out, 1000, BLOCK=256)
+        self.close(out, 2 * torch.arange(1000.0))
+        with self.assertRaisesRegex(Exception, "no arithmetic of bfloat16"):
+            kernels_triton.double[(4,)](x.bfloat16(), out, 1000, BLOCK=256)
+
     def test_memory_is_the_allocators(self):
         before = torch.cuda.memory_allocated()
         x = torch.ones(1 << 20, device=GPU)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time of an operator on a simulated GPU that computes, beside the CPU's, and what a share of the device's time is worth.
+"""Time of an operator on a simulated GPU that computes, beside the CPU's.
 
     gshare run --sim --compute -- python3 gshare-hook/fake-cuda/spec/python/tests/overhead.py
 
@@ -68,7 +68,6 @@ def main():
     parser.add_argument("--calls", type=int, default=2000, help="calls of a round [default: 2000]")
     calls = parser.parse_args().calls
     torch.set_num_threads(1)
-    torch.autograd.set_grad_enabled(True)
     here, there = operators("cpu"), operators("cuda")
     print("| operator | CPU, us | simulated GPU, us | difference, us |\n|---|---:|---:|---:|")
     for name in here:

@@ -25,6 +25,19 @@ held.clear()
 print(torch.ones(100, device="cuda").sum().item(), flush=True)
 """
 
+# 300 kernels of 2 ms, by the profile's name for the operator, and their time from beginning to end.
+SHARED = """
+import time, torch
+x = torch.eye(8, device="cuda") * 2
+x.mm(x)
+torch.cuda.synchronize()
+begun = time.monotonic()
+for _ in range(300):
+    y = x.mm(x)
+torch.cuda.synchronize()
+print(time.monotonic() - begun, y.sum().item(), flush=True)
+"""
+
 
 class OfGshareRun(unittest.TestCase):
     def setUp(self):
@@ -79,6 +92,15 @@ class WithPyTorch(OfGshareRun):
         count, total, megabytes = done.stdout.split()[:3]
         self.assertEqual((int(count), float(total), int(megabytes)), (8, 28.0, 2048), done.stderr)
         self.assertEqual(done.stdout.split()[3], "100.0")
+
+    def test_a_share_of_time_holds_for_operators_of_a_profiles_length(self):
+        profile = self.place / "profile.toml"
+        profile.write_text('base = "a100"\n[[kernel]]\nname = "aten_mm"\nduration_ns = 2000000\n')
+        done = self.run_it("-c", SHARED, sim=f"--sim={profile}", options=["--quota=0.25:0.25"])
+        seconds, total = map(float, done.stdout.split())
+        # 0.6 s of work at a quarter of the time; a tenth for the share's first turn.
+        self.assertGreater(seconds, 0.6 / 0.25 * 0.9, done.stderr)
+        self.assertEqual(total, 32)
 
     def test_another_driver_is_refused(self):
         text = "import sys; sys.path.insert(0, sys.argv[1]); import torch, gshare_sim; gshare_sim.install()"
