@@ -23,8 +23,8 @@ exist for CUDA only, `_random` CUDA's random numbers.
 Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed` with its name. The driver refuses every other kernel of
 the process (a CUDA extension, compiled Triton, NCCL, CuPy) and says its name. An untested release of PyTorch is refused.
 
-Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Random operators, and those
-whose sizes depend on values, cannot be captured. `torch.compile` traces and differentiates as ever, and then runs the graph's operators
+Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Operators whose sizes depend
+on values cannot be captured, as on a GPU. `torch.compile` traces and differentiates as ever, and then runs the graph's operators
 (backend `aot_eager`) where its default backend would make Triton kernels. Quantized layouts have no values.
 """
 

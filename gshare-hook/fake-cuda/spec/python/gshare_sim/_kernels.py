@@ -103,6 +103,8 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     timed = 0
 
     def call(found: _Arguments, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if is_random and run is op:
+            kwargs = {**kwargs, "generator": kwargs["generator"].for_cpu()}
         try:
             # The overload for a number takes its type into account.
             return (op.overloadpacket if found.has_number else run)(*args, **kwargs)
@@ -126,19 +128,16 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
             if found.has_sparse and any(each.layout is not torch.strided for each in _memory.flat(kwargs[out])):
                 raise NotComputed(f"aten::{label} with a sparse {out}= has no values on a simulated GPU: leave {out}= out")
             host_kwargs[out] = _memory.fresh(kwargs[out])
-        if stream is not None:
-            if is_random or sized_by_values:
-                raise RuntimeError(f"aten::{label} cannot be in a graph on a simulated GPU: each replay would repeat its numbers or sizes")
-            return capture(stream, found, args, kwargs, host_args, host_kwargs)
         if is_random:
-            with _random.source(kwargs.get("generator"), device, run, "generator" in position) as generator:
-                if generator is not None:
-                    host_kwargs["generator"] = generator
-                result = call(found, host_args, host_kwargs)
-        else:
-            if sized_by_values:
-                _device.wait(device)
-            result = call(found, host_args, host_kwargs)
+            i = position.get("generator", len(args))
+            generator = host_args.pop() if i < len(args) else kwargs.get("generator")
+            host_kwargs["generator"] = _random.Source(generator, device)
+        if sized_by_values:
+            # Refused in a capture, as on a GPU.
+            _device.wait(device)
+        if stream is not None:
+            return capture(stream, found, args, kwargs, host_args, host_kwargs)
+        result = call(found, host_args, host_kwargs)
         if given == [None]:
             return on_device(result, device)
         write(outs, kwargs, host_kwargs)
@@ -172,6 +171,8 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     def capture(stream: int, found: _Arguments, args: Any, kwargs: Any, host_args: Any, host_kwargs: Any) -> Any:
         """A capture changes no bytes: a run on copies tells the shapes."""
         trial = {key: _memory.copied(value) for key, value in host_kwargs.items()}
+        if is_random:
+            trial["generator"] = _random.Trial(None, found.device)
         values = answer(call(found, [_memory.copied(value) for value in host_args], trial), found.device, args, kwargs)
         targets = [twin(_sized(to, of)) for out in outs for to, of in zip(_memory.flat(kwargs[out]), _memory.flat(trial[out]), strict=True)]
         targets += [twin(each) for each in new(values)]

@@ -9,9 +9,7 @@ distributions draw from a CPU generator that seed and offset determine.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import torch
@@ -69,25 +67,18 @@ class Source:
         return philox(seed, offset // 4, threads, calls)
 
 
-@contextlib.contextmanager
-def source(generator: torch.Generator | None, device: int, run: Callable[..., Any], takes_generator: bool) -> Iterator[Any]:
-    """The generator for an operator on the host, if it takes one; otherwise the CPU's own is for this call another."""
-    made = Source(generator, device)
-    if run in FORMS.values():
-        yield made
-        return
-    seed, offset = made.take(4)
-    # Any mixing serves that keeps pairs apart.
-    mixed = (seed * 0x9E3779B97F4A7C15 + offset * 0xD1342543DE82EF95 + 1) & (1 << 63) - 1
-    if takes_generator:
-        yield torch.Generator().manual_seed(mixed)
-        return
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(mixed)
-    try:
-        yield None
-    finally:
-        torch.default_generator.set_state(before)
+    def for_cpu(self) -> torch.Generator:
+        """A generator of the host for one call."""
+        seed, offset = self.take(4)
+        # Any mixing serves that keeps pairs apart.
+        return torch.Generator().manual_seed((seed * 0x9E3779B97F4A7C15 + offset * 0xD1342543DE82EF95 + 1) & (1 << 63) - 1)
+
+
+class Trial(Source):
+    """For a run without effect: the generator stays as it is."""
+
+    def take(self, increment: int) -> tuple[int, int]:
+        return 0, 0
 
 
 def _fill(to: Tensor, values: Tensor) -> Tensor:
@@ -193,6 +184,13 @@ def bernoulli_(self: Tensor, p: float = 0.5, *, generator: Source) -> Tensor:
     return _fill(self, _unit(generator.words(self.numel(), 2 if is_double else 4), is_double).double() < p)
 
 
+def native_dropout(self: Tensor, p: float, train: bool | None, *, generator: Source) -> tuple[Tensor, Tensor]:
+    if train is False or not p:
+        return self.clone(), torch.ones_like(self, dtype=torch.bool)
+    mask = bernoulli_(torch.empty_like(self, dtype=torch.float32), 1 - p, generator=generator).bool()
+    return self * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+
 FORMS: dict[str, Callable[..., Any]] = {
     "uniform_": uniform_,
     "normal_": normal_,
@@ -200,4 +198,5 @@ FORMS: dict[str, Callable[..., Any]] = {
     "random_.from": random_from,
     "random_.to": random_to,
     "bernoulli_.float": bernoulli_,
+    "native_dropout": native_dropout,
 }

@@ -76,6 +76,7 @@ class Values(unittest.TestCase):
             "bernoulli_": lambda: torch.empty(3000, device=GPU).bernoulli_(0.3),
             "dropout": lambda: functional.dropout(torch.ones(3000, device=GPU), 0.4),
             "exponential_": lambda: torch.empty(3000, device=GPU).exponential_(),
+            "poisson": lambda: torch.poisson(torch.full((3000,), 4.0, device=GPU), torch.cuda.default_generators[0]),
             "multinomial": lambda: torch.multinomial(torch.ones(4, 9, device=GPU), 3),
             "randperm": lambda: torch.randperm(3000, device=GPU),
         }
@@ -112,8 +113,28 @@ class Values(unittest.TestCase):
                 # Reads behind the replay, which runs on the driver's thread.
                 self.close(model(inputs), out.cpu())
                 self.assertEqual((count.tolist(), taken.tolist()), ([turn] * 3, [2 * turn] * 3))
-        with self.assertRaisesRegex(RuntimeError, "aten::normal_ cannot be in a graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-            torch.randn(3, device=GPU)
+
+        # As on a GPU: the host would have to wait for the number of elements.
+        with self.assertRaisesRegex(RuntimeError, "during capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.nonzero(count)
+
+    def test_random_operators_of_a_graph_go_on_at_each_replay(self):
+        x, graph = torch.ones(2000, device=GPU), torch.cuda.CUDAGraph()
+        torch.manual_seed(4)
+        with torch.cuda.graph(graph):
+            dropped, drawn = functional.dropout(x, 0.25), torch.randn(2000, device=GPU)
+        seen = []
+        for seed in (4, None, 4):
+            if seed is not None:
+                torch.manual_seed(seed)
+            graph.replay()
+            seen.append((dropped.cpu(), drawn.cpu()))
+        for first, second, again in zip(*seen):
+            self.assertTrue(torch.equal(first, again))
+            self.assertFalse(torch.equal(first, second))
+        self.assertAlmostEqual(seen[0][0].mean().item(), 1, delta=0.1)
+        torch.manual_seed(4)
+        self.assertTrue(torch.equal(seen[0][0], functional.dropout(x, 0.25).cpu()), "as without a graph")
 
     def test_streams_events_and_threads_see_each_others_results(self):
         side, event, x = torch.cuda.Stream(), torch.cuda.Event(), torch.arange(1000.0, device=GPU)
