@@ -22,8 +22,8 @@ NATIVE_SPARSE = frozenset(
     "_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ "
     "sparse_resize_and_clear_".split()
 )
-# Registered for all devices, they would choose cuDNN's kernels.
-ALSO = ("convolution", "convolution_backward", "_convolution")
+# Registered for all devices, they would choose cuDNN's kernels, or start one of PyTorch's by themselves.
+ALSO = ("convolution", "convolution_backward", "_convolution", "mode.values", "conj_physical_")
 # Arguments on the CPU are as good as on the device.
 MIXED = frozenset("index index_put_ _index_put_impl_ _ctc_loss _pack_padded_sequence copy_".split())
 

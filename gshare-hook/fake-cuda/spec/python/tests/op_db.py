@@ -4,7 +4,8 @@
     gshare run --sim --compute -- python3 gshare/python/benches/op_db.py --samples 5
     gshare run --sim --compute -- python3 gshare/python/benches/op_db.py --samples 1 --only 'nn.functional.*' --dtypes float32
 
-A case is one operator with one type and one direction (forward, backward, double backward). Both sides get the same inputs. A case whose
+A case is one operator with one type and one direction (forward, in place, with
+out=, backward, double backward). Both sides get the same inputs. A case whose
 result differs between two runs on the CPU, by the seed, is random and not compared, nor is one that the CPU itself cannot do.
 Operators run in child processes, so one that ends its process costs itself only. Needs torch, numpy, pytest and expecttest.
 """
@@ -17,11 +18,12 @@ import subprocess
 import sys
 import warnings
 
-WAYS = ("forward", "backward", "double")
+WAYS = ("forward", "in place", "out", "backward", "double")
+GRADIENTS = ("backward", "double")
 # Their content is undefined.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 # Differences of sums in another order.
-CLOSE = {"float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float64": (1e-7, 1e-7), "float16": (5e-3, 5e-3)}
+CLOSE = {"float32": (1e-4, 1e-4), "bfloat16": (2e-2, 2e-2), "float64": (1e-7, 1e-7), "float16": (5e-3, 5e-3), "complex64": (1e-4, 1e-4)}
 
 
 def to_host(value):
@@ -48,11 +50,23 @@ def tensors(value):
     return [each for each in _pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
-def results(operator, sample, way, filled):
+def results(info, inputs, way, filled):
     """The tensors that a direction gives; None where it has none."""
     import torch
 
-    leaf, args, kwargs = sample
+    leaf, args, kwargs = inputs
+    operator = info.op
+    if way == "in place":
+        into = leaf.clone()
+        return [*tensors(info.inplace_variant(into, *args, **kwargs)), into]
+    if way == "out":
+        made = operator(leaf, *args, **kwargs)
+        if not isinstance(made, (torch.Tensor, tuple)) or not all(isinstance(each, torch.Tensor) for each in made):
+            return None
+        # One of the right size, and one that the operator has to enlarge.
+        fits = tuple(torch.empty_like(each) for each in made) if isinstance(made, tuple) else torch.empty_like(made)
+        grows = tuple(each.new_empty(0) for each in made) if isinstance(made, tuple) else made.new_empty(0)
+        return [each for out in (fits, grows) for each in [*tensors(operator(leaf, *args, **kwargs, out=out)), *tensors(out)]]
     out = operator(leaf, *args, **kwargs)
     process = filled.output_process_fn_grad if filled else None
     if way == "forward":
@@ -111,14 +125,16 @@ def case(info, dtype, way, count):
     import itertools
     import torch
 
-    samples, error = seeded(1, lambda: list(itertools.islice(info.sample_inputs("cuda", dtype, requires_grad=way != "forward"), count)))
+    samples, error = seeded(1, lambda: list(itertools.islice(info.sample_inputs("cuda", dtype, requires_grad=way in GRADIENTS), count)))
     if error:
         return "no samples", error
     name, seen = str(dtype).split(".")[1], set()
     for sample in samples:
+        if way == "in place" and sample.broadcasts_input:
+            continue
         there = (sample.input, sample.args, sample.kwargs)
         here = to_host(there)
-        theirs, error = seeded(2, results, info.op, here, way, sample)
+        theirs, error = seeded(2, results, info, here, way, sample)
         if error:
             seen.add("no cpu")
             continue
@@ -126,9 +142,9 @@ def case(info, dtype, way, count):
             continue
         theirs = [each.detach().clone() if each.layout is torch.strided else each.detach() for each in theirs]
         # Before the device's run, which may write to its inputs.
-        again, _ = seeded(3, results, info.op, to_host(there), way, sample)
+        again, _ = seeded(3, results, info, to_host(there), way, sample)
         random = again is None or equal(again, theirs, name)
-        ours, error = seeded(2, results, info.op, there, way, sample)
+        ours, error = seeded(2, results, info, there, way, sample)
         if error:
             # PyTorch itself has no such operator for CUDA.
             return ("not on CUDA", "") if "CUDA' backend" in error else ("error", error)
@@ -163,18 +179,18 @@ def cases(arguments):
         "import json, torch\nfrom torch.testing._internal.common_methods_invocations import op_db\n"
         "for o in op_db:\n"
         "    print(json.dumps([o.name, o.variant_test_name, [str(d)[6:] for d in o.dtypes], "
-        "[str(d)[6:] for d in o.backward_dtypes], o.supports_autograd, o.supports_gradgrad]))"
+        "[str(d)[6:] for d in o.backward_dtypes], o.supports_autograd, o.supports_gradgrad, o.supports_out, o.inplace_variant is not None]))"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], stdout=subprocess.PIPE, text=True, check=True)
     for line in done.stdout.splitlines():
-        name, variant, dtypes, backward, grad, gradgrad = json.loads(line)
+        name, variant, dtypes, backward, grad, gradgrad, out, in_place = json.loads(line)
         if not fnmatch.fnmatch(name, arguments.only):
             continue
         for way in arguments.ways.split(","):
             for dtype in arguments.dtypes.split(","):
-                if dtype in (dtypes if way == "forward" else backward) and (way == "forward" or grad) and (way != "double" or gradgrad):
-                    if way == "forward" or "int" not in dtype:
-                        yield [name, variant, dtype, way]
+                can = {"forward": True, "in place": in_place, "out": out, "backward": grad, "double": grad and gradgrad}[way]
+                if can and dtype in (backward if way in GRADIENTS else dtypes) and not (way in GRADIENTS and "int" in dtype):
+                    yield [name, variant, dtype, way]
 
 
 def main():
