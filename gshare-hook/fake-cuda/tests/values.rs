@@ -63,6 +63,14 @@ fn a_process_that_makes_its_values_can_start_no_kernel_without() {
         assert_eq!(launch(kernel("aten_mm"), null_mut()), OK);
         assert_eq!(launch(kernel("_ZN2at4cuda12spin_kernelEl"), null_mut()), OK);
         assert_eq!(launch(kernel("theirs"), null_mut()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        // A library may not look at that error.
+        let memory: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let mut bytes = [0_u8; 4];
+        let mut copied = || cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast::<c_void>(), memory, 4));
+        assert_eq!(copied(), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!(ask("gshare_sim_compute_state", null_mut::<c_void>()), 3);
+        assert_eq!(ask("gshare_sim_compute", ()), 0);
+        assert_eq!((copied(), ask("gshare_sim_compute_state", null_mut::<c_void>())), (OK, 0));
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         ok!(cuStreamBeginCapture_v2(stream, 0));
         assert_eq!(launch(kernel("captured"), stream), CUresult::CUDA_ERROR_NOT_SUPPORTED);

@@ -21,7 +21,8 @@ recurrent layers and attention take PyTorch's native forms, not cuDNN's (`torch.
 exist for CUDA only, `_random` CUDA's random numbers.
 
 Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed` with its name. The driver refuses every other kernel of
-the process (a CUDA extension, compiled Triton, NCCL, CuPy) and says its name. An untested release of PyTorch is refused.
+the process (a CUDA extension, compiled Triton, NCCL, CuPy) and says its name. Where a library ignores that error, the next operator or copy
+to the host raises. An untested release of PyTorch is refused.
 
 Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Operators whose sizes depend
 on values cannot be captured, as on a GPU. `torch.compile` traces and differentiates as ever, and then runs the graph's operators

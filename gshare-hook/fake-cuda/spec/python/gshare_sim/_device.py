@@ -8,7 +8,9 @@ from typing import Any, Callable
 
 import torch
 
-_IDLE, _PENDING, _CAPTURES = range(3)
+from . import NotComputed
+
+_IDLE, _PENDING, _CAPTURES, _REFUSED = range(4)
 # Elements of a block: 256 threads of 4, as PyTorch's own kernels have.
 _BLOCK = 1024
 _MOST_BLOCKS = 0x7FFFFFFF
@@ -40,6 +42,8 @@ _kernel = _function("cuLibraryGetKernel", _pointer, _pointer, ctypes.c_char_p)
 _synchronize = _function("cuStreamSynchronize", _pointer)
 _host_function = _function("cuLaunchHostFunc", _pointer, _pointer, _pointer)
 _error_name = _function("cuGetErrorName", ctypes.c_int, _pointer)
+# Loaded by torch; the last error of a thread's calls is kept here until somebody takes it.
+_last_error = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}").cudaGetLastError
 _raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 _device: Callable[[], int] = torch._C._cuda_getDevice
 
@@ -87,6 +91,12 @@ def begin(kernel: int, device: int, elements: int) -> int | None:
     if code:
         _check(code, "cuLaunchKernel")
     state = _state(stream)
+    if state == _REFUSED:
+        _check(_compute(), "gshare_sim_compute")
+        if _last_error():
+            raise NotComputed("a kernel without values was refused, and nobody looked at the error: standard error names the kernel")
+        # The program has had its error.
+        return begin(kernel, device, elements)
     if state == _PENDING:
         _check(_synchronize(stream), "cuStreamSynchronize")
     return stream if state == _CAPTURES else None

@@ -136,6 +136,8 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
             # Refused in a capture, as on a GPU.
             _device.wait(device)
         if stream is not None:
+            if found.has_sparse:
+                raise NotComputed(f"aten::{label} of sparse tensors cannot be captured on a simulated GPU")
             return capture(stream, found, args, kwargs, host_args, host_kwargs)
         result = call(found, host_args, host_kwargs)
         if given == [None]:

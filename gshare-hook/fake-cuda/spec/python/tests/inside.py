@@ -248,6 +248,14 @@ class Values(unittest.TestCase):
             torch._cudnn_rnn_flatten_weight([torch.ones(4, 1, device=GPU)] * 2, 2, 1, 2, 1, 0, 1, False, False)
         with self.assertRaisesRegex(RuntimeError, "not implemented for 'UInt16'|not supported"):
             torch.ones(3, device=GPU, dtype=torch.uint16).softmax(0)
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device=GPU)
+        # PyTorch itself does not look at the error of this kernel.
+        with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+            torch.nested.to_padded_tensor(nested, 0.0) + 1
+        self.assertEqual((torch.ones(3, device=GPU) + 1).tolist(), [2, 2, 2])
+        with self.assertRaisesRegex(RuntimeError, "CUDA error: operation not supported"):
+            torch.nested.to_padded_tensor(nested, 0.0).cpu()
+        self.assertEqual((torch.ones(3, device=GPU) * 3).tolist(), [3, 3, 3])
         # A CUDA extension, or any other library of the process.
         cuda = ctypes.CDLL("libcuda.so.1")
         module, function, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
