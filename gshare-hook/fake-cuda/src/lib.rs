@@ -28,7 +28,7 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `GSHARE_SIM_DEVICE` | path of the device file | in `XDG_RUNTIME_DIR`, or `/tmp` by uid |
-//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `a100` for a new file |
+//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `b200`, `gb200`, `t4`, `tiny` or a path | the file's own; `a100` for a new file |
 //! | `GSHARE_SIM_GPUS` | number of GPUs, 1 to 16 | the profile's |
 //! | `GSHARE_SIM_MIG` | MIG devices into which the one GPU is cut, such as `3g.40gb+2g.20gb` (`a100`, `h100`) | none |
 //! | `GSHARE_SIM_DRIVER_VERSION` | CUDA release of the driver, 11.0 to 13.4, such as `12.8` or `12080` | `13.2` |
