@@ -69,6 +69,7 @@ NOT_RUN = {
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
     "url=https://": "`routes.py` installs with it",
+    "whl=": "`routes.py` installs with it",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {
@@ -380,7 +381,7 @@ class Stage:
 
 
 def entry(table, text):
-    return next((key for key in table if text == key or text.startswith(key if key.endswith("/") else key + " ")), None)
+    return next((key for key in table if text == key or text.startswith(key if key.endswith(("/", "=")) else key + " ")), None)
 
 
 def check_paths(text, top, folder):
