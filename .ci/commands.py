@@ -70,6 +70,7 @@ NOT_RUN = {
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
     "url=https://": "`routes.py` installs with it",
     "whl=": "`routes.py` installs with it",
+    "pip install": "the release page: `first_test.py` installs the same wheel",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {

@@ -256,6 +256,7 @@ def package():
     run(sys.executable, "gshare-hook/package/package.py")
     run(sys.executable, "gshare-hook/package/dist.py", "--from", "target/debug")
     run(sys.executable, "gshare-hook/package/routes.py")
+    run(sys.executable, "gshare-hook/package/first_test.py")
     crates()
 
 
