@@ -79,6 +79,8 @@ class Node:
         count = self.machine.device.get("count", self.gpus)
         if self.machine.simulator is None and count < self.gpus:
             raise NotHere(f"needs {self.gpus} GPUs, there are {count}")
+        if self.machine.simulator is None and "cut" in self.keys:
+            raise NotHere("cuts a simulated GPU")
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpu-suite-"))
         try:
             self.base = self._environment()

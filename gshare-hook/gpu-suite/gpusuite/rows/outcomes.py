@@ -21,6 +21,8 @@ SAME_EACH_TIME = {
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
+# Keys of a profile with one MIG device, which has room for METERED.
+CUT = {"mig": '[{ name = "1g.20gb", sms = 8, memory_bytes = 21474836480 }]', "cut": '["1g.20gb"]'}
 CASE_SECONDS = 240
 
 
@@ -35,6 +37,8 @@ class Batch:
     driver: str | None = None
     # On a simulated device, with the values of PyTorch's operators.
     computes: bool = False
+    # On a MIG device of a simulated GPU.
+    cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,7 @@ def run_batch(context, batch):
     environment = context.environment(dict(batch.needs))
     sides = {}
     ways = ["bare", "hooked"] if len(context.batches) % 2 == 0 else ["hooked", "bare"]
-    with context.machine.node(gpus=batch.gpus, driver=batch.driver) as node:
+    with context.machine.node(gpus=batch.gpus, driver=batch.driver, **(CUT if batch.cut else {})) as node:
         for way in ways:
             hooked = [*METERED, *(["--compute"] if batch.computes else [])] if way == "hooked" else None
             sides[way] = run_cases(context, node, environment, batch, cases, hooked)
@@ -132,8 +136,8 @@ def compare(context, bare, hooked, counted, computes=False):
     return ", ".join(parts)
 
 
-def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, gpus=1, driver=None, counted=True, alone=False, computes=False):
-    batch = Batch(script, tuple(needs.items()), tuple((env or {}).items()), gpus, driver, computes)
+def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, counted=True, alone=False, **of_batch):
+    batch = Batch(script, tuple(needs.items()), tuple((env or {}).items()), **of_batch)
     return [
         Row(name, "outcome", Outcome(batch, case, counted), needs, frozenset(forms), framework, alone)
         for name, case in cases.items()
@@ -147,6 +151,7 @@ COMPILE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FORCE_DISABLE_CA
 
 ROWS = [
     *_rows("nvidia-cuda-runtime", {"nvidia-cuda-runtime": "13"}, "cases_driver", {"cudart 13": "cudart_13"}, SMALL),
+    *_rows("nvidia-cuda-runtime", {"nvidia-cuda-runtime": "13"}, "cases_driver", {"cudart 13, MIG": "cudart_13"}, SMALL, cut=True),
     *_rows("nvidia-cuda-runtime-cu12", CUDA12, "cases_driver", {"cudart 12": "cudart_12"}, SMALL),
     *_rows("nvidia-cuda-runtime-cu12", CUDA12, "cases_driver", {"cudart 12, driver 12.8": "cudart_12"}, SMALL, driver="12.8"),
     *_rows("cuda-bindings", {"cuda-bindings": "13", **NVRTC}, "cases_driver", {"cuda.bindings 13": "cuda_bindings"}, SMALL),
