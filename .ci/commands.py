@@ -46,6 +46,8 @@ PARSED = {
     "python3 suite.py --venv": "a step of its own",
     "python3 suite.py --sim": "a step of its own",
     "python3 suite.py --sim=h100": "a step of its own",
+    "gshare run --sim --compute -- pytest": "tests of the reader's",
+    "gshare run --sim --compute -- python3 gshare-hook/": "PyTorch for CUDA, 5 GB",
     "gshare up": "takes a port of the machine",
     "gshare ps": "asks `gshare up`",
     "gshare run --shim=/run/gshare/store.sock": "asks `gshare store serve`",
@@ -58,6 +60,7 @@ ENDLESS = ("gshare top", "gshare store serve")
 NOT_RUN = {
     "cargo run --manifest-path examples/own_host/Cargo.toml": "a step of its own",
     "kubectl": "a cluster",
+    "pytest": "tests of the reader's; the python step runs the option",
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",
     "podman": "builds images",
@@ -66,6 +69,8 @@ NOT_RUN = {
     "cargo add": "a crate of the reader's",
     "curl": "asks a host that serves until it is stopped, or the release page: `routes.py` runs those",
     "url=https://": "`routes.py` installs with it",
+    "whl=": "`routes.py` installs with it",
+    "pip install": "the release page: `first_test.py` installs the same wheel",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {
@@ -377,7 +382,7 @@ class Stage:
 
 
 def entry(table, text):
-    return next((key for key in table if text == key or text.startswith(key if key.endswith("/") else key + " ")), None)
+    return next((key for key in table if text == key or text.startswith(key if key.endswith(("/", "=")) else key + " ")), None)
 
 
 def check_paths(text, top, folder):

@@ -140,17 +140,19 @@ def simulation():
 
 
 def python():
-    """The package `gshare`, its types, the recipes, and the Python client of the model store with its shim on NumPy, in a virtual environment of its
-    own; on PyTorch where it has that."""
+    """The packages `gshare` and `gshare_sim`, types, the recipes, and the Python client of the model store with its shim on NumPy, in a virtual
+    environment of its own; on PyTorch where it has that."""
     venv = ROOT / "target/ci-venv"
-    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose"):
+    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose, pytest"):
         run(sys.executable, "-m", "venv", venv)
-        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose")
+        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose", "pytest")
     run(*BUILD_TESTS)
     package = ROOT / "gshare/python"
     programs("podman", "nginx", "promtool")
     path = {"PATH": f"{ROOT}/target/debug:{venv}/bin:{os.environ['PATH']}", "PYTHONPATH": str(package)}
     run(f"{venv}/bin/python", package / "tests/test_gshare.py", **path)
+    # Values need PyTorch for CUDA, 5 GB: these tests run where it is installed, and say that they were skipped elsewhere.
+    run(f"{venv}/bin/python", "gshare-hook/fake-cuda/spec/python/tests/test_gshare_sim.py", **path)
     run(f"{venv}/bin/python", "examples/recipes/test_recipes.py", **path)
     run(f"{venv}/bin/python", "-m", "mypy", "--strict", package / "gshare")
     built = {"GSHARE_COMMAND": f"{ROOT}/target/debug/gshare", "GSHARE_STORE_LIBRARY": f"{ROOT}/target/debug/deps/libgshare_store.so"}
@@ -254,6 +256,7 @@ def package():
     run(sys.executable, "gshare-hook/package/package.py")
     run(sys.executable, "gshare-hook/package/dist.py", "--from", "target/debug")
     run(sys.executable, "gshare-hook/package/routes.py")
+    run(sys.executable, "gshare-hook/package/first_test.py")
     crates()
 
 

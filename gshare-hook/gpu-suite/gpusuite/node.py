@@ -15,6 +15,8 @@ from .programs import Program
 SUITE = pathlib.Path(__file__).resolve().parent.parent
 WORKLOADS = SUITE / "workloads"
 PROFILES = next((SUITE.parent / "fake-cuda").glob("**/profiles"), SUITE)
+# What `gshare run --compute` sets, for a program without the hook.
+COMPUTE = {"PYTHONPATH": str(SUITE.parent / "fake-cuda/spec/python"), "GSHARE_SIM_COMPUTE": "1", "TRITON_INTERPRET": "1"}
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 LIBRARY_VARIABLES = {"GSHARE_HOOK_LIBRARY": "libgshare_hook.so", "GSHARE_SIM_LIBRARY": "libfake_cuda.so"}
 
@@ -77,6 +79,8 @@ class Node:
         count = self.machine.device.get("count", self.gpus)
         if self.machine.simulator is None and count < self.gpus:
             raise NotHere(f"needs {self.gpus} GPUs, there are {count}")
+        if self.machine.simulator is None and "cut" in self.keys:
+            raise NotHere("cuts a simulated GPU")
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpu-suite-"))
         try:
             self.base = self._environment()

@@ -53,7 +53,7 @@ def matrix(report):
         figure = row["figure"].replace("|", "\\|")
         lines.append(f"| {row['row']} | {WORDS.get(row['result'], row['result'])} | {figure} |")
     if device["simulated"]:
-        words = "Kernels of a simulated device compute nothing: no row of this table compares values, and no figure is a GPU's."
+        words = "Kernels of a simulated device compute nothing: only rows `values: ...` compare them, and no figure is a GPU's."
         lines += ["", words]
     return "\n".join(lines) + "\n"
 

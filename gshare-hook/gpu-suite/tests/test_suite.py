@@ -25,9 +25,9 @@ def answer(**more):
 
 
 class Outcomes(unittest.TestCase):
-    def compare(self, bare, hooked, simulated=True, counted=True):
+    def compare(self, bare, hooked, simulated=True, counted=True, computes=False):
         machine = types.SimpleNamespace(simulated=simulated)
-        return outcomes.compare(types.SimpleNamespace(machine=machine, note=lambda **_: None), bare, hooked, counted)
+        return outcomes.compare(types.SimpleNamespace(machine=machine, note=lambda **_: None), bare, hooked, counted, computes)
 
     def test_equal_successes_pass_and_say_that_values_were_not_compared(self):
         self.assertIn("values not compared", self.compare(answer(), answer(values="bb")))
@@ -51,6 +51,11 @@ class Outcomes(unittest.TestCase):
         with self.assertRaisesRegex(Failed, "device counted"):
             self.compare(answer(), other)
         self.assertIn("not compared", self.compare(answer(), other, counted=False))
+
+    def test_values_are_compared_on_a_simulated_gpu_that_computes(self):
+        self.assertIn("values equal", self.compare(answer(), answer(), computes=True))
+        with self.assertRaisesRegex(Failed, "values differ"):
+            self.compare(answer(), answer(values="bb"), computes=True)
 
     def test_values_are_compared_on_a_gpu(self):
         real = answer(work=None)

@@ -61,6 +61,8 @@ class Share(TypedDict, total=False):
     """Whether to wait for room on a device instead of a refusal."""
     sim: bool | str
     """Whether devices are simulated; as text, which: "h100,devices=2"."""
+    compute: bool
+    """Whether PyTorch's operators have values on a simulated device."""
     socket: str | os.PathLike[str]
     """The daemon's socket."""
 

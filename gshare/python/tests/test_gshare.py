@@ -57,6 +57,23 @@ class Shares(unittest.TestCase):
         done = gshare.run([sys.executable, "-c", "raise SystemExit(7)"], sim=True, capture_output=True)
         self.assertEqual(done.returncode, 7)
 
+    def test_pytest_starts_again_on_the_simulated_gpu_that_its_option_names(self):
+        (self.place / "test_it.py").write_text(
+            "import ctypes, os\n"
+            "def test_device():\n"
+            "    cuda, name = ctypes.CDLL('libcuda.so.1'), ctypes.create_string_buffer(64)\n"
+            "    assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetName(name, 64, 0) == 0\n"
+            "    assert b'H100' in name.value and os.environ['GSHARE_SIM_COMPUTE'] == '1'\n"
+        )
+        pytest = [sys.executable, "-m", "pytest", "-p", "gshare.pytest_plugin", "-p", "no:cacheprovider", self.place / "test_it.py"]
+        done = subprocess.run([*pytest, "--gpu-sim=h100"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("1 passed", done.stdout)
+        done = subprocess.run([*pytest, "--gpu-sim=h1000"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("v100, a100, h100", done.stderr)
+        self.assertIn("1 failed", subprocess.run(pytest, capture_output=True, text=True).stdout, "without the option")
+
     def test_programs_started_in_a_block_are_limited_together(self):
         before = dict(os.environ)
         with gshare.share(quota="30%", mem="64MiB", sim=True):

@@ -222,11 +222,13 @@ pub enum ProfileError {
     Cut(String, u64, &'static str, u64),
 }
 
-const BUILT_IN: [(&str, &str); 6] = [
+const BUILT_IN: [(&str, &str); 8] = [
     ("v100", include_str!("../profiles/v100.toml")),
     ("a100", include_str!("../profiles/a100.toml")),
     ("h100", include_str!("../profiles/h100.toml")),
     ("h200", include_str!("../profiles/h200.toml")),
+    ("b200", include_str!("../profiles/b200.toml")),
+    ("gb200", include_str!("../profiles/gb200.toml")),
     ("t4", include_str!("../profiles/t4.toml")),
     ("tiny", include_str!("../profiles/tiny.toml")),
 ];
@@ -241,25 +243,23 @@ fn of_name(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(name, _)| *name == lower).map(|(_, text)| *text)
 }
 
-/// The text of a profile by name (`a100`, …; case does not matter) or path. A file with `base = "a100"` takes from that built-in profile
+/// The text of a profile by name (`a100`, …; case does not matter) or path. One with `base = "a100"` takes from that built-in profile
 /// each key that it leaves out.
 pub fn load_text(spec: &str) -> Result<String, ProfileError> {
-    match of_name(spec) {
-        Some(text) => Ok(text.to_owned()),
-        None => on_base(
-            std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))?,
-            spec,
-        ),
-    }
+    let text = match of_name(spec) {
+        Some(text) => text.to_owned(),
+        None => std::fs::read_to_string(spec).map_err(|e| ProfileError::Unknown(spec.to_owned(), e))?,
+    };
+    on_base(text, spec)
 }
 
 fn on_base(text: String, origin: &str) -> Result<String, ProfileError> {
     let syntax = |e| ProfileError::Syntax(origin.to_owned(), e);
     let mut own: toml::Table = toml::from_str(&text).map_err(syntax)?;
     let Some(base) = own.remove("base") else { return Ok(text) };
-    let named = base.as_str().and_then(of_name);
+    let named = base.as_str().filter(|name| of_name(name).is_some());
     let named = named.ok_or_else(|| ProfileError::Base(origin.to_owned(), base.to_string()))?;
-    let mut all: toml::Table = toml::from_str(named).map_err(syntax)?;
+    let mut all: toml::Table = toml::from_str(&load_text(named)?).map_err(syntax)?;
     overlay(&mut all, own);
     Ok(all.to_string())
 }
@@ -437,9 +437,28 @@ mod tests {
 
     #[test]
     fn every_built_in_profile_reads() {
-        for (name, text) in BUILT_IN {
-            Profile::parse(text, name).unwrap();
+        for name in built_in() {
+            let profile = Profile::parse(&load_text(name).unwrap(), name).unwrap();
+            // A slice of a base would be one of another GPU.
+            let fits = |s: &MigSlice| {
+                s.sms <= profile.sms && s.memory_bytes <= profile.memory_bytes + profile.reserved_bytes
+            };
+            assert!(profile.mig.iter().all(fits), "{name}");
         }
+    }
+
+    #[test]
+    fn a_built_in_profile_may_build_on_another() {
+        let read = |name: &str| Profile::parse(&load_text(name).unwrap(), name).unwrap();
+        let (h200, b200, gb200) = (read("h200"), read("b200"), read("GB200"));
+        assert_eq!((b200.compute_capability, gb200.compute_capability), ((10, 0), (10, 0)));
+        assert_eq!((gb200.calls, gb200.l2_bytes), (h200.calls, b200.l2_bytes));
+        assert_eq!((b200.host_bandwidth, gb200.host_bandwidth), (h200.host_bandwidth, 450_000_000_000));
+        assert_eq!((gb200.board.pci_id, gb200.board.bar1_bytes), (0x2941_10de, h200.board.bar1_bytes));
+        assert_eq!(
+            gb200.mig.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(),
+            ["1g.23gb", "1g.47gb", "2g.47gb"]
+        );
     }
 
     #[test]
@@ -519,7 +538,7 @@ mod tests {
         let refused = |text: &str| on(text).unwrap_err().to_string();
         assert_eq!(
             refused("base = \"a1000\""),
-            "profile \"own.toml\": base \"a1000\": need one of v100, a100, h100, h200, t4, tiny"
+            "profile \"own.toml\": base \"a1000\": need one of v100, a100, h100, h200, b200, gb200, t4, tiny"
         );
         assert!(refused("base = 5").contains("base 5: need one of"), "{}", refused("base = 5"));
         assert!(refused("base = ").contains("own.toml"));

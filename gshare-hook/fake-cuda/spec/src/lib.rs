@@ -9,10 +9,12 @@
 //! Nothing here opens a device: a specification can be refused before a program starts.
 #![forbid(unsafe_code)]
 
+mod compute;
 mod cuda_release;
 mod device_profile;
 mod text;
 
+pub use compute::write_compute;
 pub use cuda_release::{CudaRelease, CudaReleaseError};
 pub use device_profile::{
     Board, Calls, Cost, Duration, KernelCost, MigSlice, Named, Profile, ProfileError, built_in, load_text,

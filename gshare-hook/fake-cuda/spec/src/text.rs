@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_bound() {
         for (text, words) in [
-            ("v1000", "no built-in profile of this name (v100, a100, h100, h200, t4, tiny)"),
+            ("v1000", "no built-in profile of this name (v100, a100, h100, h200, b200, gb200, t4, tiny)"),
             ("a100,driver=10.2", "driver \"10.2\": the CUDA releases known here are 11.0"),
             ("a100,devices=0", "devices \"0\": need 1 to 16"),
             ("a100,devices=17", "need 1 to 16"),

@@ -4,8 +4,9 @@
 //! per-thread variant exists one function serves both: a stream arrives as a `StreamArg`, and a call without a stream takes a [`Flavor`]
 //! first. Names without a function answer `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! Each file uses only earlier files of this list: `visible`, `object`, `base`, `calls`; `tasks` (graphs as data), `capture`; `registry` (address
-//! ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`, `device`, `symbols`.
+//! Each file uses only earlier files of this list: `visible`, `values`, `object`, `base`, `calls`; `tasks` (graphs as data), `capture`;
+//! `registry` (address ranges), `memory_pool`, `memory`; `stream`, `array`, `xfer`, `vmm`, `stream_ordered`, `module`; `graph`, `context`,
+//! `device`, `symbols`.
 //!
 //! Handles are addresses of objects, each with a magic number at its start. A destroyed object loses its number and is kept for a while, so
 //! a stale handle gives an error instead of a crash.
@@ -117,6 +118,7 @@ mod stream;
 mod stream_ordered;
 mod symbols;
 mod tasks;
+mod values;
 pub(crate) mod visible;
 mod vmm;
 mod xfer;

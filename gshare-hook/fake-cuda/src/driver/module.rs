@@ -128,6 +128,7 @@ impl Launch {
 
     /// Makes the driver's checks before a launch.
     fn check(&self) -> Answer {
+        driver()?.values.launch(&self.function.name)?;
         const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
         let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
         invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;

@@ -159,7 +159,8 @@ impl Registry {
     /// happens when the stream comes to it, so copies ahead of it find the bytes.
     pub(crate) fn give_span(&'static self, alloc: &Alloc, stream: Option<Ref<Stream>>) -> Answer {
         let (address, span, gpu) = (alloc.address, alloc.span, alloc.device.gpu as usize % MAX_GPUS);
-        let (shared, touched) = (alloc.backing.is_some(), alloc.touched);
+        let (shared, touched) =
+            (alloc.backing.is_some(), alloc.touched || alloc.device.driver.values.by_program());
         let give = move || {
             let mut inner = lock(&self.0);
             if shared {

@@ -84,7 +84,11 @@ impl Transfer {
             refuse_if(failed.contains(&number), CUresult::CUDA_ERROR_UNKNOWN)?;
         }
         let ns = driver.profile().copy_ns(bytes, crosses);
-        Ok(Work::Copy { engine: u32::from(self.from.device && !self.to.device), bytes, ns })
+        let to_host = self.from.device && !self.to.device;
+        if to_host {
+            driver.values.read_back()?;
+        }
+        Ok(Work::Copy { engine: to_host.into(), bytes, ns })
     }
 
     /// Runs the copy on the default stream, and returns when it is done.

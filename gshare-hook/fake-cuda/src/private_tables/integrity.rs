@@ -75,11 +75,11 @@ fn answer(facts: &Facts<'_>) -> [u64; 2] {
     [number(low), number(high)]
 }
 
-/// A device as a program sees it through the driver API.
+/// A device as libcudart sees it: a MIG device has the identifier of its GPU.
 unsafe fn device(ordinal: c_int) -> Res<Device> {
     const PCI: [c_uint; 3] = [50, 33, 34];
     let mut found = Device { uuid: [0; 16], pci: [0; 3] };
-    ok(exports::cuDeviceGetUuid_v2(found.uuid.as_mut_ptr().cast(), ordinal))?;
+    ok(exports::cuDeviceGetUuid(found.uuid.as_mut_ptr().cast(), ordinal))?;
     for (attribute, number) in PCI.into_iter().zip(&mut found.pci) {
         ok(exports::cuDeviceGetAttribute(number, attribute, ordinal))?;
     }

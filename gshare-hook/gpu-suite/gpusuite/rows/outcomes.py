@@ -3,13 +3,14 @@
 Cases of one script run in one process, bare and hooked, in an order alternating from script to script. An outcome is
 the case's answer (shapes, copies read back, errors by name, memory counts), on a simulated device also the kernels, copies and
 bytes in the device's account, and on a GPU the values. Kernels of a simulated device compute nothing, so values are not compared
-there, and a row says so. A case that fails bare is FAILED even where it fails hooked alike: two equal failures show nothing.
+there, and a row says so; a row `values: ...` runs the case there with PyTorch's operators computed, and compares them. A case that fails bare is FAILED even where it fails hooked alike: two equal failures show nothing.
 """
 
 import dataclasses
 
 from ..context import Context, Row
-from ..errors import Failed, OutOfTime
+from ..errors import Failed, NotHere, OutOfTime
+from ..node import COMPUTE
 from .packages import CUDA12, CUPY, JAX, NCCL, NUMBA, NVRTC, TORCH, TRANSFORMERS, TRITON, VLLM
 
 # Metered and counted, though alone: the hook stops metering a client of the whole device without a limit after one look.
@@ -20,6 +21,8 @@ SAME_EACH_TIME = {
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
+# Keys of a profile with one MIG device, which has room for METERED.
+CUT = {"mig": '[{ name = "1g.20gb", sms = 8, memory_bytes = 21474836480 }]', "cut": '["1g.20gb"]'}
 CASE_SECONDS = 240
 
 
@@ -32,6 +35,10 @@ class Batch:
     env: tuple[tuple[str, str], ...] = ()
     gpus: int = 1
     driver: str | None = None
+    # On a simulated device, with the values of PyTorch's operators.
+    computes: bool = False
+    # On a MIG device of a simulated GPU.
+    cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +50,14 @@ class Outcome:
     counted: bool = True
 
     def __call__(self, context: Context) -> str:
+        if self.batch.computes and not context.machine.simulated:
+            raise NotHere("on a GPU the row without `values:` compares them")
         if self.batch not in context.batches:
             context.batches[self.batch] = run_batch(context, self.batch)
         bare, hooked = (side.get(self.case) for side in context.batches[self.batch])
         if bare is None or hooked is None:
             raise OutOfTime("the time of the whole run was spent within its script")
-        return compare(context, bare, hooked, self.counted)
+        return compare(context, bare, hooked, self.counted, self.batch.computes)
 
 
 def run_batch(context, batch):
@@ -57,9 +66,9 @@ def run_batch(context, batch):
     environment = context.environment(dict(batch.needs))
     sides = {}
     ways = ["bare", "hooked"] if len(context.batches) % 2 == 0 else ["hooked", "bare"]
-    with context.machine.node(gpus=batch.gpus, driver=batch.driver) as node:
+    with context.machine.node(gpus=batch.gpus, driver=batch.driver, **(CUT if batch.cut else {})) as node:
         for way in ways:
-            hooked = METERED if way == "hooked" else None
+            hooked = [*METERED, *(["--compute"] if batch.computes else [])] if way == "hooked" else None
             sides[way] = run_cases(context, node, environment, batch, cases, hooked)
     return sides["bare"], sides["hooked"]
 
@@ -72,7 +81,10 @@ def run_cases(context, node, environment, batch, cases, hooked):
             limit = context.left(CASE_SECONDS + 30 * len(left))
         except OutOfTime:
             break
-        program = node.workload(environment.python, batch.script, *left, hooked=hooked, env={**SAME_EACH_TIME, **dict(batch.env)})
+        # The hooked program has these from the option.
+        more = COMPUTE if batch.computes and hooked is None else {}
+        env = {**SAME_EACH_TIME, **dict(batch.env), **more}
+        program = node.workload(environment.python, batch.script, *left, hooked=hooked, env=env)
         with program:
             code, heard = program.finish(limit)
             begun = None
@@ -95,7 +107,7 @@ def run_cases(context, node, environment, batch, cases, hooked):
     return answers
 
 
-def compare(context, bare, hooked, counted):
+def compare(context, bare, hooked, counted, computes=False):
     """The figure of a case with equal outcomes; `Failed` names the difference."""
     errors = {way: answer["error"] for way, answer in (("bare", bare), ("hooked", hooked)) if "error" in answer}
     if errors:
@@ -115,7 +127,7 @@ def compare(context, bare, hooked, counted):
         counts = f"{work[0]['kernels']} kernels, {work[0]['copies']} copies"
         parts.append(counts if counted else f"{counts} (not compared: their number depends on timing)")
     if bare["values"]:
-        if context.machine.simulated:
+        if context.machine.simulated and not computes:
             parts.append("values not compared: kernels compute nothing")
         elif bare["values"] != hooked["values"]:
             raise Failed("values differ")
@@ -124,8 +136,8 @@ def compare(context, bare, hooked, counted):
     return ", ".join(parts)
 
 
-def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, gpus=1, driver=None, counted=True, alone=False):
-    batch = Batch(script, tuple(needs.items()), tuple((env or {}).items()), gpus, driver)
+def _rows(framework, needs, script, cases, forms=("full", "short"), env=None, counted=True, alone=False, **of_batch):
+    batch = Batch(script, tuple(needs.items()), tuple((env or {}).items()), **of_batch)
     return [
         Row(name, "outcome", Outcome(batch, case, counted), needs, frozenset(forms), framework, alone)
         for name, case in cases.items()
@@ -139,6 +151,7 @@ COMPILE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FORCE_DISABLE_CA
 
 ROWS = [
     *_rows("nvidia-cuda-runtime", {"nvidia-cuda-runtime": "13"}, "cases_driver", {"cudart 13": "cudart_13"}, SMALL),
+    *_rows("nvidia-cuda-runtime", {"nvidia-cuda-runtime": "13"}, "cases_driver", {"cudart 13, MIG": "cudart_13"}, SMALL, cut=True),
     *_rows("nvidia-cuda-runtime-cu12", CUDA12, "cases_driver", {"cudart 12": "cudart_12"}, SMALL),
     *_rows("nvidia-cuda-runtime-cu12", CUDA12, "cases_driver", {"cudart 12, driver 12.8": "cudart_12"}, SMALL, driver="12.8"),
     *_rows("cuda-bindings", {"cuda-bindings": "13", **NVRTC}, "cases_driver", {"cuda.bindings 13": "cuda_bindings"}, SMALL),
@@ -158,6 +171,14 @@ ROWS = [
         "torch FFT": "fft", "torch linalg": "linalg", "torch training": "training", "torch graph": "graph",
         "torch allocator": "allocator",
     }),
+    *_rows("torch", TRITON, "cases_torch", {
+        "values: torch eager": "eager", "values: torch matmul": "matmul", "values: torch conv": "conv", "values: torch LSTM": "lstm",
+        "values: torch SDPA": "sdpa", "values: torch FFT": "fft", "values: torch linalg": "linalg",
+        "values: torch training": "training", "values: torch graph": "graph", "values: torch allocator": "allocator",
+        "values: triton": "triton_kernel",
+    }, computes=True),
+    *_rows("torch", TRITON, "cases_torch",
+           {"values: torch compile": "compiled", "values: torch compile + graphs": "compiled_graphs"}, env=COMPILE, computes=True),
     *_rows("triton", TRITON, "cases_torch", {"triton": "triton_kernel"}),
     *_rows("torch", TRITON, "cases_torch",
            {"torch compile": "compiled", "torch compile + graphs": "compiled_graphs"}, env=COMPILE),
@@ -174,6 +195,10 @@ ROWS = [
     *_rows("transformers", TRANSFORMERS, "cases_transformers", {
         "transformers decoding": "growing_cache", "transformers static cache": "static_cache", "transformers training": "trained",
     }),
+    *_rows("transformers", TRANSFORMERS, "cases_transformers", {
+        "values: transformers decoding": "growing_cache", "values: transformers static cache": "static_cache",
+        "values: transformers training": "trained",
+    }, computes=True),
     *_rows("jax", JAX, "cases_jax", {"jax jit": "jit", "jax conv": "conv"}),
     *_rows("vllm", VLLM, "cases_vllm", {"vLLM eager": "eager"}, counted=False),
     *_rows("vllm", VLLM, "cases_vllm", {"vLLM compile + graphs": "compiled"}, counted=False),

@@ -8,6 +8,7 @@ mod out;
 
 mod bypass;
 mod completions;
+mod compute;
 pub(crate) mod cuda;
 mod demo;
 mod doctor;

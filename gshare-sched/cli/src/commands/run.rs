@@ -11,8 +11,10 @@
 //! | `LD_LIBRARY_PATH` | with `--sim`: a private directory with the simulated driver, before the previous value |
 //! | `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` | with `--sm`, if MPS runs or the device is simulated |
 //! | `PYTHONPATH`, `GSHARE_STORE`, `GSHARE_STORE_LIBRARY` | with `--shim`: see [`Shim`] |
+//! | `PYTHONPATH`, `GSHARE_SIM_COMPUTE`, `TRITON_INTERPRET` | with `--compute`: see [`Compute`] |
 //! | `CUDA_MPS_PIPE_DIRECTORY` | where MPS runs: its pipes, in the service's own directory |
 
+use super::compute::Compute;
 use super::shim::Shim;
 use super::sim::{self, Kind, Simulate};
 use super::{Where, private};
@@ -50,10 +52,13 @@ EXAMPLES
   gshare run --quota 0.3:0.8 --mem 4GiB -- python3 serve.py       30 % of the time at least and 80 % at most
   gshare run --class slo-sensitive --quota 0.4:0.9 -- ./server    others give way when its launches get slower
   gshare run --observe -- python3 train.py                        no limit; `gshare ps --usage` shows its use
-  gshare run --sim=a100,devices=2 -- ./my_cuda_program            on two simulated A100s")]
+  gshare run --sim=a100,devices=2 -- ./my_cuda_program            on two simulated A100s
+  gshare run --sim --compute -- pytest                            tests of PyTorch code, with values")]
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) simulate: Simulate,
+    #[command(flatten)]
+    pub(crate) compute: Compute,
     /// Share of GPU time: `request:limit` such as 0.3:0.8, or one share for both [default: the free time].
     #[arg(long, value_name = "SHARE")]
     pub(crate) quota: Option<QuotaRange>,
@@ -159,6 +164,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     if let Some((variables, _)) = &shim {
         command.envs(variables.iter().map(|(name, value)| (name, value)));
     }
+    let path = shim.iter().flat_map(|(variables, _)| variables).find(|(name, _)| name == "PYTHONPATH");
+    let path = path.map(|(_, value)| value.clone()).or_else(|| std::env::var_os("PYTHONPATH"));
+    let compute = options.compute.environment(path)?;
+    if let Some((variables, _)) = &compute {
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+    }
     if let Some(notice) = private::ask(&socket, &hello)? {
         eprintln!("gshare: {notice}");
     }
@@ -181,7 +192,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         }
     };
     let status = wait(child, signals)?;
-    drop((simulator, shim));
+    drop((simulator, shim, compute));
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }

@@ -17,10 +17,10 @@ pub(crate) type Variables = Vec<(OsString, OsString)>;
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Simulate {
     /// Run on a simulated device. SPEC is PROFILE,driver=RELEASE,devices=N,mig=NAME+NAME, each part optional: a built-in
-    /// profile (v100, a100, h100, h200, t4, tiny) or a profile file; the CUDA release of the driver, 11.0 to 13.4; 1 to 16
+    /// profile (v100, a100, h100, h200, b200, gb200, t4, tiny) or a profile file; the CUDA release of the driver, 11.0 to 13.4; 1 to 16
     /// GPUs; or the MIG devices that one GPU is cut into. [default: a100,driver=13.2, or the values of
     /// `GSHARE_SIM_PROFILE`, `GSHARE_SIM_DRIVER_VERSION`, `GSHARE_SIM_GPUS` and `GSHARE_SIM_MIG`, or the device in use].
-    /// Kernels take time but compute nothing. JAX uses a GPU only if /dev/nvidia0 or /dev/nvidiactl exists: see `gshare
+    /// Kernels take time but compute nothing, but for `--compute`. JAX uses a GPU only if /dev/nvidia0 or /dev/nvidiactl exists: see `gshare
     /// doctor --sim`.
     #[arg(long, value_name = "SPEC", num_args = 0..=1, require_equals = true, default_missing_value = "", value_parser = checked)]
     pub(crate) sim: Option<Spec>,

@@ -1,0 +1,125 @@
+//! Kernels without values in a program that asks for values.
+#![allow(unsafe_code, clippy::macro_metavars_in_unsafe)] // a C client, and a host function called by the driver
+
+mod common;
+
+use common::*;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const ASKED: (&str, &str) = ("GSHARE_SIM_COMPUTE", "1");
+
+/// Calls a function of `gshare_sim`'s.
+fn ask<A>(name: &str, argument: A) -> c_int {
+    // SAFETY: both functions take at most one pointer, and the C calling convention allows one too many.
+    unsafe {
+        let function: unsafe extern "C" fn(A) -> c_int = std::mem::transmute(symbol(name));
+        function(argument)
+    }
+}
+
+/// Runs a test of this program in a process of its own and gives its standard error.
+fn said(test: &str, env: &[(&str, &str)]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let done = command(dir.path(), test, env).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{said}");
+    said
+}
+
+/// Copies four bytes to the host.
+fn read() {
+    let memory: CUdeviceptr = get!(cuMemAlloc_v2(4));
+    let mut bytes = [0_u8; 4];
+    ok!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast::<c_void>(), memory, 4));
+    ok!(cuMemFree_v2(memory));
+}
+
+#[test]
+fn a_program_that_reads_after_a_kernel_without_values_is_told_its_name_once() {
+    let test = "a_program_that_reads_after_a_kernel_without_values_is_told_its_name_once";
+    if std::env::var("SIM_TEST").is_ok() {
+        start();
+        for name in ["aten_add_Tensor", "spin_1us", "theirs", "another"] {
+            assert_eq!(launch(kernel(name), null_mut()), OK);
+            read();
+            read();
+        }
+        return;
+    }
+    let told = said(test, &[ASKED]);
+    assert_eq!(told.matches("warning: ").count(), 1, "{told}");
+    assert!(told.contains("kernel `theirs`"), "{told}");
+    assert!(!said(test, &[]).contains("warning: "), "nobody asked for values");
+}
+
+#[test]
+fn a_process_that_makes_its_values_can_start_no_kernel_without() {
+    let test = "a_process_that_makes_its_values_can_start_no_kernel_without";
+    if std::env::var("SIM_TEST").is_ok() {
+        start();
+        assert_eq!(ask("gshare_sim_compute", ()), 0);
+        assert_eq!(launch(kernel("aten_mm"), null_mut()), OK);
+        assert_eq!(launch(kernel("_ZN2at4cuda12spin_kernelEl"), null_mut()), OK);
+        assert_eq!(launch(kernel("theirs"), null_mut()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        // A library may not look at that error.
+        let memory: CUdeviceptr = get!(cuMemAlloc_v2(4));
+        let mut bytes = [0_u8; 4];
+        let mut copied = || cu!(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast::<c_void>(), memory, 4));
+        assert_eq!(copied(), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!(ask("gshare_sim_compute_state", null_mut::<c_void>()), 3);
+        assert_eq!(ask("gshare_sim_compute", ()), 0);
+        assert_eq!((copied(), ask("gshare_sim_compute_state", null_mut::<c_void>())), (OK, 0));
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        ok!(cuStreamBeginCapture_v2(stream, 0));
+        assert_eq!(launch(kernel("captured"), stream), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        return;
+    }
+    let told = said(test, &[ASKED]);
+    assert!(told.contains("kernel `theirs` refused") && told.contains("kernel `captured` refused"), "{told}");
+}
+
+#[test]
+fn an_operator_waits_where_a_host_function_may_still_change_its_bytes() {
+    static GO: AtomicBool = AtomicBool::new(false);
+    extern "C" fn waits(_: *mut c_void) {
+        while !GO.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+    isolated("an_operator_waits_where_a_host_function_may_still_change_its_bytes", &[ASKED], || {
+        let state = |stream| ask("gshare_sim_compute_state", stream);
+        assert_eq!(state(null_mut()), -1, "no driver");
+        start();
+        let stream: sys::CUstream = get!(cuStreamCreate(1));
+        assert_eq!(launch(kernel("spin_10ms"), stream), OK);
+        assert_eq!(state(stream), 0, "a kernel changes no bytes");
+        ok!(cuLaunchHostFunc(stream, Some(waits), null_mut()));
+        assert_eq!(state(stream), 1);
+        GO.store(true, Ordering::Release);
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(state(stream), 0);
+        ok!(cuStreamBeginCapture_v2(stream, 0));
+        assert_eq!(state(stream), 2);
+    });
+}
+
+/// The program writes to its memory without the driver, which gives it back to the host all the same.
+#[test]
+fn memory_written_by_the_program_leaves_the_host_when_it_is_freed() {
+    isolated("memory_written_by_the_program_leaves_the_host_when_it_is_freed", &[ASKED], || {
+        const BYTES: usize = 32 << 20;
+        start();
+        assert_eq!(ask("gshare_sim_compute", ()), 0);
+        let memory: CUdeviceptr = get!(cuMemAlloc_v2(BYTES));
+        // SAFETY: device memory is this process's at the same address.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(memory as *mut u8, BYTES) };
+        bytes.fill(7);
+        ok!(cuMemFree_v2(memory));
+        let again: CUdeviceptr = get!(cuMemAlloc_v2(BYTES));
+        assert_eq!(again, memory, "the same addresses");
+        // SAFETY: as above.
+        assert_eq!(unsafe { (again as *const u8).read() }, 0, "new pages");
+    });
+}
