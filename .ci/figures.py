@@ -69,10 +69,10 @@ FIGURES = {
     ],
     "share error": [("most", "0.96 points", 96, largest(r"worst share error (\d+) basis"))],
     "a decision of the token": [
-        ("time", "0.59 us at 64", 590, first(r"^token: 64 clients, (\d+) ns")),
-        ("time", "0.62 us at 1,024", 620, first(r"^token: 1024 clients, (\d+) ns")),
-        ("ratio", "12.5 and 11.8 insertions", 12.5, first(r"^token: 64 clients.*?ratio ([\d.]+)")),
-        ("ratio", "12.5 and 11.8 insertions", 11.8, first(r"^token: 1024 clients.*?ratio ([\d.]+)")),
+        ("time", "0.41 us at 64", 410, first(r"^token: 64 clients, (\d+) ns")),
+        ("time", "0.46 us at 1,024", 460, first(r"^token: 1024 clients, (\d+) ns")),
+        ("ratio", "10.7 and 11.6 insertions", 10.7, first(r"^token: 64 clients.*?ratio ([\d.]+)")),
+        ("ratio", "10.7 and 11.6 insertions", 11.6, first(r"^token: 1024 clients.*?ratio ([\d.]+)")),
     ],
     "a pod placed": [
         ("time", "0.09 to 0.21 us", 210, largest(r"^ +\d+ (?:profile|light|half) +default +(\d+)")),
