@@ -70,6 +70,8 @@ pub mod host_metrics;
 pub mod host_settings;
 pub mod images;
 pub mod inventory;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod later;
 pub mod listening;
 pub mod logs;
