@@ -81,6 +81,7 @@ pub mod proxy;
 pub mod reaper;
 pub mod records;
 pub mod routes;
+pub mod running;
 pub mod state;
 pub mod traces;
 pub mod trials;
@@ -353,7 +354,8 @@ async fn run(host: Builder) -> anyhow::Result<()> {
             format!("{count} GPU{}{kind}", if count == 1 { "" } else { "s" })
         }
     };
-    let specs: Vec<_> = devices.all.iter().map(|(gpu, device)| (*gpu, device.spec.clone())).collect();
+    let found: Vec<_> =
+        devices.all.iter().map(|(gpu, device)| (*gpu, device.name.clone(), device.spec.clone())).collect();
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
     let models = match &settings.model_store {
         Some(socket) => Models::at(socket.clone())?,
@@ -411,9 +413,10 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     // Without a GPU there is no GPU memory to guess.
     let guess = if settings.no_gpu { Bytes(1) } else { settings.guess };
     let node = Node::start(store, runner, platform, guess)?;
-    for (gpu, spec) in specs {
-        let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
-        found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
+    for (gpu, name, spec) in found {
+        node.host()
+            .find_device(node.now(), gpu, name, spec)
+            .map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
     }
     let mut names: BTreeMap<String, TenantId> = BTreeMap::new();
     for (place, (name, tenant)) in settings.tenants.iter().enumerate() {

@@ -13,6 +13,7 @@ use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
+use super::running::{LocalProcess, Running};
 use super::traces::Exporter;
 use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
@@ -21,13 +22,13 @@ use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
 use gshare_runner::{Hook, HookedProcess};
-use gshare_sched::platform::{Part, Platform, Regime};
+use gshare_sched::platform::{DeviceSpec, Part, Platform, Regime};
 use gshared::Progress;
 use gshared::admin::{self, ParkOrder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -109,8 +110,8 @@ const IDLE: usize = 64;
 /// A connection to a process.
 #[derive(Debug)]
 pub enum Line {
-    /// A connection that has served before, and the port for a fresh one.
-    Used(Sender, u16),
+    /// A connection that has served before, and the address for a fresh one.
+    Used(Sender, SocketAddr),
     /// A new connection.
     New(TcpStream),
 }
@@ -219,11 +220,11 @@ impl Node {
     }
 
     /// A free connection to a process, or a new one; none if the process refuses it.
-    pub async fn line(&self, instance: InstanceId, stage: usize, port: u16) -> Option<Line> {
+    pub async fn line(&self, instance: InstanceId, stage: usize, address: SocketAddr) -> Option<Line> {
         if let Some(sender) = self.idle(instance, stage) {
-            return Some(Line::Used(sender, port));
+            return Some(Line::Used(sender, address));
         }
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()?;
+        let stream = TcpStream::connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some(Line::New(stream))
     }
@@ -232,7 +233,7 @@ impl Node {
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
         // After the end of its process nothing would remove the connection from the list.
-        if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
+        if sender.is_closed() || !self.host.lock().runs(instance) {
             return;
         }
         let free = idle.entry((instance, stage)).or_default();
@@ -352,7 +353,7 @@ impl Node {
     /// The time range of a process. On a MIG device or a whole GPU processes take turns by the platform's rule: each may use
     /// all of the time and is guaranteed almost none.
     fn time(&self, part: &Part) -> QuotaRange {
-        let regime = self.runner.devices.all.get(&part.gpu).map(|device| device.spec.effective_regime());
+        let regime = self.host.lock().device(part.gpu).map(DeviceSpec::effective_regime);
         let turns = Quota::from_percent(1).and_then(|least| QuotaRange::new(least, Quota::WHOLE).ok());
         match regime {
             Some(Regime::Sliced | Regime::Whole) => turns.unwrap_or(part.share.time()),
@@ -511,8 +512,8 @@ fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: 
     let plan = &launch.version.plan;
     let part = launch.own_parts().first().filter(|_| plan.weights().is_some()).copied();
     let shared = part.filter(|part| {
-        let device = node.runner.devices.all.get(&part.gpu);
-        device.is_some_and(|device| device.spec.effective_regime() == Regime::Fractional)
+        let regime = node.host.lock().device(part.gpu).map(DeviceSpec::effective_regime);
+        regime == Some(Regime::Fractional)
     });
     let (Some(part), Some(model), Some(hook)) = (shared, &plan.model, node.hook(&launch)) else {
         return Some(launch);
@@ -626,7 +627,7 @@ async fn attend(
         readers.push(tokio::spawn(async move { node.logs.follow(&name, &instance, pipe).await }));
     }
     let pid = process.pid();
-    node.host().started(node.now(), id, index, process, port);
+    node.host().started(node.now(), id, index, LocalProcess { process, port });
     let end = match end {
         Ok(end) => end,
         Err(error) => {
@@ -675,7 +676,7 @@ async fn attend(
 }
 
 /// Kills the processes that an ended process has left behind.
-fn bury(process: &HookedProcess) {
+fn bury(process: &dyn Running) {
     if let Some(folder) = process.folder() {
         super::reaper::sweep(folder);
     }
@@ -707,7 +708,7 @@ async fn exited(
     let ended = host.has_ended(node.now(), launch.instance, launch.index);
     let gone = host.take_gone();
     drop(host);
-    tokio::task::spawn_blocking(move || gone.iter().for_each(bury));
+    tokio::task::spawn_blocking(move || gone.iter().for_each(|process| bury(&**process)));
     if ended {
         // The other processes of the instance end too.
         node.idle.lock().retain(|(id, _), _| *id != launch.instance);
@@ -783,7 +784,7 @@ mod tests {
         let (node, [launch, _]) = node(dir.path());
         let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
         process.kill();
-        node.host().started(node.now(), launch.instance, 0, process, 1);
+        node.host().started(node.now(), launch.instance, 0, LocalProcess { process, port: 1 });
         while !node.host().has_ended(node.now(), launch.instance, 0) {
             std::thread::yield_now();
         }
@@ -807,7 +808,7 @@ mod tests {
         let _open = free().await;
         assert!(node.idle.lock().is_empty());
         let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
-        node.host().started(node.now(), launch.instance, 0, process, 1);
+        node.host().started(node.now(), launch.instance, 0, LocalProcess { process, port: 1 });
         let _open = free().await;
         assert_eq!(node.idle.lock().len(), 1);
     }

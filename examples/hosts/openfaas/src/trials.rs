@@ -20,17 +20,18 @@ use super::host::{DISTURBED, Launch, client};
 use super::listening::{Looks, elsewhere};
 use super::logs::each_line;
 use super::node::Node;
+use super::running::{LocalProcess, Running};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
 use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner as _, Step, Trial};
-use gshare_runner::HookedProcess;
 use gshare_sched::platform::{Part, Regime};
 use gshared::ClientSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -121,7 +122,7 @@ type Tell = Box<dyn FnMut(&str) + Send>;
 
 /// The program of a trial.
 struct Tried {
-    process: HookedProcess,
+    process: Box<dyn Running>,
     /// The expected port, and the callback for a program that listens elsewhere.
     port: u16,
     wrong: Tell,
@@ -147,11 +148,15 @@ impl Program for Tried {
             return Some(STOPPED.to_owned());
         }
         let ended = self.process.has_ended();
-        ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
+        ended.then(|| match self.process.end() {
+            Some(Err(how)) => how,
+            _ => "ended".to_owned(),
+        })
     }
 
     fn does_not_listen(&mut self) -> Option<String> {
-        if let Some(ports) = self.looks.at(self.process.pid(), self.port, &self.gpu_ns) {
+        let pid = self.process.pid();
+        if let Some(ports) = pid.and_then(|pid| self.looks.at(pid, self.port, &self.gpu_ns)) {
             let text = elsewhere(&ports, self.port);
             (self.wrong)(&text);
             self.told = Some(text);
@@ -161,6 +166,10 @@ impl Program for Tried {
 
     fn is_idle(&self) -> bool {
         self.looks.idle()
+    }
+
+    fn address(&self, _: u16) -> Option<SocketAddr> {
+        self.process.address()
     }
 }
 
@@ -349,12 +358,13 @@ impl Turn {
     fn of(node: &Weak<Node>, launch: &Launch) -> Result<Self, String> {
         let node = node.upgrade().ok_or("the host ends")?;
         let part = launch.parts.first().ok_or("an instance without parts")?;
-        let device = node.runner.devices.all.get(&part.gpu).ok_or("a device that is not here")?;
+        let host = node.host();
+        let device = host.device(part.gpu).ok_or("a device that is not here")?;
         let of_slice = || {
-            let model = device.spec.mig.as_ref()?.model();
+            let model = device.mig.as_ref()?.model();
             model.share_of(model.get(part.slice?.profile)?)
         };
-        Ok(Self { regime: device.spec.effective_regime(), part: of_slice() })
+        Ok(Self { regime: device.effective_regime(), part: of_slice() })
     }
 
     /// Converts a share of the slice or the device into a share of the whole GPU.
@@ -394,6 +404,7 @@ fn start(
     let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
     let of = Arc::downgrade(node);
     let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
+    let process = Box::new(LocalProcess { process, port });
     Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None, stop })
 }
 
@@ -629,6 +640,7 @@ fn without_gpu(batch: u32, seen: Option<&Seen>) -> Result<(ProfileTable, Duratio
 mod tests {
     use super::*;
     use gshare_profile::executor::ExecError;
+    use gshare_runner::HookedProcess;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -640,6 +652,7 @@ mod tests {
             command.arg("1000").stdin(Stdio::null());
             let run = gshare_runner::new_run().map_err(|error| error.to_string())?;
             let process = HookedProcess::start(command, "f", run, None).map_err(|error| error.to_string())?;
+            let process = Box::new(LocalProcess { process, port });
             let looks = Looks::new(true, Duration::ZERO).due();
             let (wrong, gpu_ns): (Tell, _) = (Box::new(|_| {}), Box::new(|| 0));
             Ok(Tried { process, port, wrong, looks, gpu_ns, told: None, stop: Arc::default() })

@@ -2,9 +2,9 @@
 
 use super::measuring::LATE;
 use super::{Host, Instance, Known, Launch, Move, Order, Process, Version, client};
+use crate::running::Running;
 use crate::traces::Load;
 use gshare_core::{FunctionId, InstanceId, Timestamp};
-use gshare_runner::HookedProcess;
 use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,20 +19,19 @@ impl Host {
         self.kill(instance);
     }
 
-    /// A process of an instance has started and will listen at `port`.
+    /// A process of an instance has started.
     pub fn started(
         &mut self,
         now: Timestamp,
         instance: InstanceId,
         index: usize,
-        process: HookedProcess,
-        port: u16,
+        process: impl Running + 'static,
     ) {
         let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else {
             // The instance's device was lost before the process started.
             process.kill();
-            self.leaving.insert((instance, index), process);
+            self.leaving.insert((instance, index), Box::new(process));
             return;
         };
         // Another process of the instance may have failed meanwhile.
@@ -42,7 +41,7 @@ impl Host {
         if unwanted {
             process.kill();
         }
-        (place.process, place.port) = (Some(process), port);
+        place.process = Some(Box::new(process));
         if trains {
             // Training workers do not listen and count as ready at once.
             self.listens(now, instance, index);
@@ -84,16 +83,16 @@ impl Host {
         }
         let Some(known) = self.instances.get_mut(&instance) else { return true };
         let Some(place) = known.processes.get_mut(index) else { return true };
-        let ended = place.process.as_mut().is_some_and(HookedProcess::has_ended);
+        let ended = place.process.as_mut().is_some_and(|process| process.has_ended());
         if ended {
-            place.status = place.process.as_ref().and_then(HookedProcess::status);
+            place.done = place.process.as_ref().is_some_and(|process| matches!(process.end(), Some(Ok(()))));
             self.ended(now, instance, index);
         }
         ended
     }
 
     /// Takes the processes that have ended. Drop them without the lock: removal of cgroups and folders takes time.
-    pub fn take_gone(&mut self) -> Vec<HookedProcess> {
+    pub fn take_gone(&mut self) -> Vec<Box<dyn Running>> {
         core::mem::take(&mut self.gone)
     }
 
@@ -134,7 +133,7 @@ impl Host {
             self.gone.extend(process.process.take());
         }
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
-        let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
+        let done = |process: &Process| process.ended && process.done;
         let completes = trains && known.processes.get(index).is_some_and(done);
         if !completes {
             // Stages and workers need each other, so processes that are yet to start must end too.
@@ -153,8 +152,8 @@ impl Host {
             return;
         }
         let function = known.function;
-        let completed = matches!(life, Some((Life::Ready, _)))
-            && known.processes.iter().all(|process| process.status.is_some_and(|status| status.success()));
+        let completed =
+            matches!(life, Some((Life::Ready, _))) && known.processes.iter().all(|process| process.done);
         if matches!(life, Some((Life::Parked | Life::Draining, Some(Moving::Out)))) {
             known.ends = false;
             known.processes.clear();
@@ -389,11 +388,13 @@ impl Host {
     /// Process ids of an instance.
     pub fn pids(&self, instance: InstanceId) -> Vec<u32> {
         let processes = self.instances.get(&instance).map(|known| &known.processes);
-        processes
-            .into_iter()
-            .flatten()
-            .filter_map(|place| place.process.as_ref().map(HookedProcess::pid))
-            .collect()
+        processes.into_iter().flatten().filter_map(|place| place.process.as_ref()?.pid()).collect()
+    }
+
+    /// Whether an instance has a process.
+    pub fn runs(&self, instance: InstanceId) -> bool {
+        let known = self.instances.get(&instance);
+        known.is_some_and(|known| known.processes.iter().any(|place| place.process.is_some()))
     }
 
     /// Records the device time of a process since its start, in ns. `client` is its name at the daemon.
@@ -422,8 +423,10 @@ mod tests {
     use super::*;
     use crate::api::FunctionDeployment;
     use crate::deployment::Plan;
+    use crate::running::LocalProcess;
     use crossbeam_channel::Receiver;
     use gshare_core::{Bytes, Duration, GpuId, NodeId, RequestId};
+    use gshare_runner::HookedProcess;
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
     use std::io::Read as _;
     use std::process::{Command, Stdio};
@@ -431,10 +434,11 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::ZERO;
 
-    fn process(script: &str) -> HookedProcess {
+    fn process(script: &str) -> LocalProcess {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
-        HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap()
+        let process = HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap();
+        LocalProcess { process, port: 1 }
     }
 
     /// Waits until an ending process has ended.
@@ -450,8 +454,8 @@ mod tests {
         let id = first.instance;
         fails(&mut host, id);
         let mut late = process("sleep 10; echo has lived");
-        let mut output = late.take_output().0.unwrap();
-        host.started(NOW, id, second.index, late, 2);
+        let mut output = late.process.take_output().0.unwrap();
+        host.started(NOW, id, second.index, late);
         assert_eq!(host.life(id), Some((Life::Starting, None)), "{way}: half of a job is not ready");
         let mut said = String::new();
         output.read_to_string(&mut said).unwrap();
@@ -523,7 +527,7 @@ mod tests {
         fn begin(&mut self) -> InstanceId {
             let Order::Run(launch) = self.order() else { panic!("no process is to start") };
             assert!(launch.parks);
-            self.host.started(self.now, launch.instance, 0, process("sleep 1000"), 1);
+            self.host.started(self.now, launch.instance, 0, process("sleep 1000"));
             self.host.listens(self.now, launch.instance, 0);
             launch.instance
         }
@@ -572,7 +576,7 @@ mod tests {
         turns.deploy("a", "");
         let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
         let a = launch.instance;
-        turns.host.started(turns.now, a, 0, process("sleep 1000"), 1);
+        turns.host.started(turns.now, a, 0, process("sleep 1000"));
         later(&mut turns, 100);
         turns.host.listens(turns.now, a, 0);
         turns.deploy("b", "");
@@ -646,7 +650,7 @@ mod tests {
         turns.deploy("a", r#","gshare/park":"false""#);
         let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
         assert!(!launch.parks);
-        turns.host.started(turns.now, launch.instance, 0, process("sleep 1000"), 1);
+        turns.host.started(turns.now, launch.instance, 0, process("sleep 1000"));
         turns.host.listens(turns.now, launch.instance, 0);
         turns.deploy("b", "");
         while turns.host.life(launch.instance) == Some((Life::Ready, None)) {
@@ -660,12 +664,12 @@ mod tests {
     #[test]
     fn a_worker_that_is_started_after_another_one_has_failed_ends_too() {
         starts_late("dies", |host, id| {
-            host.started(NOW, id, 0, process("exit 1"), 1);
+            host.started(NOW, id, 0, process("exit 1"));
             wait(host, id, 0);
         });
         starts_late("cannot start", |host, id| host.failed(NOW, id, 0, "no such file".to_owned()));
         starts_late("is broken off", |host, id| {
-            host.started(NOW, id, 0, process("sleep 1000"), 1);
+            host.started(NOW, id, 0, process("sleep 1000"));
             host.unreachable(id);
             wait(host, id, 0);
         });
@@ -675,9 +679,9 @@ mod tests {
     fn a_worker_that_is_started_after_another_one_is_done_completes_the_job() {
         let (mut host, [first, second], _orders) = training();
         let id = first.instance;
-        host.started(NOW, id, first.index, process("exit 0"), 1);
+        host.started(NOW, id, first.index, process("exit 0"));
         wait(&mut host, id, first.index);
-        host.started(NOW, id, second.index, process("exit 0"), 2);
+        host.started(NOW, id, second.index, process("exit 0"));
         assert_eq!(host.life(id), Some((Life::Ready, None)));
         wait(&mut host, id, second.index);
         assert!(host.view("f").unwrap().completed);
