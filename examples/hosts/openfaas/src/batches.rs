@@ -27,7 +27,7 @@ use super::node::Node;
 use super::proxy;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use gshare_core::{InstanceId, RequestId};
 use gshare_profile::batch;
@@ -195,8 +195,7 @@ async fn serve(
     headers.insert(header::HOST, HeaderValue::from_static("function"));
     headers.extend(call.kind.map(|kind| (header::CONTENT_TYPE, kind)));
     let lengths = HeaderValue::from_str(&batch::lengths(members.iter().map(|member| member.body.len())));
-    headers
-        .extend(lengths.ok().map(|lengths| (axum::http::HeaderName::from_static(batch::LENGTHS), lengths)));
+    headers.extend(lengths.ok().map(|lengths| (HeaderName::from_static(batch::LENGTHS), lengths)));
     let asked =
         proxy::ask(&AtomicBool::new(false), name, line, request, false, proxy::LONGEST, &Fault::default())
             .await;
@@ -251,14 +250,10 @@ mod tests {
     fn answers(lengths: Option<&'static str>, statuses: Option<&'static str>, parts: usize) -> Vec<Answer> {
         let mut headers = HeaderMap::new();
         headers.extend(
-            lengths.map(|it| {
-                (axum::http::HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))
-            }),
+            lengths.map(|it| (HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))),
         );
         headers.extend(
-            statuses.map(|it| {
-                (axum::http::HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))
-            }),
+            statuses.map(|it| (HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))),
         );
         split("f", StatusCode::OK, headers, &Bytes::from_static(b"onetwo"), parts)
     }

@@ -76,6 +76,9 @@ pub struct Runner {
     pub mps: Option<std::path::PathBuf>,
     /// Shared memory between stages, if available.
     pub between: Option<Between>,
+    /// The pods that stand in the place of processes, on Kubernetes.
+    #[cfg(feature = "kubernetes")]
+    pub pods: Option<Arc<crate::kubernetes::pods::Pods>>,
 }
 
 /// Functions and instances of this node.
@@ -166,6 +169,14 @@ impl Node {
         std::thread::Builder::new().name("starter".into()).spawn(move || {
             for order in todo {
                 let Some(node) = weak.upgrade() else { return };
+                #[cfg(feature = "kubernetes")]
+                let order = match &node.runner.pods {
+                    Some(pods) => match pods.take(&node, order) {
+                        Some(order) => order,
+                        None => continue,
+                    },
+                    None => order,
+                };
                 match order {
                     Order::Run(launch) => {
                         if let Some(launch) = with_weights(&node, &runtime, launch) {
@@ -240,6 +251,22 @@ impl Node {
         if free.len() < IDLE {
             free.push(sender);
         }
+    }
+
+    /// Whether a running copy has ended, of which the host is told then.
+    pub(crate) fn has_ended(&self, instance: InstanceId, index: usize) -> bool {
+        let mut host = self.host();
+        let ended = host.has_ended(self.now(), instance, index);
+        let gone = host.take_gone();
+        drop(host);
+        tokio::task::spawn_blocking(move || gone.iter().for_each(|process| bury(&**process)));
+        if ended {
+            // The other processes of the instance end too.
+            self.idle.lock().retain(|(id, _), _| *id != instance);
+            // The files of other stages are useless without this stage.
+            self.runner.between.iter().for_each(|between| between.forget(instance));
+        }
+        ended
     }
 
     /// Starts a process of an instance, as a program or in a container, with these parts, this port and this name at the
@@ -352,7 +379,7 @@ impl Node {
 
     /// The time range of a process. On a MIG device or a whole GPU processes take turns by the platform's rule: each may use
     /// all of the time and is guaranteed almost none.
-    fn time(&self, part: &Part) -> QuotaRange {
+    pub(crate) fn time(&self, part: &Part) -> QuotaRange {
         let regime = self.host.lock().device(part.gpu).map(DeviceSpec::effective_regime);
         let turns = Quota::from_percent(1).and_then(|least| QuotaRange::new(least, Quota::WHOLE).ok());
         match regime {
@@ -590,6 +617,8 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
     let run = move || {
         let measured = trials::run(&weak, &launch, &stop);
         let Some(node) = weak.upgrade() else { return };
+        #[cfg(feature = "kubernetes")]
+        node.runner.pods.iter().for_each(|pods| pods.tried(instance));
         match measured {
             Ok(measured) => node.host().measured(node.now(), instance, measured),
             Err(mut why) => {
@@ -704,17 +733,9 @@ async fn exited(
         };
         node.host().explain(launch.instance, why);
     }
-    let mut host = node.host();
-    let ended = host.has_ended(node.now(), launch.instance, launch.index);
-    let gone = host.take_gone();
-    drop(host);
-    tokio::task::spawn_blocking(move || gone.iter().for_each(|process| bury(&**process)));
+    let ended = node.has_ended(launch.instance, launch.index);
     if ended {
-        // The other processes of the instance end too.
-        node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
-        // The files of other stages are useless without this stage.
-        node.runner.between.iter().for_each(|between| between.forget(launch.instance));
     }
     ended
 }
@@ -741,6 +762,8 @@ mod tests {
             podman: None,
             mps: None,
             between: None,
+            #[cfg(feature = "kubernetes")]
+            pods: None,
         };
         let node = Node {
             host: Mutex::new(host),

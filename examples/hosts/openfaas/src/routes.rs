@@ -87,6 +87,11 @@ impl App {
             }
         }
         let plan = Plan::of(deployment, &self.tenants)?;
+        #[cfg(feature = "kubernetes")]
+        if self.node.runner.pods.is_some() {
+            crate::kubernetes::pods::suits(&plan, deployment)?;
+            return Ok(plan);
+        }
         match &plan.image {
             Some(image) if self.node.runner.podman.is_none() => {
                 let error = ContainerError::NoPodman { image: image.clone() };

@@ -136,6 +136,11 @@ struct Tried {
 impl Drop for Tried {
     fn drop(&mut self) {
         self.process.kill();
+        // The next program of the trials gets the same share.
+        let begun = std::time::Instant::now();
+        while !self.process.has_ended() && begun.elapsed() < READY.into() {
+            std::thread::sleep(gshare_profile::http::PROBE.into());
+        }
         if let Some(folder) = self.process.folder() {
             super::reaper::sweep(folder);
         }
@@ -382,6 +387,31 @@ fn start(
     stop: Arc<AtomicBool>,
 ) -> io::Result<Tried> {
     let service = launch.version.deployment.service.clone();
+    let (told, instance) = (Arc::downgrade(node), launch.instance);
+    let logged = service.clone();
+    let wrong = move |text: &str| {
+        if let Some(node) = told.upgrade() {
+            node.logs.add(&logged, "trials", text.to_owned());
+            node.host().progress(instance, text);
+        }
+    };
+    let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
+    let of = Arc::downgrade(node);
+    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
+    let tried = |process: Box<dyn Running>| Tried {
+        process,
+        port,
+        wrong: Box::new(wrong),
+        looks,
+        gpu_ns: Box::new(gpu_ns),
+        told: None,
+        stop,
+    };
+    #[cfg(feature = "kubernetes")]
+    if let Some(pods) = &node.runner.pods {
+        let launch = Launch { parts: parts.to_vec(), ..launch.clone() };
+        return Ok(tried(Box::new(pods.make(node, &launch, None).map_err(io::Error::other)?)));
+    }
     let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;
     let (stdout, stderr) = process.take_output();
@@ -394,18 +424,7 @@ fn start(
         let follow = move || each_line(std::fs::File::from(pipe), add);
         std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
-    let (told, instance) = (Arc::downgrade(node), launch.instance);
-    let wrong = move |text: &str| {
-        if let Some(node) = told.upgrade() {
-            node.logs.add(&service, "trials", text.to_owned());
-            node.host().progress(instance, text);
-        }
-    };
-    let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
-    let of = Arc::downgrade(node);
-    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
-    let process = Box::new(LocalProcess { process, port });
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None, stop })
+    Ok(tried(Box::new(LocalProcess { process, port })))
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
@@ -558,12 +577,21 @@ fn first_call(
     Ok(uses)
 }
 
-/// The memory of the trial's process by the node's daemon; none where that does not know it.
-fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
+/// What the daemon of the trial's device knows, and its name for the trial's process; none without an answer.
+fn snapshot(node: &Weak<Node>, launch: &Launch) -> Option<(gshared::Snapshot, String)> {
     let node = node.upgrade()?;
+    #[cfg(feature = "kubernetes")]
+    if let Some(pods) = &node.runner.pods {
+        return pods.snapshot(launch.instance);
+    }
     node.hook(launch)?;
     let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
-    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    Some((gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?, name))
+}
+
+/// The memory of the trial's process by the node's daemon; none where that does not know it.
+fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
+    let (snapshot, name) = snapshot(node, launch)?;
     let mine = snapshot.clients.iter().filter(|of| of.name == name);
     mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
 }
@@ -608,9 +636,7 @@ impl Beside {
 
 /// None where the daemon cannot tell.
 fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
-    let node = node.upgrade()?;
-    let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
-    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    let (snapshot, name) = snapshot(node, launch)?;
     let mine = || snapshot.clients.iter().filter(|of| of.name == name);
     let beside =
         snapshot.clients.iter().filter(|of| of.name != name && mine().any(|mine| mine.gpu == of.gpu));

@@ -15,7 +15,8 @@ pub const RESOURCE: &str = "gshare.io/hook";
 pub const ENVIRONMENT: &str = "gshare.io/environment";
 
 /// How a container's processes come to load the hook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Injection {
     /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
     /// is not read by the loader of musl, which could not load the hook.
@@ -34,7 +35,8 @@ const SHARE: &str = "/usr/lib/gshare/share.env";
 const SOCKET_DIR: &str = "/run/gshare";
 
 /// How files of the node come into containers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mounts {
     /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
     #[default]

@@ -1,9 +1,14 @@
 //! Kubernetes as the runner of instances: what its programs share, and the parts of a host that runs pods.
 
+pub mod daemons;
 pub mod injection;
 pub mod lease;
 pub mod nodes;
+pub mod places;
+pub mod pod_spec;
 pub mod pod_state;
+pub mod pods;
+pub mod up;
 pub mod writes;
 
 use gshare_core::{ResourceSpec, RunId};
