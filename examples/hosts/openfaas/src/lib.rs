@@ -158,6 +158,10 @@ pub struct Options {
     #[cfg(feature = "kubernetes")]
     #[arg(long, conflicts_with_all = ["sim", "demo", "state"])]
     pub kubernetes: bool,
+    /// Print the `CustomResourceDefinition` of `GpuFunction`.
+    #[cfg(feature = "kubernetes")]
+    #[arg(long, exclusive = true)]
+    pub crd: bool,
     /// Print the devices of this node, and exit.
     #[arg(long, hide = true)]
     pub inventory: bool,
@@ -189,6 +193,11 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     let options = &mut host.options;
     if options.inventory {
         return inventory::print_inventory();
+    }
+    #[cfg(feature = "kubernetes")]
+    if options.crd {
+        print!("{}", kubernetes::function::crd()?);
+        return Ok(());
     }
     if options.print_lost {
         return inventory::print_lost();
@@ -313,7 +322,7 @@ fn access(options: &Options) -> anyhow::Result<Option<Credentials>> {
     Ok(credentials)
 }
 
-/// What the handlers of requests share, with the tenants of the settings.
+/// The state of the handlers of requests, with the tenants of the settings.
 ///
 /// # Errors
 /// If the platform refuses a tenant's limits.

@@ -1,5 +1,6 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
+mod kept;
 mod ticket;
 
 pub use ticket::{Losses, Ticket};
@@ -189,9 +190,7 @@ impl Node {
                         }
                     }
                     Order::Keep(version, measured) => {
-                        if let Err(error) = node.store.put_profile(&version.deployment, &measured) {
-                            eprintln!("openfaas: keeping a profile: {error}");
-                        }
+                        node.keep_profile(&version.deployment, &measured);
                     }
                     Order::Model(errand) => node.runner.models.send(errand),
                     Order::Move(order) => drop(runtime.spawn(move_memory(node, order))),

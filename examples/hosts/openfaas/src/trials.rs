@@ -577,7 +577,7 @@ fn first_call(
     Ok(uses)
 }
 
-/// What the daemon of the trial's device knows, and its name for the trial's process; none without an answer.
+/// The snapshot of the daemon of the trial's device, and its name for the trial's process; none without an answer.
 fn snapshot(node: &Weak<Node>, launch: &Launch) -> Option<(gshared::Snapshot, String)> {
     let node = node.upgrade()?;
     #[cfg(feature = "kubernetes")]

@@ -2,10 +2,12 @@
 
 use super::measuring::LATE;
 use super::{Host, Instance, Known, Launch, Move, Order, Process, Version, client};
+use crate::api::ApiError;
 use crate::running::Running;
 use crate::traces::Load;
-use gshare_core::{FunctionId, InstanceId, Timestamp};
-use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformEvent};
+use gshare_core::Engine as _;
+use gshare_core::{FunctionId, GpuId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformAction, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,13 +229,7 @@ impl Host {
         }
     }
 
-    pub(super) fn start(
-        &mut self,
-        instance: InstanceId,
-        function: FunctionId,
-        parts: Vec<Part>,
-        parked: bool,
-    ) {
+    fn add_instance(&mut self, instance: InstanceId, function: FunctionId, parts: Vec<Part>) {
         let known = Instance {
             function,
             parts,
@@ -248,6 +244,49 @@ impl Host {
             gpu_ns: BTreeMap::new(),
         };
         self.instances.insert(instance, known);
+    }
+
+    /// Takes over an instance that an earlier host started, on a device with this share. [`Host::started`] follows, and then its
+    /// reports.
+    ///
+    /// # Errors
+    /// 400 with the platform's refusal: the instance is to end.
+    pub fn adopt(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        gpu: GpuId,
+        (quota, sm): (Quota, SmShare),
+    ) -> Result<InstanceId, ApiError> {
+        let function = self.functions.get(name).ok_or_else(|| ApiError::unknown_function(name))?.serving;
+        self.last = self.last.max(now);
+        let mut actions = Vec::new();
+        let found = PlatformEvent::InstanceFound { function, gpu, quota, sm };
+        let told = self.platform.handle(self.last, found, &mut actions);
+        told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
+        let its = |action: &PlatformAction| matches!(action, PlatformAction::Start { function: of, .. } if *of == function);
+        let start = actions.iter().position(its).map(|at| actions.remove(at));
+        let mut adopted = Err(ApiError::bad(format!("{name}: its tenant may have no more")));
+        if let Some(PlatformAction::Start { instance, parts, .. }) = start {
+            self.add_instance(instance, function, parts);
+            if let Some(known) = self.instances.get_mut(&instance) {
+                known.processes.push(Process::default());
+            }
+            adopted = Ok(instance);
+        }
+        self.carry_out(actions);
+        self.settle();
+        adopted
+    }
+
+    pub(super) fn start(
+        &mut self,
+        instance: InstanceId,
+        function: FunctionId,
+        parts: Vec<Part>,
+        parked: bool,
+    ) {
+        self.add_instance(instance, function, parts);
         match parked {
             true => self.report(instance, InstanceReport::Ready),
             false if self.takes_turns(instance) => self.turn_may_come(instance),

@@ -1,4 +1,4 @@
-//! The daemons of the cluster's nodes, asked over HTTP for what they know of a trial.
+//! The daemons of the cluster's nodes, asked over HTTP about a trial's pod.
 
 use anyhow::{Context as _, ensure};
 use axum::body::Body;
@@ -32,7 +32,7 @@ impl Daemons {
         Self { pods: Api::namespaced(client, NAMESPACE), known: Mutex::default() }
     }
 
-    /// What the daemon of a node knows.
+    /// The snapshot of the daemon of a node.
     ///
     /// # Errors
     /// If the node has no daemon, or it does not answer.

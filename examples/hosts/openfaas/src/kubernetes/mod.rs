@@ -1,9 +1,11 @@
-//! Kubernetes as the runner of instances: what its programs share, and the parts of a host that runs pods.
+//! Kubernetes as the runner of instances: the common parts of its programs, and a host that runs pods.
 
 pub mod daemons;
+pub mod function;
 pub mod injection;
 pub mod lease;
 pub mod nodes;
+pub mod objects;
 pub mod places;
 pub mod pod_spec;
 pub mod pod_state;

@@ -1,4 +1,4 @@
-//! Nodes with GPUs: what they offer by their labels, and why they take no pods. Pure.
+//! Nodes with GPUs: their offer by their labels, and the reasons for which they take no pods. Pure.
 
 use gshare_core::Bytes;
 use k8s_openapi::api::core::v1::Node;

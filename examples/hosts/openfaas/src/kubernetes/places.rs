@@ -1,7 +1,7 @@
 //! The GPUs of the cluster's nodes as devices of the platform, by the watch of nodes.
 //!
 //! A node's GPUs are found with it, and lost while it is gone, not ready or cordoned. They come back once no pod of the host is left there:
-//! a kubelet that was cut off may still run what was given up. Changed labels make new devices.
+//! a kubelet that was cut off may still run their containers. Changed labels make new devices.
 
 use super::nodes::{closed, gpus, slim};
 use super::pods::Pods;
@@ -15,7 +15,7 @@ use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
-/// Label of the nodes whose GPUs the host shares out.
+/// Label of the nodes with GPUs for the host.
 pub const NODE_LABEL: &str = "gshare.io/host";
 /// Label of a node with the name of its GPUs, by NVIDIA's GPU feature discovery.
 const PRODUCT: &str = "nvidia.com/gpu.product";
@@ -64,7 +64,7 @@ impl Places {
         Some(GpuId::new(place.first + number))
     }
 
-    /// What a device is for the platform.
+    /// The description of a GPU for the platform.
     fn spec(&mut self, place: &Place) -> DeviceSpec {
         let known = self.products.iter().position(|product| *product == place.product);
         let kind = known.unwrap_or_else(|| {

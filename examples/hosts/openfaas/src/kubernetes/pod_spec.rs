@@ -54,13 +54,13 @@ pub struct PodOf<'a> {
     pub name: (&'a str, &'a str),
     /// The instance's launch.
     pub launch: &'a Launch,
-    /// What it gets of its device.
+    /// Its part of a device.
     pub part: &'a Part,
     /// Its share as the daemon is told it.
     pub share: &'a ResourceSpec,
     /// Node, and number of the GPU there.
     pub place: (&'a str, u32),
-    /// What comes from the node.
+    /// The files of the node.
     pub injected: &'a Injected,
     /// Whether the pod is of a trial.
     pub trial: bool,
@@ -170,7 +170,7 @@ fn set(spec: &mut PodSpec, name: &str, value: &str) {
     }
 }
 
-/// The volume of a function's secrets, each of them a Secret whose one value has its name.
+/// The volume of a function's secrets. Each is a Secret with one value of the same name.
 fn secrets(deployment: &FunctionDeployment) -> Option<Volume> {
     let names = deployment.secrets.as_ref().filter(|all| !all.is_empty())?;
     let source = |name: &String| VolumeProjection {
@@ -201,7 +201,7 @@ fn resources(deployment: &FunctionDeployment) -> Option<ResourceRequirements> {
     })
 }
 
-/// What a pod was given at its creation, by its spec, which nobody can change.
+/// The place and the share of a pod, by its spec: the spec never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
     /// The function.

@@ -1,8 +1,8 @@
 //! Instances as pods of a cluster: the orders of [`Host`](crate::host::Host), carried out over the API server.
 //!
 //! # Algorithm
-//! 1. An order to run makes a pod on the node and GPU of the platform's choice ([`pod_spec`](super::pod_spec)). A creation whose answer is
-//!    lost is sent again; a refused creation is a failed start, and the platform waits before the next one.
+//! 1. An order to run makes a pod on the node and GPU of the platform's choice ([`pod_spec`](super::pod_spec)). A creation without an
+//!    answer is sent again; a refused creation is a failed start, and the platform waits before the next one.
 //! 2. The watch of pods reports: a pod that is ready listens, and a pod that is over or deleted has ended. After a gap in the watch, a pod
 //!    that is missing from the new list has ended. No report comes from polling.
 //! 3. An instance that is to end has its pod deleted, which is tried until the server knows no such pod. The share stays booked until the
@@ -17,8 +17,9 @@
 
 use super::daemons::Daemons;
 use super::injection::Injected;
+use super::objects::Objects;
 use super::places::Places;
-use super::pod_spec::{FUNCTION, Given, PodOf, name, share_of};
+use super::pod_spec::{FUNCTION, Given, PodOf, name, share_of, version_of};
 use super::pod_state::{failure, is_going, is_over, is_ready};
 use super::said;
 use super::writes::{answered, post};
@@ -26,6 +27,7 @@ use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Move, Order};
 use crate::node::Node;
+use crate::records::Record;
 use crate::running::Running;
 use futures::{StreamExt as _, TryStreamExt as _};
 use gshare_core::InstanceId;
@@ -70,7 +72,9 @@ pub struct Pods {
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
     turns: Semaphore,
     runtime: Handle,
-    stopped: AtomicBool,
+    stopped: Arc<AtomicBool>,
+    /// The records from which a new leader goes on.
+    pub objects: Objects,
 }
 
 /// A pod of an instance's process, or of a trial, which reports nothing.
@@ -124,7 +128,9 @@ impl Running for PodProcess {
 impl Pods {
     /// The pods of a host in a namespace. `leader` is a part of a DNS label that no leader before had.
     pub fn new(client: Client, namespace: &str, leader: &str, injected: Injected) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
         Self {
+            objects: Objects::new(client.clone(), namespace, Arc::clone(&stopped)),
             api: Api::namespaced(client.clone(), namespace),
             namespace: namespace.to_owned(),
             leader: leader.to_owned(),
@@ -136,7 +142,7 @@ impl Pods {
             trials: Mutex::default(),
             turns: Semaphore::new(AT_ONCE),
             runtime: Handle::current(),
-            stopped: AtomicBool::new(false),
+            stopped,
         }
     }
 
@@ -149,7 +155,7 @@ impl Pods {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// What the daemon of a trial's node knows, and the name there of the trial's pod. Blocks.
+    /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
     pub fn snapshot(&self, instance: InstanceId) -> Option<(Snapshot, String)> {
         let (name, node) = self.trials.lock().get(&instance).cloned()?;
         let snapshot = self.runtime.block_on(self.daemons.snapshot(&node)).inspect_err(|error| {
@@ -239,7 +245,7 @@ impl Pods {
             drop(turn);
             match made {
                 Ok(_) => break,
-                // An earlier attempt, whose answer was lost.
+                // An earlier attempt has made it, and its answer was lost.
                 Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => break,
                 Err(error) if is_refused(&error) => {
                     return self.has_ended(node, &name, Err(format!("its pod is refused: {}", said(&error))));
@@ -379,9 +385,35 @@ impl Pods {
         self.known.lock().values().any(|known| known.node == node && known.state.lock().killed)
     }
 
+    /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
+        let mut adopted = 0;
+        for (given, pod) in self.left().await? {
+            let (on, number) = &given.place;
+            let same = |record: Record| version_of(&record.deployment) == given.version;
+            let gpu = self.places.lock().gpu(on, *number);
+            let Some(gpu) = gpu.filter(|_| self.objects.record(&given.function).is_some_and(same)) else {
+                continue;
+            };
+            let told = node.host().adopt(node.now(), &given.function, gpu, (given.time.request(), given.sm));
+            match told {
+                Ok(instance) => {
+                    self.adopt(node, &pod, on, (instance, 0));
+                    adopted += 1;
+                }
+                Err(error) => eprintln!("openfaas: pod {} ends: {}", pod.name_any(), error.message),
+            }
+        }
+        // The first list of the watch deletes the others.
+        Ok(adopted)
+    }
+
     /// Takes over a pod of an earlier leader on a node, as the process of an instance. It is reported like a pod of this leader from now
     /// on.
-    pub fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
+    fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
         let name = pod.name_any();
         let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
         let known = Known { of: Some(of), node: on.to_owned(), state: Arc::clone(&state) };
@@ -394,7 +426,7 @@ impl Pods {
     ///
     /// # Errors
     /// The API server's.
-    pub async fn left(&self) -> Result<Vec<(Given, Pod)>, kube::Error> {
+    async fn left(&self) -> Result<Vec<(Given, Pod)>, kube::Error> {
         let all = self.api.list(&kube::api::ListParams::default().labels(FUNCTION)).await?;
         let lives = |pod: &Pod| !is_over(pod) && !is_going(pod);
         Ok(all.items.into_iter().filter(lives).filter_map(|pod| Some((Given::of(&pod)?, pod))).collect())

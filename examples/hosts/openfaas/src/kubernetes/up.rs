@@ -4,6 +4,7 @@
 //! one. A leader that has lost its lease sends no further write, and its program ends.
 
 use super::injection::{Injected, Injection, Mounts};
+use super::objects::{deploy, record};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
 use super::{hash, lease};
@@ -14,13 +15,13 @@ use crate::node::{Node, Runner};
 use crate::records::Store;
 use crate::routes::App;
 use crate::weights::Weights;
-use crate::{access, app, guard, restore, routes, told_to_end};
+use crate::{access, app, guard, routes, told_to_end};
 use anyhow::Context as _;
 use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,19 +131,32 @@ async fn lead(host: Builder, client: Client) -> anyhow::Result<()> {
     for kubelet in kubelets.context("nodes")? {
         pods.see_node(&node, &kubelet);
     }
-    let functions = restore(&app)?;
+    let objects = &pods.objects;
+    let functions = objects.list().await.context("GpuFunctions")?;
+    for object in &functions {
+        if let Err(error) = deploy(&app, record(object), true) {
+            objects.refuse(object.name_any(), &error);
+        }
+    }
+    let adopted = pods.adopt_all(&node).await.context("pods")?;
+    for object in &functions {
+        node.host().keep_minimum(node.now(), &object.name_any());
+    }
     let listener = tokio::net::TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
     let gpus = node.host().devices().count();
     println!(
-        "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {functions} functions in namespace {namespace}",
+        "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {} functions in namespace {namespace}, {adopted} of their pods run",
         listener.local_addr()?,
+        functions.len(),
     );
     let app: Arc<App> = Arc::new(app);
     tokio::select! {
         served = guard::serve(listener, routes::router(Arc::clone(&app))) => served?,
         () = Arc::clone(&pods).watch(Arc::downgrade(&node)) => {}
         () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
+        () = objects.watch(&app) => {}
+        () = objects.tell(&app) => {}
     }
     anyhow::bail!("a watch has ended")
 }

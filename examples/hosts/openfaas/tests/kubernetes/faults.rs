@@ -72,13 +72,22 @@ fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
 fn while_the_server_is_away_requests_are_answered_and_pods_are_made_after_it() {
     let cluster = Cluster::start(1, 1);
     let host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
+    deploy(&host, "f", &format!(r#"{SHARE},"labels":{{"com.openfaas.scale.min":"2"}}"#));
+    host.replicas("f", 2);
+    let ended = format!("{PODS}/{}", cluster.pods()[0].metadata.name.as_ref().unwrap());
+    {
+        let mut api = cluster.api.lock();
+        api.deaf = true;
+        api.delete(&ended);
+    }
     host.replicas("f", 1);
-    cluster.api.lock().deaf = true;
-    let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":2}"#);
-    assert_eq!(scaled.0, 202, "{}", scaled.1);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
-    within(|| cluster.api.lock().seen.last().is_some_and(|seen| seen.line() == format!("POST {PODS}")));
+    // What cannot be kept is not done.
+    let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
+    assert_eq!(scaled.0, 503, "{}", scaled.1);
+    within(|| {
+        cluster.api.lock().seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count() > 2
+    });
     cluster.api.lock().deaf = false;
     host.replicas("f", 2);
     assert_eq!(cluster.pods().len(), 2);
@@ -94,7 +103,9 @@ fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
         "spec": { "containers": [container] } });
     cluster.api.lock().put(&format!("{PODS}/gone-1"), stray);
     within(|| cluster.pods().is_empty());
-    cluster.api.lock().refuse = Some(Box::new(|_, _, _| Some("exceeded quota: pods=0".to_owned())));
+    cluster.api.lock().refuse = Some(Box::new(|_, object, _| {
+        object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
+    }));
     deploy(&host, "f", SHARE);
     within(|| {
         host.call("GET", "/system/function/f", "").1.contains("exceeded quota: pods=0 (403 Forbidden)")

@@ -1,4 +1,4 @@
-//! A cluster of the tests: a mock of the API server, and nodes whose kubelets run pods as processes.
+//! A cluster of the tests: a mock of the API server, and nodes with kubelets that run pods as processes.
 
 use super::api_server::{Api, listed};
 use super::common::{Provider, within};
@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
 pub(crate) const NAMESPACE: &str = "gshare-functions";
+pub(crate) const FUNCTIONS: &str = "/apis/gshare.io/v1alpha1/namespaces/gshare-functions/gpufunctions";
 pub(crate) const PODS: &str = "/api/v1/namespaces/gshare-functions/pods";
+const CRD: &str = include_str!("../../../../kubernetes/host/crd.yaml");
 const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
 
 /// Addresses of pods, of all clusters of this program.
@@ -35,6 +37,7 @@ impl Cluster {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (api, address) = runtime.block_on(Api::serve(RBAC, "gshare-up"));
         api.lock().is_graceful = true;
+        api.define(CRD);
         let dir = tempfile::tempdir().unwrap();
         let config = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\n\

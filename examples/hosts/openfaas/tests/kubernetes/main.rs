@@ -9,4 +9,6 @@ mod api_server;
 mod common;
 mod faults;
 mod kubelet;
+mod leader;
 mod life;
+mod objects;
