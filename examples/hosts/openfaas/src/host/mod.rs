@@ -23,7 +23,7 @@ mod view;
 
 pub use dispatching::refusal;
 pub(crate) use measuring::DISTURBED;
-pub use view::{Decision, InstanceView, View};
+pub use view::{Brief, Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
 use super::batches::Batch;

@@ -10,7 +10,7 @@ use super::pods::MANAGER;
 use super::said;
 use super::writes::{answered, post};
 use crate::api::{ApiError, FunctionDeployment};
-use crate::host::{Version, View};
+use crate::host::{Brief, Version};
 use crate::records::{Profile, Record};
 use crate::routes::App;
 use crate::trials::Measured;
@@ -296,14 +296,14 @@ impl Objects {
     pub async fn tell(&self, app: &App) {
         loop {
             tokio::time::sleep(LOOK).await;
+            let briefs = app.node.host().briefs();
             let all: Vec<GpuFunction> = self.known.lock().values().cloned().collect();
             for object in all {
                 let name = object.name_any();
-                let (view, least) = (app.node.view(&name), app.node.host().least(&name));
                 let refused = self.refused.lock().get(&name).cloned();
                 let kept = self.measured.lock().get(&name).cloned();
                 let before = object.status.clone().unwrap_or_default();
-                let mut status = status(&object, view.as_ref(), least, refused.as_deref());
+                let mut status = status(&object, briefs.get(&name), refused.as_deref());
                 status.profile = match &kept {
                     Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
                     None => before.profile.clone(),
@@ -358,17 +358,17 @@ pub fn deploy(app: &App, record: Record, found: bool) -> Result<(), ApiError> {
     }
 }
 
-/// The status of a function. `least`: instances that it keeps at any load.
-fn status(object: &GpuFunction, view: Option<&View>, least: u32, refused: Option<&str>) -> GpuFunctionStatus {
+/// The status of a function.
+fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) -> GpuFunctionStatus {
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
-    let (replicas, ready) = view.map_or((0, 0), |view| (view.replicas(), view.available()));
-    let problem = refused.or_else(|| view?.problem.as_deref());
-    let measuring = view.and_then(|view| view.measuring.as_deref());
-    let is_ready = view.is_some() && ready >= least.into() && measuring.is_none();
+    let (replicas, ready) = brief.map_or((0, 0), |brief| (brief.replicas, brief.ready));
+    let problem = refused.or_else(|| brief?.problem.as_deref());
+    let measuring = brief.and_then(|brief| brief.measuring.as_deref());
+    let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
     let state = match () {
         () if refused.is_some() => ("Refused", "the object is not deployed as it is"),
-        () if view.is_some_and(|view| view.completed) => ("Completed", "the job is done"),
+        () if brief.is_some_and(|brief| brief.completed) => ("Completed", "the job is done"),
         () if measuring.is_some() => ("Measuring", "it is measured first"),
         () if !is_ready => ("Starting", "instances start"),
         () if ready == 0 => ("Idle", "the next request starts an instance"),

@@ -27,13 +27,12 @@ use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Move, Order};
 use crate::node::Node;
-use crate::records::Record;
 use crate::running::Running;
 use futures::{StreamExt as _, TryStreamExt as _};
 use gshare_core::InstanceId;
 use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
@@ -111,8 +110,7 @@ impl Running for PodProcess {
     fn kill(&self) {
         // The host and the end of a trial may both say so.
         if !core::mem::replace(&mut self.state.lock().killed, true) {
-            let (pods, name) = (Arc::clone(&self.pods), self.name.clone());
-            self.pods.runtime.spawn(async move { pods.delete(&name).await });
+            self.pods.end(self.name.clone());
         }
     }
 
@@ -319,18 +317,14 @@ impl Pods {
     }
 
     /// The state of a pod, by its newest version.
-    fn see(&self, node: &Weak<Node>, pod: &Pod) {
+    fn see(self: &Arc<Self>, node: &Weak<Node>, pod: &Pod) {
         let name = pod.name_any();
-        let Some(Known { of, state, .. }) = self.known.lock().get(&name).cloned() else {
-            if !is_going(pod) {
-                self.stray(name);
-            }
-            return;
-        };
+        let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
             self.has_ended(node, &name, end_of(pod));
-            return self.stray(name);
+            return self.end(name);
         }
+        let Some(Known { of, state, .. }) = known else { return self.stray(pod) };
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
         let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
         let news = {
@@ -345,17 +339,20 @@ impl Pods {
         }
     }
 
-    /// Deletes a pod that no instance has, or that is over.
-    fn stray(&self, name: String) {
-        let (api, stopped) = (self.api.clone(), self.stopped());
-        self.runtime.spawn(async move {
-            if !stopped && let Err(error) = api.delete(&name, &DeleteParams::default()).await {
-                // The next list has it again.
-                if !matches!(&error, kube::Error::Api(status) if status.code == 404) {
-                    eprintln!("openfaas: pod {name}: {}", said(&error));
-                }
-            }
-        });
+    /// Ends a pod that no instance has. Its node gets no devices back before its end.
+    fn stray(self: &Arc<Self>, pod: &Pod) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        let state = State { made: true, killed: true, ..State::default() };
+        let known = Known { of: None, node, state: Arc::new(Mutex::new(state)) };
+        self.known.lock().insert(pod.name_any(), known);
+        if !is_going(pod) {
+            self.end(pod.name_any());
+        }
+    }
+
+    fn end(self: &Arc<Self>, name: String) {
+        let pods = Arc::clone(self);
+        self.runtime.spawn(async move { pods.delete(&name).await });
     }
 
     /// A pod has ended: its host is told.
@@ -390,25 +387,38 @@ impl Pods {
     /// # Errors
     /// The API server's.
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
+        let all = self.api.list(&ListParams::default().labels(FUNCTION)).await?.items;
         let mut adopted = 0;
-        for (given, pod) in self.left().await? {
-            let (on, number) = &given.place;
-            let same = |record: Record| version_of(&record.deployment) == given.version;
-            let gpu = self.places.lock().gpu(on, *number);
-            let Some(gpu) = gpu.filter(|_| self.objects.record(&given.function).is_some_and(same)) else {
-                continue;
-            };
-            let told = node.host().adopt(node.now(), &given.function, gpu, (given.time.request(), given.sm));
-            match told {
-                Ok(instance) => {
-                    self.adopt(node, &pod, on, (instance, 0));
+        for pod in all.iter().filter(|pod| !is_over(pod)) {
+            match self.adoptable(node, pod) {
+                Ok((instance, on)) => {
+                    self.adopt(node, pod, &on, (instance, 0));
                     adopted += 1;
                 }
-                Err(error) => eprintln!("openfaas: pod {} ends: {}", pod.name_any(), error.message),
+                Err(why) => {
+                    eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
+                    self.stray(pod);
+                }
             }
         }
-        // The first list of the watch deletes the others.
         Ok(adopted)
+    }
+
+    /// The instance that a pod is from now on, and its node.
+    fn adoptable(&self, node: &Node, pod: &Pod) -> Result<(InstanceId, String), String> {
+        if is_going(pod) {
+            return Err("it was told to".to_owned());
+        }
+        let given = Given::of(pod).ok_or("it states no share of a GPU")?;
+        let (on, number) = given.place;
+        let gpu = self.places.lock().gpu(&on, number).ok_or("its node is not ready")?;
+        let record = self.objects.record(&given.function).ok_or("its function is gone")?;
+        if version_of(&record.deployment) != given.version {
+            return Err("it is of another version".to_owned());
+        }
+        let share = (given.time.request(), given.sm);
+        let told = node.host().adopt(node.now(), &given.function, gpu, share);
+        told.map(|instance| (instance, on)).map_err(|error| error.message)
     }
 
     /// Takes over a pod of an earlier leader on a node, as the process of an instance. It is reported like a pod of this leader from now
@@ -420,16 +430,6 @@ impl Pods {
         self.known.lock().insert(name.clone(), known);
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);
-    }
-
-    /// The pods of an earlier leader that may go on, each with its content.
-    ///
-    /// # Errors
-    /// The API server's.
-    async fn left(&self) -> Result<Vec<(Given, Pod)>, kube::Error> {
-        let all = self.api.list(&kube::api::ListParams::default().labels(FUNCTION)).await?;
-        let lives = |pod: &Pod| !is_over(pod) && !is_going(pod);
-        Ok(all.items.into_iter().filter(lives).filter_map(|pod| Some((Given::of(&pod)?, pod))).collect())
     }
 }
 

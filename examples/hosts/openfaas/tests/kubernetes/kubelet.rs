@@ -2,6 +2,7 @@
 
 use super::api_server::{Api, listed};
 use super::common::{Provider, within};
+use gshare_openfaas::kubernetes::pod_spec::Given;
 use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -156,6 +157,14 @@ impl Kubelet {
             .filter(here)
             .map(|pod| (format!("{PODS}/{}", pod.metadata.name.as_ref().unwrap()), pod))
             .collect();
+        // No GPU is given out twice. Shares of the SMs do not count without MPS.
+        let mut booked: BTreeMap<u32, f64> = BTreeMap::new();
+        for given in
+            pods.values().filter(|pod| pod.metadata.deletion_timestamp.is_none()).filter_map(Given::of)
+        {
+            *booked.entry(given.place.1).or_default() += given.time.request().as_fraction();
+        }
+        assert!(booked.values().all(|sum| *sum <= 1.0), "{}: {booked:?}", self.name);
         self.runs.retain(|path, (child, _)| {
             let stays = pods.contains_key(path);
             if !stays {

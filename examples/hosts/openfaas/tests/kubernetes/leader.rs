@@ -4,6 +4,7 @@ use super::common::{Provider, within};
 use super::kubelet::{Cluster, FUNCTIONS, PODS};
 use super::life::{SHARE, deploy};
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
@@ -55,6 +56,29 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     host.replicas("f", 2);
     within(|| names(&cluster).iter().all(|name| name.starts_with("measured-") || !after.contains(name)));
     cluster.ready(3);
+}
+
+#[test]
+fn a_new_leader_gives_up_the_pods_of_a_node_that_is_not_ready_and_waits_for_their_end() {
+    let cluster = Cluster::start(1, 1);
+    let mut host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let (node, before) = (cluster.node(0), names(&cluster));
+    node.cut_off.store(true, Ordering::SeqCst);
+    let ready = |status| json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } });
+    cluster.api.lock().edit(&node.path, &ready("Unknown"));
+    let host = cluster.host(&[]);
+    assert!(host.line.contains("0 GPUs") && host.line.contains(" 0 of their pods"), "{}", host.line);
+    within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
+    cluster.api.lock().edit(&node.path, &ready("True"));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(names(&cluster), before, "its kubelet may still run it");
+    node.cut_off.store(false, Ordering::SeqCst);
+    host.replicas("f", 1);
+    assert!(!names(&cluster).iter().any(|name| before.contains(name)));
 }
 
 fn ends(host: &mut Provider) {
