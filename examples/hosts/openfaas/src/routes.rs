@@ -145,6 +145,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/", get(|| async { axum::response::Redirect::temporary("/ui") }))
         .route("/ui", get(|| async { page() }))
         .route("/healthz", get(|| async { "OK" }))
+        .route("/readyz", get(|| async { "OK" }))
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "path: unknown") })
         .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))

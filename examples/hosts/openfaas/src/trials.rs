@@ -410,7 +410,9 @@ fn start(
     #[cfg(feature = "kubernetes")]
     if let Some(pods) = &node.runner.pods {
         let launch = Launch { parts: parts.to_vec(), ..launch.clone() };
-        return Ok(tried(Box::new(pods.make(node, &launch, None).map_err(io::Error::other)?)));
+        let (pod, send) = pods.make(node, &launch, None).map_err(io::Error::other)?;
+        send();
+        return Ok(tried(Box::new(pod)));
     }
     let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;

@@ -183,14 +183,16 @@ impl Pods {
     fn run(self: &Arc<Self>, node: &Arc<Node>, launch: &Launch) {
         let (instance, index) = (launch.instance, launch.index);
         match self.make(node, launch, Some((instance, index))) {
-            Ok(pod) => {
+            Ok((pod, send)) => {
+                // Its reports are about a known process.
                 node.host().started(node.now(), instance, index, pod);
+                send();
             }
             Err(why) => node.host().failed(node.now(), instance, index, why),
         }
     }
 
-    /// Makes the pod of a launch.
+    /// The pod of a launch, and a function that has it created.
     ///
     /// # Errors
     /// If its device is gone.
@@ -199,7 +201,7 @@ impl Pods {
         node: &Arc<Node>,
         launch: &Launch,
         of: Option<(InstanceId, usize)>,
-    ) -> Result<PodProcess, String> {
+    ) -> Result<(PodProcess, impl FnOnce() + use<>), String> {
         let part = launch.own_parts().first().ok_or("an instance without parts")?;
         let (on, gpu) = self.places.lock().of(part.gpu).ok_or("its device is gone")?;
         let share = share_of(part, node.time(part))?;
@@ -222,8 +224,11 @@ impl Pods {
         let state = Arc::new(Mutex::new(State::default()));
         self.known.lock().insert(name.clone(), Known { of, node: on, state: Arc::clone(&state) });
         let (pods, weak, own) = (Arc::clone(self), Arc::downgrade(node), Arc::clone(&state));
-        self.runtime.spawn(async move { pods.create(&weak, pod, &own).await });
-        Ok(PodProcess { pods: Arc::clone(self), name, state })
+        let send = move || {
+            let runtime = pods.runtime.clone();
+            runtime.spawn(async move { pods.create(&weak, pod, &own).await });
+        };
+        Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
     }
 
     async fn create(&self, node: &Weak<Node>, pod: Pod, state: &Mutex<State>) {

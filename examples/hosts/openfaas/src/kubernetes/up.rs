@@ -17,6 +17,7 @@ use crate::routes::App;
 use crate::weights::Weights;
 use crate::{access, app, guard, routes, told_to_end};
 use anyhow::Context as _;
+use axum::http::{StatusCode, header};
 use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
@@ -25,6 +26,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tokio::task::JoinHandle;
 
 /// The table `host.kubernetes` of the settings.
 #[derive(Debug, Clone, Deserialize)]
@@ -66,15 +68,31 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
         }
     };
     let (stop, mut led) = (stop.shared(), Ok(()));
+    let address = host.options.listen;
+    let listener = std::net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok((tokio::net::TcpListener::from_std(listener.try_clone()?)?, listener))
+    });
+    let (listens, listener) = listener.with_context(|| format!("--listen {address}"))?;
+    let waits = tokio::spawn(axum::serve(listens, waiting()).into_future());
     let place = host.options.host.kubernetes.lease.clone();
     let work = async {
         tokio::select! {
-            served = lead(host, client.clone()) => led = served,
+            served = lead(host, client.clone(), listener, waits) => led = served,
             () = stop.clone() => {}
         }
     };
     lease::run(place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
     led
+}
+
+/// The answers of a replica while another leads: it is alive, and not ready.
+fn waiting() -> axum::Router {
+    let close = [(header::CONNECTION, "close")];
+    let not_yet = (StatusCode::SERVICE_UNAVAILABLE, close.clone(), "another replica leads\n");
+    axum::Router::new()
+        .route("/healthz", axum::routing::get(move || std::future::ready((close, "OK"))))
+        .fallback(move || std::future::ready(not_yet))
 }
 
 /// Stops the writes of a leader at the end of its lead.
@@ -86,7 +104,12 @@ impl Drop for Leads {
     }
 }
 
-async fn lead(host: Builder, client: Client) -> anyhow::Result<()> {
+async fn lead(
+    host: Builder,
+    client: Client,
+    listener: std::net::TcpListener,
+    waits: JoinHandle<std::io::Result<()>>,
+) -> anyhow::Result<()> {
     let Builder { options, policies, .. } = host;
     let credentials = access(&options)?;
     let settings = options.host.kubernetes.clone();
@@ -142,8 +165,8 @@ async fn lead(host: Builder, client: Client) -> anyhow::Result<()> {
     for object in &functions {
         node.host().keep_minimum(node.now(), &object.name_any());
     }
-    let listener = tokio::net::TcpListener::bind(options.listen).await;
-    let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
+    waits.abort();
+    let listener = tokio::net::TcpListener::from_std(listener)?;
     let gpus = node.host().devices().count();
     println!(
         "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {} functions in namespace {namespace}, {adopted} of their pods run",

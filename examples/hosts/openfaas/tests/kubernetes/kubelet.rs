@@ -19,6 +19,7 @@ pub(crate) const NAMESPACE: &str = "gshare-functions";
 pub(crate) const FUNCTIONS: &str = "/apis/gshare.io/v1alpha1/namespaces/gshare-functions/gpufunctions";
 pub(crate) const PODS: &str = "/api/v1/namespaces/gshare-functions/pods";
 const CRD: &str = include_str!("../../../../kubernetes/host/crd.yaml");
+const LEASE: &str = include_str!("../../../../kubernetes/host/lease.yaml");
 const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
 
 /// Addresses of pods, of all clusters of this program.
@@ -37,6 +38,7 @@ impl Cluster {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (api, address) = runtime.block_on(Api::serve(RBAC, "gshare-up"));
+        api.allow(LEASE);
         api.lock().is_graceful = true;
         api.define(CRD);
         let dir = tempfile::tempdir().unwrap();
