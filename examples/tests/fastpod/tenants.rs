@@ -140,9 +140,9 @@ async fn pods_of_functions_are_made_by_the_host_alone_and_keep_its_labels_and_an
             let mut changed = pod.clone();
             let all = changed["metadata"][of].as_object_mut().unwrap();
             if value.is_null() {
-                drop(all.remove(key))
+                drop(all.remove(key));
             } else {
-                drop(all.insert(key.to_owned(), value))
+                drop(all.insert(key.to_owned(), value));
             }
             judge.admit(&request(user, "UPDATE", pod.clone(), changed)).await
         };

@@ -90,6 +90,7 @@ impl PodOf<'_> {
             let full = format!("{namespace}/{name}");
             // Pods are made once, and their names are not used again.
             let run = run_of("", &full);
+            self.injected.ask(&mut spec);
             let file = inject(&mut spec, (&full, run), self.share, &place, self.injected);
             annotations.insert(ENVIRONMENT.into(), file);
             if let Some(class) = plan.class {
@@ -239,4 +240,61 @@ impl Given {
 /// The name of a pod: of its function, the leader that made it, and the number of pods that this leader has made before.
 pub fn name(function: &str, leader: &str, number: u64) -> String {
     format!("{function}-{leader}-{number}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::injection::{Mounts, RESOURCE};
+    use super::*;
+    use crate::host::tests::training;
+    use gshare_core::Bytes;
+
+    /// The pod of a worker of a training job with a third of a GPU.
+    fn made(injected: &Injected) -> Pod {
+        let (_host, [mut launch, _], _orders) = training();
+        let time = QuotaRange::new("0.3".parse().unwrap(), "0.8".parse().unwrap()).unwrap();
+        let sm = SmShare::from_percent(12).unwrap();
+        let (limit, memory) = (SmShare::from_percent(24).unwrap(), Some(Bytes::from_gib(1)));
+        let share = gshare_core::GpuShare::new(time, sm, limit, memory).unwrap();
+        for part in &mut launch.parts {
+            part.share = share;
+        }
+        let part = &launch.own_parts()[0];
+        let share = share_of(part, part.share.time()).unwrap();
+        let name = ("team", "f-1");
+        PodOf { name, launch: &launch, part, share: &share, place: ("n1", 3), injected, trial: false }.make()
+    }
+
+    #[test]
+    fn a_pod_states_its_place_and_share_in_its_spec_and_is_read_back() {
+        let pod = made(&Injected::default());
+        let given = Given::of(&pod).unwrap();
+        assert_eq!((given.function.as_str(), &given.place), ("f", &("n1".to_owned(), 3)));
+        assert_eq!((given.time.to_string(), given.sm.to_string()), ("30%:80%".into(), "12%".into()));
+        let spec = pod.spec.as_ref().unwrap();
+        assert_eq!((spec.node_name.as_deref(), spec.restart_policy.as_deref()), (Some("n1"), Some("Never")));
+        let value = |name: &str| {
+            let all = spec.containers[0].env.as_ref().unwrap();
+            all.iter().find(|one| one.name == name).and_then(|one| one.value.clone()).unwrap()
+        };
+        // The daemon bounds it by the largest part of the SMs.
+        assert_eq!((value("GSHARE_SM"), value("GSHARE_NAME")), ("24%".into(), "team/f-1".into()));
+        assert_eq!((value("NVIDIA_VISIBLE_DEVICES"), value("PORT")), ("3".into(), "8080".into()));
+        // Annotations and labels that tenants might change say nothing of a share.
+        let mut changed = pod.clone();
+        changed.metadata.annotations = None;
+        assert_eq!(Given::of(&changed), Some(given));
+    }
+
+    #[test]
+    fn with_mounts_of_the_node_a_pod_has_no_volume_of_it_and_asks_for_the_hook() {
+        let paths = |pod: &Pod| {
+            let volumes = pod.spec.as_ref().unwrap().volumes.clone().unwrap();
+            volumes.into_iter().filter_map(|volume| volume.host_path).count()
+        };
+        assert_eq!(paths(&made(&Injected::default())), 3);
+        let pod = made(&Injected { mounts: Mounts::Node, ..Injected::default() });
+        let resources = pod.spec.as_ref().unwrap().containers[0].resources.clone().unwrap();
+        assert_eq!((paths(&pod), resources.limits.unwrap()[RESOURCE].0.as_str()), (0, "1"));
+    }
 }

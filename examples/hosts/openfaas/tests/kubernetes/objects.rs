@@ -1,10 +1,16 @@
 //! `GpuFunction`s that clients of the API server write.
 
+use super::api_server::documents;
 use super::common::within;
 use super::kubelet::{Cluster, FUNCTIONS, PODS};
 use super::life::{SHARE, deploy};
-use gshare_openfaas::kubernetes::function::crd;
+use clap::Parser as _;
+use gshare_openfaas::Options;
+use gshare_openfaas::deployment::Plan;
+use gshare_openfaas::kubernetes::function::{GpuFunction, crd};
+use gshare_openfaas::kubernetes::pods::suits;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 fn object(name: &str, spec: &Value) -> Value {
     let mut all = json!({ "image": "localhost/f:1", "args": [env!("CARGO_BIN_EXE_gpu_function")] });
@@ -28,6 +34,44 @@ fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, Strin
 #[test]
 fn the_definition_that_is_checked_in_is_that_of_the_program() {
     assert_eq!(crd().unwrap(), include_str!("../../../../kubernetes/host/crd.yaml"));
+}
+
+#[test]
+fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
+    let objects = documents(include_str!("../../../../kubernetes/host/host.yaml"));
+    let deployment = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    let words = deployment["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
+    let options = Options::try_parse_from(words.iter().map(|word| word.as_str().unwrap())).unwrap();
+    assert!(options.kubernetes);
+    let set = |key: &str| options.set.iter().find(|(own, _)| own == key).map(|(_, value)| value.clone());
+    assert_eq!(set("host.kubernetes.namespace"), Some(json!("gshare-functions")));
+    assert_eq!(set("host.kubernetes.lease"), Some(json!("gshare-system/gshare-up")));
+    for example in documents(include_str!("../../../../kubernetes/host/example.yaml")) {
+        let read: GpuFunction = serde_json::from_value(example.clone()).unwrap();
+        assert_eq!(json!(read.spec), example["spec"], "no other field");
+        let deployment = read.deployment();
+        let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
+        suits(&plan, &deployment).map_err(|error| error.message).unwrap();
+    }
+}
+
+#[test]
+fn a_deployment_that_pods_cannot_be_is_refused_by_name() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    for (more, field) in [
+        (r#""image":"/bin/sleep 9""#, "image: `/bin/sleep 9`: need a container image"),
+        (r#""image":"localhost/f:1","annotations":{"gshare/devices":"2"}"#, "gshare/devices: `2`"),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/workload":"training","gshare/workers":"2"}"#,
+            "annotations: gshare/workers",
+        ),
+        (r#""image":"localhost/f:1","secrets":["none"]"#, "secrets: unknown secret `none`"),
+    ] {
+        let (status, said) = host.call("POST", "/system/functions", &format!(r#"{{"service":"f",{more}}}"#));
+        assert!(status == 400 && said.contains(field), "{status}: {said}");
+    }
+    assert!(cluster.api.lock().object(&at("f")).is_none());
 }
 
 #[test]
