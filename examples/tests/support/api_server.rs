@@ -368,6 +368,9 @@ impl Server {
                 if let Some(admit) = self.admit {
                     admit(&mut object);
                 }
+                if self.has_kubelets && !object["spec"]["nodeName"].is_null() {
+                    object["status"] = runs();
+                }
                 self.put(&path, object);
                 success(201, &self.objects[&path])
             }
@@ -447,8 +450,7 @@ impl Server {
                 }
                 let mut bound = json!({ "spec": { "nodeName": body["target"]["name"] } });
                 if self.has_kubelets {
-                    let ready = json!({ "type": "Ready", "status": "True" });
-                    bound["status"] = json!({ "phase": "Running", "conditions": [ready] });
+                    bound["status"] = runs();
                 }
                 self.edit(path, &bound);
                 return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
@@ -528,6 +530,12 @@ impl Server {
         }
         Response::builder().status(200).body(Body::from_stream(received)).unwrap()
     }
+}
+
+/// The status of a pod that takes requests.
+fn runs() -> Value {
+    let ready = json!({ "type": "Ready", "status": "True" });
+    json!({ "phase": "Running", "podIP": "127.0.0.1", "conditions": [ready] })
 }
 
 /// Groups of objects stored without a check: those of custom resources.

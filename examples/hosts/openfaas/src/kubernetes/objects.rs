@@ -190,13 +190,26 @@ impl Objects {
         found.map(|found| found.is_some()).map_err(|why| error(&why))
     }
 
+    /// A secret that clients of the host made; none if there is none.
+    async fn own_secret(&self, name: &str) -> Result<Option<Secret>, ApiError> {
+        let found = answered(self.secrets.get_opt(name)).await.map_err(|why| error(&why))?;
+        match found {
+            Some(found) if !found.labels().contains_key(SECRET) => {
+                let why =
+                    format!("name: secret `{name}` is of another client of the cluster: change it there");
+                Err(ApiError::new(StatusCode::CONFLICT, why))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// Writes a secret.
     ///
     /// # Errors
-    /// 400 with a refusal of the server, 503 without an answer.
+    /// 409 for a secret of another client, 400 with a refusal of the server, 503 without an answer.
     pub async fn put_secret(&self, name: &str, value: &[u8]) -> Result<(), ApiError> {
         self.leads()?;
-        let found = answered(self.secrets.get_opt(name)).await.map_err(|why| error(&why))?;
+        let found = self.own_secret(name).await?;
         let data = Some([(name.to_owned(), ByteString(value.to_owned()))].into());
         let labels = Some([(SECRET.to_owned(), "true".to_owned())].into());
         let post = post(MANAGER);
@@ -219,6 +232,7 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn remove_secret(&self, name: &str) -> Result<(), ApiError> {
         self.leads()?;
+        self.own_secret(name).await?;
         let deleted = answered(self.secrets.delete(name, &DeleteParams::default())).await;
         deleted.map(drop).map_err(|why| error(&why))
     }

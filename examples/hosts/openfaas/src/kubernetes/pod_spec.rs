@@ -28,6 +28,8 @@ const INSTANCE: &str = "gshare.io/instance";
 pub const PORT: u16 = 8080;
 /// Folder of the secrets in a container.
 const SECRETS: &str = "/var/openfaas/secrets";
+/// Variable with the booked time, and the most.
+const QUOTA: &str = "GSHARE_QUOTA";
 /// Variable with the booked part of the SMs; `GSHARE_SM` has the largest part.
 const BOOKED: &str = "GSHARE_SM_BOOKED";
 
@@ -85,7 +87,9 @@ impl PodOf<'_> {
         let mut annotations: BTreeMap<String, String> = BTreeMap::new();
         let place = format!("{node}/{gpu}");
         if matches!(plan.wants, Wants::NoGpu { .. }) {
+            // The host books the least share for it.
             set(&mut spec, PLACE, &place);
+            set(&mut spec, QUOTA, &self.share.quota().to_string());
         } else {
             let full = format!("{namespace}/{name}");
             // Pods are made once, and their names are not used again.
@@ -218,7 +222,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Reads it back. None: the pod uses no GPU, or was not made by a host.
+    /// Reads it back. None: the pod was not made by a host.
     pub fn of(pod: &Pod) -> Option<Self> {
         let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
@@ -231,7 +235,7 @@ impl Given {
             function: label(FUNCTION)?,
             version: label(VERSION)?,
             place: (node.to_owned(), gpu.parse().ok()?),
-            time: value("GSHARE_QUOTA")?.parse().ok()?,
+            time: value(QUOTA)?.parse().ok()?,
             sm: value(BOOKED)?.parse().ok()?,
         })
     }

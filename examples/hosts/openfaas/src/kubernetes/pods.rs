@@ -25,7 +25,7 @@ use super::said;
 use super::writes::{answered, post};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
-use crate::host::{Launch, Move, Order};
+use crate::host::{Launch, Order};
 use crate::node::Node;
 use crate::running::Running;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -171,10 +171,8 @@ impl Pods {
     pub fn take(self: &Arc<Self>, node: &Arc<Node>, order: Order) -> Option<Order> {
         match order {
             Order::Run(launch) => self.run(node, &launch),
-            Order::Move(Move { .. }) | Order::Model(_) => {
-                // No instance of pods may move, and none has a model: see `Host::may_park` and `App::plan`.
-                eprintln!("openfaas: an order that no pod can carry out: {order:?}");
-            }
+            // No pod's memory may move, and none has a model of a store: see `Host::may_park` and `suits`.
+            Order::Move(_) | Order::Model(_) => eprintln!("openfaas: no pod can carry out {order:?}"),
             other => return Some(other),
         }
         None

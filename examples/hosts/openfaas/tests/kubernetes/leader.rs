@@ -25,11 +25,13 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     let cluster = Cluster::start(2, 1);
     let mut host = cluster.host(&[]);
     deploy(&host, "f", SHARE);
+    deploy(&host, "plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
     deploy(&host, "measured", r#","annotations":{"gshare/slo":"500ms"}"#);
     let (status, said) = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":2}"#);
     assert_eq!(status, 202, "{said}");
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/measured", "").0, 200);
+    assert_eq!(host.call("POST", "/function/plain/echo", "x").0, 200);
     let object = format!("{FUNCTIONS}/measured");
     within(|| cluster.api.lock().object(&object).unwrap()["status"]["profile"].is_object());
     host.child.kill().unwrap();
@@ -39,7 +41,8 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     let gone = before.iter().position(|name| name.starts_with("f-")).unwrap();
     cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
     let host = cluster.host(&[]);
-    assert!(host.line.contains("2 functions"), "{}", host.line);
+    assert!(host.line.contains("3 functions"), "{}", host.line);
+    assert_eq!(host.call("POST", "/function/plain/echo", "x"), (200, "x".to_owned()));
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     assert_eq!(host.call("POST", "/function/measured", "").0, 200);
@@ -54,8 +57,8 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     cluster.api.lock().edit(&format!("{FUNCTIONS}/f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
     let host = cluster.host(&[]);
     host.replicas("f", 2);
-    within(|| names(&cluster).iter().all(|name| name.starts_with("measured-") || !after.contains(name)));
-    cluster.ready(3);
+    within(|| names(&cluster).iter().all(|name| !name.starts_with("f-") || !after.contains(name)));
+    cluster.ready(4);
 }
 
 #[test]

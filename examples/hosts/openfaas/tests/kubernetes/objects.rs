@@ -159,4 +159,10 @@ fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
     assert_eq!(host.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
     assert_eq!(host.call("DELETE", "/system/secrets", r#"{"name":"key"}"#).0, 202);
     assert_eq!(host.call("GET", "/system/secrets", "").1, "[]");
+    let foreign = json!({ "metadata": { "name": "theirs", "namespace": "gshare-functions" } });
+    cluster.api.lock().put("/api/v1/namespaces/gshare-functions/secrets/theirs", foreign);
+    for (method, body) in [("PUT", r#"{"name":"theirs","value":"v"}"#), ("DELETE", r#"{"name":"theirs"}"#)] {
+        let (status, said) = host.call(method, "/system/secrets", body);
+        assert!(status == 409 && said.contains("of another client"), "{status}: {said}");
+    }
 }
