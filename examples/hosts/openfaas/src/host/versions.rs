@@ -55,6 +55,13 @@ impl Host {
         of.map_or(0, |of| bounds(&of.version.plan, replicas).0)
     }
 
+    /// The newest version of a function.
+    pub fn newest(&self, name: &str) -> Option<Arc<Version>> {
+        let function = self.functions.get(name)?;
+        let known = self.versions.get(&function.next.unwrap_or(function.serving))?;
+        Some(Arc::clone(&known.version))
+    }
+
     /// Number of instances that a client asked for.
     pub fn replicas(&self, name: &str) -> Option<u32> {
         self.functions.get(name)?.replicas

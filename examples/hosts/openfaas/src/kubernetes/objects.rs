@@ -284,9 +284,9 @@ impl Objects {
         }
         let record = record(&object);
         self.see(object);
-        let view = app.node.view(&name);
-        let told = match view {
-            Some(view) if view.version.deployment == deployment => {
+        let newest = app.node.host().newest(&name);
+        let told = match newest {
+            Some(version) if version.deployment == deployment => {
                 let has = app.node.host().replicas(&name);
                 match replicas.filter(|wanted| has != Some(*wanted)) {
                     Some(wanted) => app.node.host().set_replicas(app.node.now(), &name, wanted),
