@@ -1,12 +1,12 @@
 //! `gshare up --kubernetes` before a mock of the API server at the size of a large cluster: pods decided and made per second, memory of the
 //! host, and its requests while nothing changes. `cargo bench -p gshare-openfaas --features kubernetes --bench pods`; arguments are the
-//! numbers of nodes (of 8 GPUs), functions, and replicas of each.
+//! numbers of nodes (of 8 GPUs), functions, replicas of each, and further functions with refused pods.
 
 #[allow(dead_code, reason = "the tests of other hosts use the rest")]
 #[path = "../../../tests/support/api_server.rs"]
 mod api_server;
 
-use api_server::Api;
+use api_server::{Api, listed};
 use serde_json::json;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -40,9 +40,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers: Vec<usize> = std::env::args().filter_map(|word| word.parse().ok()).collect();
     // `cargo test --bench pods -- --test` asks only that it works.
     let runs_as_test = std::env::args().any(|argument| argument == "--test");
-    let size = if runs_as_test { [5, 5, 4] } else { [500, 2_000, 5] };
+    let size = if runs_as_test { [5, 5, 4, 5] } else { [500, 2_000, 5, 0] };
     let idle = Duration::from_secs(if runs_as_test { 1 } else { 20 });
-    let [nodes, functions, replicas] = numbers[..].try_into().unwrap_or(size);
+    let [nodes, functions, replicas, refused] = numbers[..].try_into().unwrap_or(size);
     let (api, address) = Api::serve(ROLES[0], "gshare-up").await;
     api.allow(ROLES[1]);
     api.lock().has_kubelets = true;
@@ -69,23 +69,23 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let begin = Instant::now();
-    for index in 0..functions {
-        let name = format!("f{index}");
+    api.lock().refuse = Some(Box::new(|_, object, _| {
+        let function = object["metadata"]["labels"]["gshare.io/function"].as_str();
+        function.is_some_and(|name| name.starts_with("bad")).then(|| "exceeded quota".to_owned())
+    }));
+    let bad = (0..refused).map(|index| format!("bad{index}"));
+    for name in bad.chain((0..functions).map(|index| format!("f{index}"))) {
         let share = json!({ "quota": "0.3", "sm": "12", "memory": "1GiB" });
         let object = json!({ "apiVersion": "gshare.io/v1alpha1", "kind": "GpuFunction",
             "metadata": { "name": name, "namespace": "gshare-functions", "uid": name, "generation": 1 },
             "spec": { "image": "localhost/f:1", "replicas": replicas, "share": share } });
         api.lock().put(&format!("{FUNCTIONS}/{name}"), object);
     }
-    let count = |api: &Api, line: &str| api.lock().seen.iter().filter(|seen| seen.line() == line).count();
     let pods = functions * replicas;
-    while count(&api, &format!("POST {PODS}")) < pods {
+    let there = || listed::<serde_json::Value>(&api, PODS).len();
+    while there() < pods {
         if begin.elapsed() > PATIENCE {
-            return Err(format!(
-                "{} of {pods} pods after {PATIENCE:?}",
-                count(&api, &format!("POST {PODS}"))
-            )
-            .into());
+            return Err(format!("{} of {pods} pods after {PATIENCE:?}", there()).into());
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -109,13 +109,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     api.lock().take();
     tokio::time::sleep(idle).await;
     let seen = api.lock().take();
-    println!("{nodes} nodes of 8 GPUs, {functions} functions of {replicas} replicas");
+    println!(
+        "{nodes} nodes of 8 GPUs, {functions} functions of {replicas} replicas, {refused} with refused pods"
+    );
     println!("all pods made after {made:.1} s: {:.0} pods/s decided, written and bound", pods as f64 / made);
     println!("all told as ready after {told:.1} s");
     println!("memory: {} MiB at its highest", program.most_mib());
     let others = seen.iter().filter(|seen| !seen.path.contains("/leases")).count();
     println!(
-        "idle: {:.2} requests/s, {others} of them not of the lease",
+        "afterwards: {:.2} requests/s, {others} of them not of the lease",
         seen.len() as f64 / idle.as_secs_f64()
     );
     Ok(())
