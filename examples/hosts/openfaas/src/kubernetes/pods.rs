@@ -19,7 +19,7 @@ use super::daemons::Daemons;
 use super::injection::Injected;
 use super::objects::Objects;
 use super::places::Places;
-use super::pod_spec::{FUNCTION, Given, PodOf, name, share_of, version_of};
+use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
 use super::pod_state::{failure, is_going, is_over, is_ready};
 use super::said;
 use super::writes::{answered, post};
@@ -40,7 +40,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
@@ -50,6 +50,8 @@ pub const MANAGER: &str = "gshare-up";
 const AT_ONCE: usize = 32;
 /// First and longest pause before a write is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// First and longest pause after a refused pod, in which the host sends no other pod of the function.
+const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
 
@@ -69,6 +71,8 @@ pub struct Pods {
     /// Daemons of the nodes, and the last pod of each trial with its node.
     daemons: Daemons,
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
+    /// Functions with refused pods.
+    refused: Mutex<BTreeMap<String, Refusal>>,
     turns: Semaphore,
     runtime: Handle,
     stopped: Arc<AtomicBool>,
@@ -92,6 +96,14 @@ struct State {
     address: Option<SocketAddr>,
     listens: bool,
     ended: Option<Result<(), String>>,
+}
+
+/// The last refusal of a function's pods: until when no other is sent, the next pause, and the reason.
+#[derive(Debug, Clone)]
+struct Refusal {
+    until: Instant,
+    pause: Duration,
+    why: String,
 }
 
 /// A pod as a running copy of a program.
@@ -138,6 +150,7 @@ impl Pods {
             made: AtomicU64::new(0),
             daemons: Daemons::new(client),
             trials: Mutex::default(),
+            refused: Mutex::default(),
             turns: Semaphore::new(AT_ONCE),
             runtime: Handle::current(),
             stopped,
@@ -241,6 +254,9 @@ impl Pods {
             if !sent && state.lock().killed {
                 return self.has_ended(node, &name, Err("it was not needed any more".to_owned()));
             }
+            if !sent && let Some(why) = self.still_refused(&pod) {
+                return self.has_ended(node, &name, Err(why));
+            }
             sent = true;
             let made = answered(self.api.create(&post(MANAGER), &pod)).await;
             drop(turn);
@@ -249,7 +265,9 @@ impl Pods {
                 // An earlier attempt has made it, and its answer was lost.
                 Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => break,
                 Err(error) if is_refused(&error) => {
-                    return self.has_ended(node, &name, Err(format!("its pod is refused: {}", said(&error))));
+                    let why = format!("its pod is refused: {}", said(&error));
+                    self.refuse(&pod, &why);
+                    return self.has_ended(node, &name, Err(why));
                 }
                 Err(error) => eprintln!("openfaas: pod {name} is not made yet: {}", said(&error)),
             }
@@ -258,6 +276,27 @@ impl Pods {
         }
         // A deletion that came earlier waits for this.
         state.lock().made = true;
+        self.refused.lock().remove(&function_of(&pod));
+    }
+
+    /// Why no pod of a function is sent now. When its pause is over, one pod is sent.
+    fn still_refused(&self, pod: &Pod) -> Option<String> {
+        let (mut refused, now) = (self.refused.lock(), Instant::now());
+        let refusal = refused.get_mut(&function_of(pod))?;
+        if now < refusal.until {
+            return Some(refusal.why.clone());
+        }
+        refusal.until = now + REFUSED.0;
+        None
+    }
+
+    fn refuse(&self, pod: &Pod, why: &str) {
+        let mut refused = self.refused.lock();
+        let pause = refused.get(&function_of(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
+        let (now, next) = (Instant::now(), (pause * 2).min(REFUSED.1));
+        // Nobody asks for the pods of others any more.
+        refused.retain(|_, refusal| refusal.until + 2 * REFUSED.1 > now);
+        refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
     }
 
     /// Deletes a pod, until the server has none of this name or has marked it.
@@ -434,6 +473,12 @@ impl Pods {
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);
     }
+}
+
+/// The function and version of a pod: a changed function is tried at once.
+fn function_of(pod: &Pod) -> String {
+    let label = |key| pod.labels().get(key).map_or("", String::as_str);
+    format!("{}/{}", label(FUNCTION), label(VERSION))
 }
 
 /// Whether the server will say the same again: a quota, an admission policy, an invalid pod.
