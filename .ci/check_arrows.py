@@ -27,7 +27,7 @@ ARROWS = {
     "gshare-hook": {"gshare-core", "gshare-cuda-abi", "gshare-meter"},
     "xtask": set(),
     "gshare-openfaas": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-fake-cuda-spec"},
-    "gshare-examples": {"gshare-core", "gshare-fake-cuda-spec", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
+    "gshare-examples": {"gshare-openfaas", "gshare-core", "gshare-fake-cuda-spec", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshare-runner", "gshared", "gshare-sim"},
     "gshare-stub-driver": set(),
     "gshare-bench": {"gshare-core", "gshare-sched", "gshare-profile", "gshare-modelstore", "gshared", "gshare-sim"},
 }

@@ -43,6 +43,11 @@ pub trait Program: Send {
     fn is_idle(&self) -> bool {
         false
     }
+
+    /// Where it takes connections; none while that is not known. By default at its port of the loopback address.
+    fn address(&self, port: u16) -> Option<SocketAddr> {
+        Some((Ipv4Addr::LOCALHOST, port).into())
+    }
 }
 
 /// Starts the program of a setting, to listen on this port of the loopback address.
@@ -87,11 +92,11 @@ impl<P: Program> Http<P> {
         Timestamp::ZERO.saturating_add(at.saturating_duration_since(self.begin).into())
     }
 
-    fn connect(&self, port: u16, batch: u32) -> (Sender<()>, Receiver<Result<Instant, String>>) {
+    fn connect(&self, address: SocketAddr, batch: u32) -> (Sender<()>, Receiver<Result<Instant, String>>) {
         let (calls, todo) = channel::<()>();
         let (done, answers) = channel();
         let todo = Arc::new(Mutex::new(todo));
-        let url = format!("http://127.0.0.1:{port}{}", self.call.path);
+        let url = format!("http://{address}{}", self.call.path);
         let batch = self.call.batched.then_some(batch as usize);
         for _ in 0..self.call.connections.clamp(1, 64) {
             let (todo, done, url) = (Arc::clone(&todo), done.clone(), url.clone());
@@ -146,8 +151,12 @@ impl<P: Program> Executor for Http<P> {
         let port = port.map_err(|error| ExecError::Unavailable(format!("a port: {error}")))?.port();
         let began = Instant::now();
         let mut program = (self.start)(setting, port).map_err(ExecError::Unavailable)?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        while TcpStream::connect(address).is_err() {
+        let address = loop {
+            if let Some(address) = program.address(port)
+                && TcpStream::connect(address).is_ok()
+            {
+                break address;
+            }
             if let Some(how) = program.ended() {
                 return Err(ExecError::Ended(how));
             }
@@ -158,9 +167,9 @@ impl<P: Program> Executor for Http<P> {
                 return Err(ExecError::NotReady { within, why });
             }
             std::thread::sleep(PROBE.into());
-        }
+        };
         let load = Duration::from(began.elapsed());
-        let (calls, answers) = self.connect(port, setting.batch);
+        let (calls, answers) = self.connect(address, setting.batch);
         self.running = Some(Running { program, calls, answers });
         Ok(Ready { load: Some(load) })
     }

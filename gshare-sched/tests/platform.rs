@@ -381,6 +381,42 @@ fn each_missing_instance_of_a_minimum_tries_all_points() {
     assert_eq!((kept(&host, 0), kept(&host, 1)), (3, 3));
 }
 
+/// A restart of the host: functions without a minimum, devices, instances that run, minimums.
+#[test]
+fn an_instance_of_an_earlier_host_is_kept_where_it_runs_and_counts_towards_the_minimum() {
+    let mut host = Host::with(&[16, 16]);
+    host.deploy(0, inference(9).with_instances(0, 2));
+    let point = host.platform.function(FunctionId::new(0)).map(|view| match &view.spec.work {
+        Work::Inference { profile: Some(table) } => table.points()[0],
+        work => panic!("{work:?}"),
+    });
+    let (quota, sm) = point.map(|at| (at.quota, at.sm)).unwrap();
+    let found =
+        |gpu| PlatformEvent::InstanceFound { function: FunctionId::new(0), gpu: GpuId::new(gpu), quota, sm };
+    host.tell(found(1)).unwrap();
+    assert_eq!(devices_of(&host, 0), [1]);
+    let refused = |host: &mut Host, event| host.tell(event).unwrap_err().to_string();
+    assert!(refused(&mut host, found(1)).contains("an instance of fn0 on gpu1: "), "its memory is booked");
+    assert_eq!(refused(&mut host, found(7)), "unknown gpu7");
+    let other = PlatformEvent::InstanceFound {
+        function: FunctionId::new(0),
+        gpu: GpuId::new(0),
+        quota: Quota::new(7).unwrap(),
+        sm,
+    };
+    assert!(refused(&mut host, other).contains("0.07% of the time"), "a share of an older version");
+    let bounds =
+        PlatformEvent::BoundsChanged { function: FunctionId::new(0), min_instances: 1, max_instances: 2 };
+    host.tell(bounds).unwrap();
+    host.run(Duration::from_secs(1));
+    assert_eq!(devices_of(&host, 0), [1], "none was missing");
+    host.tell(found(0)).unwrap();
+    assert!(refused(&mut host, found(0)).contains("at most 2 instances"));
+    host.deploy(1, FunctionSpec::new(Work::Training { workers: 1, share: GpuShare::WHOLE }, gib(4)));
+    let trains = PlatformEvent::InstanceFound { function: FunctionId::new(1), gpu: GpuId::new(0), quota, sm };
+    assert!(refused(&mut host, trains).contains("need inference on one device"));
+}
+
 #[test]
 fn a_lost_device_ends_its_instances_and_their_requests_go_elsewhere() {
     let mut host = Host::with(&[16, 16]);

@@ -88,12 +88,13 @@ fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
 
 #[test]
 fn the_manifests_belong_together_and_kubectl_renders_the_same() {
-    for directory in ["", "daemon", "dra", "fastpod", "by-node"] {
+    for directory in ["", "daemon", "dra", "fastpod", "by-node", "host"] {
         // Each object named by a part exists, but for the namespace.
         let objects = check(&folder().join(directory));
         for object in &objects {
             let namespace = object["metadata"]["namespace"].as_str();
-            assert!(namespace.is_none_or(|namespace| namespace == "gshare-system"), "{object}");
+            let known = ["gshare-system", "gshare-functions"];
+            assert!(namespace.is_none_or(|namespace| known.contains(&namespace)), "{object}");
         }
     }
     // The program takes these arguments.
@@ -175,7 +176,7 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
     use k8s_openapi::api::{admissionregistration, apps, core, networking, policy, rbac, resource};
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
     let mut objects = Vec::new();
-    for directory in ["", "by-node", "kind", "../knative"] {
+    for directory in ["", "by-node", "host", "kind", "../knative"] {
         objects.extend(rendered(&folder().join(directory)));
     }
     for example in ["dra/example.yaml", "dra/allocated-claim.yaml"] {
@@ -186,6 +187,7 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
         let check: fn(&Value) -> Option<String> = match (version, kind) {
             ("v1", "Namespace") => stray::<core::v1::Namespace>,
             ("v1", "ServiceAccount") => stray::<core::v1::ServiceAccount>,
+            ("v1", "Service") => stray::<core::v1::Service>,
             ("v1", "ConfigMap") => stray::<core::v1::ConfigMap>,
             ("v1", "Pod") => stray::<core::v1::Pod>,
             ("apps/v1", "DaemonSet") => stray::<apps::v1::DaemonSet>,
@@ -225,10 +227,12 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
     let mut objects = rendered(&folder().join("by-node"));
     objects.extend(rendered(&folder().with_file_name("knative")));
+    let is_new = |one: &Value| one["metadata"]["name"] == "gshare-up";
+    objects.extend(rendered(&folder().join("host")).into_iter().filter(is_new));
     let workloads: Vec<_> =
         objects.iter().filter(|object| object.pointer("/spec/template/spec/containers").is_some()).collect();
     let names: Vec<_> = workloads.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "fastpod-node", "knative"]);
+    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "fastpod-node", "knative", "gshare-up"]);
     for workload in workloads {
         let (name, spec) = (&workload["metadata"]["name"], &workload["spec"]);
         let pod = &spec["template"]["spec"];
@@ -258,7 +262,9 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
         for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
             assert!(main[probe].is_object(), "{name}: {probe}");
         }
+        let own = json!([{"name": "http", "containerPort": 8080}]);
         let port = json!([{"name": "metrics", "containerPort": 9478}]);
+        let port = if name == "gshare-up" { own } else { port };
         assert_eq!(main["ports"], port, "{name}: Prometheus reaches its metrics");
         let all = ["containers", "initContainers"].into_iter().filter_map(|kind| pod[kind].as_array());
         for container in all.flatten() {
@@ -372,7 +378,13 @@ fn the_image_has_the_hook_for_an_old_c_library() {
 
 #[test]
 fn the_image_has_the_programs_that_the_manifests_start() {
-    for file in ["fastpod/controller.yaml", "by-node/node.yaml", "dra/driver.yaml", "daemon/daemon.yaml"] {
+    for file in [
+        "fastpod/controller.yaml",
+        "host/host.yaml",
+        "by-node/node.yaml",
+        "dra/driver.yaml",
+        "daemon/daemon.yaml",
+    ] {
         for object in documents(&manifest(file)) {
             let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
             for container in

@@ -63,6 +63,8 @@ pub(crate) struct Server {
     schemas: BTreeMap<String, jsonschema::Validator>,
     /// Bound pods run at once, and are ready.
     pub(crate) has_kubelets: bool,
+    /// Deleted pods that are bound stay, until their kubelet has ended them.
+    pub(crate) is_graceful: bool,
     /// Time of each request; requests are answered one after the other.
     pub(crate) latency: std::time::Duration,
     /// Requests are not answered.
@@ -90,15 +92,18 @@ pub(crate) fn rights(manifest: &str) -> BTreeSet<Right> {
     };
     let mut rights = BTreeSet::new();
     for document in documents(manifest) {
+        // Roles of two namespaces may give the same.
+        let mut own = BTreeSet::new();
         for rule in document["rules"].as_array().into_iter().flatten() {
             for group in texts(rule, "apiGroups") {
                 for resource in texts(rule, "resources") {
                     for verb in texts(rule, "verbs") {
-                        assert!(rights.insert((group.clone(), resource.clone(), verb)), "twice: {rule}");
+                        assert!(own.insert((group.clone(), resource.clone(), verb)), "twice: {rule}");
                     }
                 }
             }
         }
+        rights.extend(own);
     }
     rights
 }
@@ -363,6 +368,9 @@ impl Server {
                 if let Some(admit) = self.admit {
                     admit(&mut object);
                 }
+                if self.has_kubelets && !object["spec"]["nodeName"].is_null() {
+                    object["status"] = runs();
+                }
                 self.put(&path, object);
                 success(201, &self.objects[&path])
             }
@@ -428,6 +436,11 @@ impl Server {
             ("get", None) => {}
             ("delete", None) => {
                 let object = self.objects[path].clone();
+                let runs = path.contains("/pods/") && !object["spec"]["nodeName"].is_null();
+                if self.is_graceful && runs && body["gracePeriodSeconds"] != 0 {
+                    self.edit(path, &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
+                    return success(200, &self.objects[path]);
+                }
                 self.delete(path);
                 return success(200, &object);
             }
@@ -437,8 +450,7 @@ impl Server {
                 }
                 let mut bound = json!({ "spec": { "nodeName": body["target"]["name"] } });
                 if self.has_kubelets {
-                    let ready = json!({ "type": "Ready", "status": "True" });
-                    bound["status"] = json!({ "phase": "Running", "conditions": [ready] });
+                    bound["status"] = runs();
                 }
                 self.edit(path, &bound);
                 return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
@@ -518,6 +530,12 @@ impl Server {
         }
         Response::builder().status(200).body(Body::from_stream(received)).unwrap()
     }
+}
+
+/// The status of a pod that takes requests.
+fn runs() -> Value {
+    let ready = json!({ "type": "Ready", "status": "True" });
+    json!({ "phase": "Running", "podIP": "127.0.0.1", "conditions": [ready] })
 }
 
 /// Groups of objects stored without a check: those of custom resources.
@@ -847,6 +865,39 @@ impl Api {
             }
         });
         (api, kube::Client::new(mock, "default"))
+    }
+
+    /// The same server for other programs, at an address of this machine.
+    pub(crate) async fn serve(manifest: &str, manager: &'static str) -> (Self, std::net::SocketAddr) {
+        let api = Self::default();
+        api.lock().rights = rights(manifest);
+        api.lock().manager = manager;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, server) = (listener.local_addr().unwrap(), api.clone());
+        let answer = move |request: Request<Body>| {
+            let server = server.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+                let seen = Seen {
+                    method: parts.method.to_string(),
+                    path: parts.uri.path().to_owned(),
+                    query: parts.uri.query().unwrap_or_default().to_owned(),
+                    body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
+                };
+                let answer = {
+                    let mut server = server.lock();
+                    server.seen.push(seen.clone());
+                    (!server.deaf).then(|| server.answer(&seen))
+                };
+                match answer {
+                    Some(answer) => answer,
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        tokio::spawn(axum::serve(listener, axum::Router::new().fallback(answer)).into_future());
+        (api, address)
     }
 
     /// The answer to a request that came over another way.

@@ -78,6 +78,12 @@ pub enum PlatformError {
         /// The most given.
         max_instances: u32,
     },
+    /// An instance of a function that starts none: it is being profiled, or removed.
+    #[error("{function} is being profiled, or was removed: need a function that starts instances")]
+    NotDeployed {
+        /// The function.
+        function: FunctionId,
+    },
     /// A profile for a function that was not being profiled.
     #[error("{function} is not being profiled")]
     NotProfiling {

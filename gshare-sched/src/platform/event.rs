@@ -7,7 +7,8 @@ use crate::mig::SliceAt;
 use gshare_core::dag::ComponentSet;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{
-    Bytes, Duration, FunctionId, GpuId, GpuShare, InstanceId, NodeId, RequestId, TenantId, Timestamp,
+    Bytes, Duration, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare, TenantId,
+    Timestamp,
 };
 
 /// A state in the life of an instance.
@@ -157,6 +158,17 @@ pub enum PlatformEvent {
         instance: InstanceId,
         /// The change.
         report: InstanceReport,
+    },
+    /// An instance that an earlier host started still runs on one device, with this share of it. The platform books the share there and
+    /// answers with a `Start`, which the host carries out by keeping the instance; `Ready` follows as ever. Without a `Start`, or if the
+    /// event is refused, the host ends the instance. A host that tells a function's minimum only afterwards has none started in between.
+    InstanceFound {
+        function: FunctionId,
+        gpu: GpuId,
+        /// The booked time.
+        quota: Quota,
+        /// The booked SMs.
+        sm: SmShare,
     },
     /// [`Engine::next_deadline`](gshare_core::Engine::next_deadline) has come.
     DeadlineReached,

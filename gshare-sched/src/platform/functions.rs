@@ -4,11 +4,12 @@ use super::admission::check_function;
 use super::cluster::Cluster;
 use super::moves::Moves;
 use super::{
-    Bytes, Duration, FunctionId, InstanceId, Platform, PlatformAction, PlatformError, Rejection, RequestId,
-    Timestamp, choice, gpu_time,
+    Bytes, Duration, FunctionId, GpuId, InstanceId, Platform, PlatformAction, PlatformError, Rejection,
+    RequestId, Timestamp, choice, gpu_time,
 };
 use crate::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::ProfileTable;
+use gshare_core::{Quota, SmShare};
 use std::collections::BTreeSet;
 
 /// The state of a function on the platform.
@@ -287,6 +288,21 @@ impl Platform {
             self.cluster.has_fewer(function);
         }
         Ok(())
+    }
+
+    pub(super) fn find_instance(
+        &mut self,
+        function: FunctionId,
+        gpu: GpuId,
+        share: (Quota, SmShare),
+    ) -> Result<(), PlatformError> {
+        let of = self.known(function)?;
+        let pool = of.pool;
+        if of.state != FunctionState::Deployed {
+            return Err(PlatformError::NotDeployed { function });
+        }
+        self.cluster.devices.get(gpu).ok_or(PlatformError::UnknownDevice { gpu })?;
+        self.try_tell(pool, |pool, cluster| pool.instance_found(cluster, function, gpu, share))
     }
 
     pub(super) fn remove(&mut self, function: FunctionId) {

@@ -322,6 +322,9 @@ impl Engine for Platform {
             PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
                 self.rebound(*function, *min_instances, *max_instances)
             }
+            PlatformEvent::InstanceFound { function, gpu, quota, sm } => {
+                self.find_instance(*function, *gpu, (*quota, *sm))
+            }
             _ => Ok(()),
         };
         if let Err(error) = asked {

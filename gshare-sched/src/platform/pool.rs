@@ -7,7 +7,7 @@ use super::{
     WholePool,
 };
 use core::fmt;
-use gshare_core::{Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
+use gshare_core::{Duration, FunctionId, GpuId, InstanceId, Quota, RequestId, SmShare, TenantId, Timestamp};
 
 /// Why a pool refused an event. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +88,17 @@ pub(super) trait Pool: Send + core::any::Any {
 
     /// The ledger has a new minimum and maximum of a function's instances.
     fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError>;
+
+    /// An instance of the function that an earlier host started runs on the device with this time and these SMs: the pool starts it there.
+    fn instance_found(
+        &mut self,
+        _: &mut Cluster,
+        function: FunctionId,
+        _: GpuId,
+        _: (Quota, SmShare),
+    ) -> Result<(), PoolError> {
+        Err(self.regime().refused(format!("an instance of {function} that is there already: need a new one")))
+    }
 
     /// The function is removed, and no request of it waits.
     fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId);

@@ -346,7 +346,24 @@ pub(crate) fn run_bytes(bytes: &[u8]) {
                     host.arrive(name, (which % 7 == 0).then(|| host.now + MS(u64::from(which) * 10)));
                 }
             }
-            12 | 13 => {
+            // A leader before this host may have left an instance, which may fit no more.
+            13 if deployed.contains(&function) => {
+                let point = host.platform.function(name).and_then(|view| match &view.spec.work {
+                    Work::Inference { profile } => profile.as_ref()?.points().first().copied(),
+                    _ => None,
+                });
+                let (quota, sm) = point.map_or((Quota::WHOLE, SmShare::WHOLE), |at| (at.quota, at.sm));
+                let before = host.count(|order| matches!(order, PlatformAction::Start { .. }));
+                let told = host.tell(PlatformEvent::InstanceFound {
+                    function: name,
+                    gpu: GpuId::new(gpu),
+                    quota,
+                    sm,
+                });
+                let after = host.count(|order| matches!(order, PlatformAction::Start { .. }));
+                assert!(told.is_ok() || before == after, "a refused event changes nothing");
+            }
+            12 => {
                 if let Some(&id) = host.instances.keys().nth(nth) {
                     host.happen(Later::Report(id, InstanceReport::Gone));
                 }

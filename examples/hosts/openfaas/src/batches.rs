@@ -27,11 +27,12 @@ use super::node::Node;
 use super::proxy;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
 use gshare_core::{InstanceId, RequestId};
 use gshare_profile::batch;
 use parking_lot::Mutex;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -86,7 +87,7 @@ type Answer = Result<(StatusCode, HeaderMap, Bytes), ApiError>;
 
 impl Batch {
     /// Joins. The first one starts the call, for all that join before their turns are dropped.
-    fn join(self, node: &Arc<Node>, name: &str, (instance, port): (InstanceId, u16), member: Member) {
+    fn join(self, node: &Arc<Node>, name: &str, place: (InstanceId, Option<SocketAddr>), member: Member) {
         let _ = self.join.send(member);
         if let Some(mut members) = self.members.lock().take() {
             let (node, name) = (Arc::clone(node), name.to_owned());
@@ -99,7 +100,7 @@ impl Batch {
                     }
                 }
                 for (call, members) in calls {
-                    serve(&node, &name, (instance, port), call, members).await;
+                    serve(&node, &name, place, call, members).await;
                 }
             });
         }
@@ -135,7 +136,7 @@ pub async fn forward(
     let mut go = ticket.turn().await?;
     let (status, mut headers, body) = loop {
         let (answer, told) = oneshot::channel();
-        let place = (go.instance, go.ports.first().copied().unwrap_or_default());
+        let place = (go.instance, go.addresses.first().copied());
         let member = Member { request: ticket.request(), call: call.clone(), body: body.clone(), answer };
         let (instance, load) = (go.instance, go.load);
         // Without a batch of the platform the request goes by itself.
@@ -169,11 +170,15 @@ pub async fn forward(
 async fn serve(
     node: &Arc<Node>,
     name: &str,
-    (instance, port): (InstanceId, u16),
+    (instance, address): (InstanceId, Option<SocketAddr>),
     call: Call,
     mut members: Vec<Member>,
 ) {
-    let Some(line) = node.line(instance, 0, port).await else {
+    let line = match address {
+        Some(address) => node.line(instance, 0, address).await,
+        None => None,
+    };
+    let Some(line) = line else {
         return node.host().unreachable(instance);
     };
     {
@@ -190,8 +195,7 @@ async fn serve(
     headers.insert(header::HOST, HeaderValue::from_static("function"));
     headers.extend(call.kind.map(|kind| (header::CONTENT_TYPE, kind)));
     let lengths = HeaderValue::from_str(&batch::lengths(members.iter().map(|member| member.body.len())));
-    headers
-        .extend(lengths.ok().map(|lengths| (axum::http::HeaderName::from_static(batch::LENGTHS), lengths)));
+    headers.extend(lengths.ok().map(|lengths| (HeaderName::from_static(batch::LENGTHS), lengths)));
     let asked =
         proxy::ask(&AtomicBool::new(false), name, line, request, false, proxy::LONGEST, &Fault::default())
             .await;
@@ -246,14 +250,10 @@ mod tests {
     fn answers(lengths: Option<&'static str>, statuses: Option<&'static str>, parts: usize) -> Vec<Answer> {
         let mut headers = HeaderMap::new();
         headers.extend(
-            lengths.map(|it| {
-                (axum::http::HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))
-            }),
+            lengths.map(|it| (HeaderName::from_static(batch::LENGTHS), HeaderValue::from_static(it))),
         );
         headers.extend(
-            statuses.map(|it| {
-                (axum::http::HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))
-            }),
+            statuses.map(|it| (HeaderName::from_static(batch::STATUSES), HeaderValue::from_static(it))),
         );
         split("f", StatusCode::OK, headers, &Bytes::from_static(b"onetwo"), parts)
     }

@@ -1,5 +1,5 @@
 //! An example function for the OpenFaaS host, as the program `gpu_function` and as `--gpu-function` of the host. It listens on
-//! `127.0.0.1:$PORT` and does not know gshare.
+//! `$HOST:$PORT`, by default of the loopback address, and does not know gshare.
 //!
 //! | path | answer |
 //! |---|---|
@@ -71,6 +71,7 @@ pub fn main() -> Result<()> {
         return train(work, steps);
     }
     let kernels = work.kernels;
+    let host = std::env::var("HOST").unwrap_or_else(|_| "127.0.0.1".to_owned());
     let port: u16 = std::env::var("PORT").context("PORT")?.parse().context("PORT")?;
     let (jobs, todo) = channel();
     if kernels > 0 {
@@ -98,7 +99,7 @@ pub fn main() -> Result<()> {
         .with_state(jobs);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
+        let listener = tokio::net::TcpListener::bind((host.as_str(), port)).await?;
         println!("serving, {kernels} kernels a request");
         axum::serve(axum::serve::ListenerExt::tap_io(listener, |stream| drop(stream.set_nodelay(true))), app)
             .await?;

@@ -88,8 +88,7 @@ impl Metrics {
     pub fn encode(&self, node: &Node) -> String {
         let mut scrape = Registry::default();
         let host = node.host();
-        let lost = node.runner.devices.all.keys();
-        let lost = lost.map(|gpu| ([("gpu", gpu.number())], host.why_lost(*gpu).is_some()));
+        let lost = host.devices().map(|(gpu, ..)| ([("gpu", gpu.number())], host.why_lost(gpu).is_some()));
         let about = ("gshare_device_lost", "1 while the driver has lost the device", None);
         family(&mut scrape, about, lost, |gauge: &Gauge, lost| _ = gauge.set(lost.into()));
         let views = host.views();

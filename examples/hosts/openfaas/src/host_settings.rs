@@ -51,6 +51,9 @@ pub struct HostSettings {
     /// Collector for traces of requests, in OTLP over HTTP.
     #[serde(deserialize_with = "some_text")]
     pub otlp: Option<Collector>,
+    /// Pods, with `--kubernetes`.
+    #[cfg(feature = "kubernetes")]
+    pub kubernetes: crate::kubernetes::up::KubernetesSettings,
 }
 
 impl Default for HostSettings {
@@ -71,6 +74,8 @@ impl Default for HostSettings {
             queue: 1024,
             timeout: 60,
             otlp: None,
+            #[cfg(feature = "kubernetes")]
+            kubernetes: crate::kubernetes::up::KubernetesSettings::default(),
         }
     }
 }

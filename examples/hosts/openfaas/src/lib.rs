@@ -70,6 +70,8 @@ pub mod host_metrics;
 pub mod host_settings;
 pub mod images;
 pub mod inventory;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod later;
 pub mod listening;
 pub mod logs;
@@ -79,6 +81,7 @@ pub mod proxy;
 pub mod reaper;
 pub mod records;
 pub mod routes;
+pub mod running;
 pub mod state;
 pub mod traces;
 pub mod trials;
@@ -151,6 +154,14 @@ pub struct Options {
     /// with `--demo=end`, exit instead. Without GPUs, devices are simulated. A pipeline needs MIG devices.
     #[arg(long, value_name = "end", num_args = 0..=1, require_equals = true, default_missing_value = "stay", value_parser = ["stay", "end"])]
     pub demo: Option<String>,
+    /// Run functions as pods of the cluster, on the GPUs of nodes with the label `gshare.io/host=true`.
+    #[cfg(feature = "kubernetes")]
+    #[arg(long, conflicts_with_all = ["sim", "demo", "state"])]
+    pub kubernetes: bool,
+    /// Print the `CustomResourceDefinition` of `GpuFunction`.
+    #[cfg(feature = "kubernetes")]
+    #[arg(long, exclusive = true)]
+    pub crd: bool,
     /// Print the devices of this node, and exit.
     #[arg(long, hide = true)]
     pub inventory: bool,
@@ -183,6 +194,11 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     if options.inventory {
         return inventory::print_inventory();
     }
+    #[cfg(feature = "kubernetes")]
+    if options.crd {
+        print!("{}", kubernetes::function::crd()?);
+        return Ok(());
+    }
     if options.print_lost {
         return inventory::print_lost();
     }
@@ -199,6 +215,13 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
         return reaper::run(mounts);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    #[cfg(feature = "kubernetes")]
+    if options.kubernetes {
+        let served = runtime.block_on(kubernetes::up::run(host));
+        // A write that is under way does not keep it.
+        runtime.shutdown_background();
+        return served;
+    }
     if options.demo.is_none() {
         return serve_on(runtime, host);
     }
@@ -278,9 +301,11 @@ fn credentials(dir: &Path) -> anyhow::Result<Credentials> {
     Ok(Credentials { pair: format!("{}:{}", read("basic-auth-user")?, read("basic-auth-password")?) })
 }
 
-async fn run(host: Builder) -> anyhow::Result<()> {
-    let Builder { options, policies, tokens, vertical, models } = host;
-    let options = &options;
+/// The credentials for `/system`.
+///
+/// # Errors
+/// If other machines could reach the host without a password, or read it.
+fn access(options: &Options) -> anyhow::Result<Option<Credentials>> {
     let credentials = options.credentials.as_deref().map(credentials).transpose()?;
     ensure!(
         credentials.is_some() || options.listen.ip().is_loopback(),
@@ -294,6 +319,35 @@ async fn run(host: Builder) -> anyhow::Result<()> {
          127.0.0.1 behind a proxy with TLS, or set host.plain_http=true if the network is private",
         options.listen
     );
+    Ok(credentials)
+}
+
+/// The state of the handlers of requests, with the tenants of the settings.
+///
+/// # Errors
+/// If the platform refuses a tenant's limits.
+fn app(node: Arc<Node>, options: &Options, credentials: Option<Credentials>) -> anyhow::Result<App> {
+    let settings = &options.host;
+    let mut tenants: BTreeMap<String, TenantId> = BTreeMap::new();
+    for (place, (name, tenant)) in settings.tenants.iter().enumerate() {
+        let id = host::tenant(place);
+        let limited = PlatformEvent::TenantLimited { tenant: id, limits: tenant.limits() };
+        node.host()
+            .tell(node.now(), limited)
+            .map_err(|error| anyhow::anyhow!("host.tenants.{name}: {}", error.message))?;
+        tenants.insert(name.clone(), id);
+    }
+    let patience = std::time::Duration::from_secs(settings.timeout.into());
+    let later = later::Queue::start(&node, patience, settings.callback.clone());
+    let loopback = options.listen.ip().is_loopback();
+    Ok(App { node, credentials, loopback, metrics: Arc::default(), later, patience, tenants })
+}
+
+async fn run(host: Builder) -> anyhow::Result<()> {
+    let Builder { options, policies, tokens, vertical, models } = host;
+    let options = &options;
+    let credentials = access(options)?;
+    let settings = &options.host;
     let mut platform = options.platform_settings();
     let folder = state_folder(options)?;
     let named = || format!("--state {}", folder.display());
@@ -351,7 +405,8 @@ async fn run(host: Builder) -> anyhow::Result<()> {
             format!("{count} GPU{}{kind}", if count == 1 { "" } else { "s" })
         }
     };
-    let specs: Vec<_> = devices.all.iter().map(|(gpu, device)| (*gpu, device.spec.clone())).collect();
+    let found: Vec<_> =
+        devices.all.iter().map(|(gpu, device)| (*gpu, device.name.clone(), device.spec.clone())).collect();
     let asked = hook.as_ref().map(|hook| gshared::config::admin_socket_of(&hook.socket));
     let models = match &settings.model_store {
         Some(socket) => Models::at(socket.clone())?,
@@ -405,27 +460,18 @@ async fn run(host: Builder) -> anyhow::Result<()> {
         podman,
         mps,
         between,
+        #[cfg(feature = "kubernetes")]
+        pods: None,
     };
     // Without a GPU there is no GPU memory to guess.
     let guess = if settings.no_gpu { Bytes(1) } else { settings.guess };
     let node = Node::start(store, runner, platform, guess)?;
-    for (gpu, spec) in specs {
-        let found = node.host().tell(node.now(), PlatformEvent::DeviceFound { gpu, spec });
-        found.map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
-    }
-    let mut names: BTreeMap<String, TenantId> = BTreeMap::new();
-    for (place, (name, tenant)) in settings.tenants.iter().enumerate() {
-        let id = host::tenant(place);
-        let limited = PlatformEvent::TenantLimited { tenant: id, limits: tenant.limits() };
+    for (gpu, name, spec) in found {
         node.host()
-            .tell(node.now(), limited)
-            .map_err(|error| anyhow::anyhow!("host.tenants.{name}: {}", error.message))?;
-        names.insert(name.clone(), id);
+            .find_device(node.now(), gpu, name, spec)
+            .map_err(|error| anyhow::anyhow!("{gpu}: {}", error.message))?;
     }
-    let patience = std::time::Duration::from_secs(settings.timeout.into());
-    let later = later::Queue::start(&node, patience, settings.callback.clone());
-    let loopback = options.listen.ip().is_loopback();
-    let app = App { node, credentials, loopback, metrics: Arc::default(), later, patience, tenants: names };
+    let app = app(node, options, credentials)?;
     let functions = restore(&app)?;
     println!(
         "openfaas: http://{}  {said}  {functions} functions from {}",

@@ -1,5 +1,6 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
+mod kept;
 mod ticket;
 
 pub use ticket::{Losses, Ticket};
@@ -13,6 +14,7 @@ use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
 use super::models::Models;
 use super::records::Store;
+use super::running::{LocalProcess, Running};
 use super::traces::Exporter;
 use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
@@ -21,13 +23,13 @@ use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
 use gshare_runner::{Hook, HookedProcess};
-use gshare_sched::platform::{Part, Platform, Regime};
+use gshare_sched::platform::{DeviceSpec, Part, Platform, Regime};
 use gshared::Progress;
 use gshared::admin::{self, ParkOrder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -75,6 +77,9 @@ pub struct Runner {
     pub mps: Option<std::path::PathBuf>,
     /// Shared memory between stages, if available.
     pub between: Option<Between>,
+    /// The pods that stand in the place of processes, on Kubernetes.
+    #[cfg(feature = "kubernetes")]
+    pub pods: Option<Arc<crate::kubernetes::pods::Pods>>,
 }
 
 /// Functions and instances of this node.
@@ -109,8 +114,8 @@ const IDLE: usize = 64;
 /// A connection to a process.
 #[derive(Debug)]
 pub enum Line {
-    /// A connection that has served before, and the port for a fresh one.
-    Used(Sender, u16),
+    /// A connection that has served before, and the address for a fresh one.
+    Used(Sender, SocketAddr),
     /// A new connection.
     New(TcpStream),
 }
@@ -165,6 +170,14 @@ impl Node {
         std::thread::Builder::new().name("starter".into()).spawn(move || {
             for order in todo {
                 let Some(node) = weak.upgrade() else { return };
+                #[cfg(feature = "kubernetes")]
+                let order = match &node.runner.pods {
+                    Some(pods) => match pods.take(&node, order) {
+                        Some(order) => order,
+                        None => continue,
+                    },
+                    None => order,
+                };
                 match order {
                     Order::Run(launch) => {
                         if let Some(launch) = with_weights(&node, &runtime, launch) {
@@ -177,9 +190,7 @@ impl Node {
                         }
                     }
                     Order::Keep(version, measured) => {
-                        if let Err(error) = node.store.put_profile(&version.deployment, &measured) {
-                            eprintln!("openfaas: keeping a profile: {error}");
-                        }
+                        node.keep_profile(&version.deployment, &measured);
                     }
                     Order::Model(errand) => node.runner.models.send(errand),
                     Order::Move(order) => drop(runtime.spawn(move_memory(node, order))),
@@ -219,11 +230,11 @@ impl Node {
     }
 
     /// A free connection to a process, or a new one; none if the process refuses it.
-    pub async fn line(&self, instance: InstanceId, stage: usize, port: u16) -> Option<Line> {
+    pub async fn line(&self, instance: InstanceId, stage: usize, address: SocketAddr) -> Option<Line> {
         if let Some(sender) = self.idle(instance, stage) {
-            return Some(Line::Used(sender, port));
+            return Some(Line::Used(sender, address));
         }
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.ok()?;
+        let stream = TcpStream::connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some(Line::New(stream))
     }
@@ -232,13 +243,29 @@ impl Node {
     pub fn free(&self, instance: InstanceId, stage: usize, sender: Sender) {
         let mut idle = self.idle.lock();
         // After the end of its process nothing would remove the connection from the list.
-        if sender.is_closed() || self.host.lock().pids(instance).is_empty() {
+        if sender.is_closed() || !self.host.lock().runs(instance) {
             return;
         }
         let free = idle.entry((instance, stage)).or_default();
         if free.len() < IDLE {
             free.push(sender);
         }
+    }
+
+    /// Whether a running copy has ended, of which the host is told then.
+    pub(crate) fn has_ended(&self, instance: InstanceId, index: usize) -> bool {
+        let mut host = self.host();
+        let ended = host.has_ended(self.now(), instance, index);
+        let gone = host.take_gone();
+        drop(host);
+        tokio::task::spawn_blocking(move || gone.iter().for_each(|process| bury(&**process)));
+        if ended {
+            // The other processes of the instance end too.
+            self.idle.lock().retain(|(id, _), _| *id != instance);
+            // The files of other stages are useless without this stage.
+            self.runner.between.iter().for_each(|between| between.forget(instance));
+        }
+        ended
     }
 
     /// Starts a process of an instance, as a program or in a container, with these parts, this port and this name at the
@@ -351,8 +378,8 @@ impl Node {
 
     /// The time range of a process. On a MIG device or a whole GPU processes take turns by the platform's rule: each may use
     /// all of the time and is guaranteed almost none.
-    fn time(&self, part: &Part) -> QuotaRange {
-        let regime = self.runner.devices.all.get(&part.gpu).map(|device| device.spec.effective_regime());
+    pub(crate) fn time(&self, part: &Part) -> QuotaRange {
+        let regime = self.host.lock().device(part.gpu).map(DeviceSpec::effective_regime);
         let turns = Quota::from_percent(1).and_then(|least| QuotaRange::new(least, Quota::WHOLE).ok());
         match regime {
             Some(Regime::Sliced | Regime::Whole) => turns.unwrap_or(part.share.time()),
@@ -511,8 +538,8 @@ fn with_weights(node: &Arc<Node>, runtime: &tokio::runtime::Handle, mut launch: 
     let plan = &launch.version.plan;
     let part = launch.own_parts().first().filter(|_| plan.weights().is_some()).copied();
     let shared = part.filter(|part| {
-        let device = node.runner.devices.all.get(&part.gpu);
-        device.is_some_and(|device| device.spec.effective_regime() == Regime::Fractional)
+        let regime = node.host.lock().device(part.gpu).map(DeviceSpec::effective_regime);
+        regime == Some(Regime::Fractional)
     });
     let (Some(part), Some(model), Some(hook)) = (shared, &plan.model, node.hook(&launch)) else {
         return Some(launch);
@@ -589,6 +616,8 @@ fn measure(node: &Arc<Node>, launch: Launch, stop: Arc<AtomicBool>) {
     let run = move || {
         let measured = trials::run(&weak, &launch, &stop);
         let Some(node) = weak.upgrade() else { return };
+        #[cfg(feature = "kubernetes")]
+        node.runner.pods.iter().for_each(|pods| pods.tried(instance));
         match measured {
             Ok(measured) => node.host().measured(node.now(), instance, measured),
             Err(mut why) => {
@@ -626,7 +655,7 @@ async fn attend(
         readers.push(tokio::spawn(async move { node.logs.follow(&name, &instance, pipe).await }));
     }
     let pid = process.pid();
-    node.host().started(node.now(), id, index, process, port);
+    node.host().started(node.now(), id, index, LocalProcess { process, port });
     let end = match end {
         Ok(end) => end,
         Err(error) => {
@@ -675,7 +704,7 @@ async fn attend(
 }
 
 /// Kills the processes that an ended process has left behind.
-fn bury(process: &HookedProcess) {
+fn bury(process: &dyn Running) {
     if let Some(folder) = process.folder() {
         super::reaper::sweep(folder);
     }
@@ -703,17 +732,9 @@ async fn exited(
         };
         node.host().explain(launch.instance, why);
     }
-    let mut host = node.host();
-    let ended = host.has_ended(node.now(), launch.instance, launch.index);
-    let gone = host.take_gone();
-    drop(host);
-    tokio::task::spawn_blocking(move || gone.iter().for_each(bury));
+    let ended = node.has_ended(launch.instance, launch.index);
     if ended {
-        // The other processes of the instance end too.
-        node.idle.lock().retain(|(id, _), _| *id != launch.instance);
         node.logs.add(name, instance, "ended".into());
-        // The files of other stages are useless without this stage.
-        node.runner.between.iter().for_each(|between| between.forget(launch.instance));
     }
     ended
 }
@@ -740,6 +761,8 @@ mod tests {
             podman: None,
             mps: None,
             between: None,
+            #[cfg(feature = "kubernetes")]
+            pods: None,
         };
         let node = Node {
             host: Mutex::new(host),
@@ -783,7 +806,7 @@ mod tests {
         let (node, [launch, _]) = node(dir.path());
         let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
         process.kill();
-        node.host().started(node.now(), launch.instance, 0, process, 1);
+        node.host().started(node.now(), launch.instance, 0, LocalProcess { process, port: 1 });
         while !node.host().has_ended(node.now(), launch.instance, 0) {
             std::thread::yield_now();
         }
@@ -807,7 +830,7 @@ mod tests {
         let _open = free().await;
         assert!(node.idle.lock().is_empty());
         let process = node.process(&launch, launch.own_parts(), 1, "f").unwrap();
-        node.host().started(node.now(), launch.instance, 0, process, 1);
+        node.host().started(node.now(), launch.instance, 0, LocalProcess { process, port: 1 });
         let _open = free().await;
         assert_eq!(node.idle.lock().len(), 1);
     }

@@ -198,7 +198,7 @@ pub(super) async fn ask(
     };
     let stream = match line {
         Line::New(stream) => stream,
-        Line::Used(mut sender, port) => {
+        Line::Used(mut sender, address) => {
             // An upgraded connection belongs to the client afterwards, so take a new one.
             if !upgrade {
                 let sent = tokio::time::timeout(patience, sender.try_send_request(request)).await;
@@ -212,7 +212,7 @@ pub(super) async fn ask(
                     },
                 }
             }
-            let stream = tokio::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)).await;
+            let stream = tokio::net::TcpStream::connect(address).await;
             stream.map_err(|error| {
                 broken.store(true, Ordering::Relaxed);
                 ApiError::new(

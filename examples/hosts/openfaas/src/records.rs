@@ -27,15 +27,27 @@ pub struct Record {
 }
 
 /// The measurement of a function, and the measured program.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Profile {
+pub struct Profile {
     of: Program,
     measured: Measured,
 }
 
+impl Profile {
+    /// The measurement of a deployment's program.
+    pub fn new(deployment: &FunctionDeployment, measured: &Measured) -> Self {
+        Self { of: Program::of(deployment), measured: measured.clone() }
+    }
+
+    /// The measurement, if the program is still the same.
+    pub fn of(self, deployment: &FunctionDeployment) -> Option<Measured> {
+        (self.of == Program::of(deployment)).then_some(self.measured)
+    }
+}
+
 /// The key of a measurement. A new program, environment or way to call it needs a new measurement.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Program {
     image: String,
@@ -215,7 +227,7 @@ impl Store {
     /// # Errors
     /// If the measurement cannot be written.
     pub fn put_profile(&self, deployment: &FunctionDeployment, measured: &Measured) -> io::Result<()> {
-        let profile = Profile { of: Program::of(deployment), measured: measured.clone() };
+        let profile = Profile::new(deployment, measured);
         replace(
             &self.profiles,
             &format!("{}.json", deployment.service),
@@ -237,8 +249,7 @@ impl Store {
     /// The measurement of a function, if its program is still the same; none if the file is unreadable.
     pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
         let bytes = std::fs::read(self.profiles.join(format!("{}.json", deployment.service))).ok()?;
-        let profile: Profile = serde_json::from_slice(&bytes).ok()?;
-        (profile.of == Program::of(deployment)).then_some(profile.measured)
+        serde_json::from_slice::<Profile>(&bytes).ok()?.of(deployment)
     }
 
     /// Names of the secrets.

@@ -87,6 +87,11 @@ impl App {
             }
         }
         let plan = Plan::of(deployment, &self.tenants)?;
+        #[cfg(feature = "kubernetes")]
+        if self.node.runner.pods.is_some() {
+            crate::kubernetes::pods::suits(&plan, deployment)?;
+            return Ok(plan);
+        }
         match &plan.image {
             Some(image) if self.node.runner.podman.is_none() => {
                 let error = ContainerError::NoPodman { image: image.clone() };
@@ -102,7 +107,7 @@ impl App {
     /// refused.
     pub fn recall(&self, plan: &mut Plan, deployment: &FunctionDeployment, restored: bool) {
         if plan.wants == Wants::Measured
-            && let Some(measured) = self.node.store.profile(deployment)
+            && let Some(measured) = self.node.profile(deployment)
         {
             let mut known = plan.clone();
             known.wants = Wants::Profile { table: measured.table.clone(), memory: Some(measured.memory) };
@@ -140,6 +145,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/", get(|| async { axum::response::Redirect::temporary("/ui") }))
         .route("/ui", get(|| async { page() }))
         .route("/healthz", get(|| async { "OK" }))
+        .route("/readyz", get(|| async { "OK" }))
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "path: unknown") })
         .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
@@ -286,7 +292,7 @@ async fn update(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
 }
 
 async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, ApiError> {
-    let deployment: FunctionDeployment = parse(body)?;
+    let deployment: FunctionDeployment = app.node.as_kept(parse(body)?);
     let mut plan = app.plan(&deployment)?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;
@@ -300,7 +306,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     }
     for secret in deployment.secrets.iter().flatten() {
         check_name("secrets", secret)?;
-        if !app.node.store.has_secret(secret) {
+        if !app.node.has_secret(secret).await? {
             return Err(ApiError::bad(format!("secrets: unknown secret `{secret}`")));
         }
     }
@@ -312,22 +318,20 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     }
     let record = Record { deployment: deployment.clone(), created_ms, replicas: None };
     // Write the record first, and undo the write if the platform refuses: a deployed function always survives a restart.
-    let kept = app.node.store.function(name);
-    let keep = app.node.store.put_function(&record);
-    keep.map_err(|error| ApiError::internal("keeping the function", error))?;
+    let kept = app.node.kept(name);
+    app.node.keep(&record).await?;
     app.recall(&mut plan, &deployment, false);
     let version = Version { deployment: deployment.clone(), plan };
     app.node.logs.open(name);
     let deployed = app.node.host().deploy(app.node.now(), version, created_ms, None);
     if let Err(error) = deployed {
-        let undone = match kept {
-            Some(record) => app.node.store.put_function(&record),
+        match kept {
+            Some(record) => app.node.keep(&record).await?,
             None => {
                 app.node.logs.forget(name);
-                app.node.store.remove_function(name)
+                app.node.forget(name).await?;
             }
-        };
-        undone.map_err(|error| ApiError::internal("keeping the function that was there", error))?;
+        }
         return Err(error);
     }
     Ok(StatusCode::ACCEPTED)
@@ -344,33 +348,24 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
     let name = &request.function_name;
     let _alone = app.node.changes.lock().await;
     app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
-    app.node
-        .store
-        .remove_function(name)
-        .map_err(|error| ApiError::internal("forgetting the function", error))?;
+    app.node.forget(name).await?;
     app.node.host().remove(app.node.now(), name);
     app.node.logs.forget(name);
     // To delete a function and deploy it again is a way to ask for a new measurement.
-    app.node
-        .store
-        .forget_profile(name)
-        .map_err(|error| ApiError::internal("forgetting the profile", error))?;
+    app.node.forget_profile(name)?;
     Ok(StatusCode::ACCEPTED)
 }
 
 /// Measures a function again from scratch. The current version keeps serving meanwhile.
 async fn measure_again(State(app): Shared, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     let _alone = app.node.changes.lock().await;
-    let record = app.node.store.function(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
+    let record = app.node.kept(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
     let plan = app.plan(&record.deployment)?;
     if plan.wants != Wants::Measured {
         let why = format!("function `{name}` is not measured: its share or its profile was given");
         return Err(ApiError::bad(why));
     }
-    app.node
-        .store
-        .forget_profile(&name)
-        .map_err(|error| ApiError::internal("forgetting the profile", error))?;
+    app.node.forget_profile(&name)?;
     let version = Version { deployment: record.deployment, plan };
     app.node.host().deploy(app.node.now(), version, record.created_ms, record.replicas)?;
     Ok(StatusCode::ACCEPTED)
@@ -384,14 +379,12 @@ async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Res
     }
     let _alone = app.node.changes.lock().await;
     let view = app.node.view(&name).ok_or_else(|| ApiError::unknown_function(&name))?;
-    app.node.host().set_replicas(app.node.now(), &name, request.replicas)?;
+    app.node.host().may_have(&name, request.replicas)?;
     let replicas = Some(request.replicas);
     let record =
         Record { deployment: view.version.deployment.clone(), created_ms: view.created_ms, replicas };
-    app.node
-        .store
-        .put_function(&record)
-        .map_err(|error| ApiError::internal("keeping the replicas", error))?;
+    app.node.keep(&record).await?;
+    app.node.host().set_replicas(app.node.now(), &name, request.replicas)?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -466,7 +459,7 @@ async fn namespace(Path(name): Path<String>, request: Request) -> Result<Respons
 
 async fn secrets(State(app): Shared, Query(which): Query<Which>) -> Result<Response, ApiError> {
     check_namespace(which.namespace.as_deref())?;
-    let names = app.node.store.secrets().map_err(|error| ApiError::internal("reading secrets", error))?;
+    let names = app.node.secrets().await?;
     let all = names.iter().map(|name| serde_json::json!({"name": name, "namespace": NAMESPACE}));
     Ok(axum_json(&all.collect::<Vec<_>>()))
 }
@@ -490,7 +483,7 @@ async fn put_secret(app: &App, body: &[u8], exists: bool) -> Result<StatusCode, 
     let secret = secret(body)?;
     let bytes = secret.bytes()?;
     let _alone = app.node.changes.lock().await;
-    match (exists, app.node.store.has_secret(&secret.name)) {
+    match (exists, app.node.has_secret(&secret.name).await?) {
         (true, false) => {
             return Err(ApiError::new(
                 StatusCode::NOT_FOUND,
@@ -505,15 +498,14 @@ async fn put_secret(app: &App, body: &[u8], exists: bool) -> Result<StatusCode, 
         }
         _ => {}
     }
-    let kept = app.node.store.put_secret(&secret.name, &bytes);
-    kept.map_err(|error| ApiError::internal("keeping the secret", error))?;
+    app.node.put_secret(&secret.name, &bytes).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
 async fn remove_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError> {
     let secret = secret(&body)?;
     let _alone = app.node.changes.lock().await;
-    if !app.node.store.has_secret(&secret.name) {
+    if !app.node.has_secret(&secret.name).await? {
         return Err(ApiError::new(StatusCode::NOT_FOUND, format!("name: unknown secret `{}`", secret.name)));
     }
     let views = app.node.host().views();
@@ -523,8 +515,7 @@ async fn remove_secret(State(app): Shared, body: Bytes) -> Result<StatusCode, Ap
         let why = format!("name: `{}` is used by function `{}`", secret.name, user.service);
         return Err(ApiError::new(StatusCode::CONFLICT, why));
     }
-    let removed = app.node.store.remove_secret(&secret.name);
-    removed.map_err(|error| ApiError::internal("forgetting the secret", error))?;
+    app.node.remove_secret(&secret.name).await?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -5,10 +5,9 @@ use super::host::{Decision, View};
 use super::node::Node;
 use super::weights::Held;
 use gshare_core::{Bytes, GpuId, Timestamp};
-use gshare_sched::platform::Regime;
+use gshare_sched::platform::{DeviceSpec, Regime};
 use gshared::ClientSnapshot;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// The host at one instant.
 #[derive(Debug, Serialize)]
@@ -93,11 +92,12 @@ pub fn now(node: &Node) -> State {
     };
     let mut clients: Vec<ClientSnapshot> =
         snapshot.iter().flat_map(|snapshot| devices.clients(snapshot)).map(on).collect();
-    let (views, decisions, lost) = {
+    let (views, decisions, found) = {
         let host = node.host();
-        let lost = |gpu: &GpuId| host.why_lost(*gpu).map(|why| (*gpu, why.to_owned()));
-        let lost: BTreeMap<GpuId, String> = devices.all.keys().filter_map(lost).collect();
-        (host.views(), host.decisions(), lost)
+        let device = |(gpu, name, spec): (GpuId, &str, &DeviceSpec)| {
+            (gpu, name.to_owned(), spec.clone(), host.why_lost(gpu).map(str::to_owned))
+        };
+        (host.views(), host.decisions(), host.devices().map(device).collect::<Vec<_>>())
     };
     let function = |view: &View| {
         let mine: Vec<&String> = view.instances.iter().flat_map(|instance| &instance.clients).collect();
@@ -111,25 +111,26 @@ pub fn now(node: &Node) -> State {
         let found = clients.iter().find(|client| client.name == name);
         found.map_or(Bytes::ZERO, |client| client.memory_bytes)
     };
-    let device = |(gpu, device): (&GpuId, &super::inventory::Device)| {
-        let own = |uuid: &str| device.uuids().any(|own| own == uuid);
+    let device = |(gpu, name, spec, lost): (GpuId, String, DeviceSpec, Option<String>)| {
+        let of = devices.all.get(&gpu);
+        let own = |uuid: &str| of.is_some_and(|device| device.uuids().any(|own| own == uuid));
         let known = snapshot.iter().flat_map(|snapshot| &snapshot.devices);
         let sensors = snapshot.iter().flat_map(|snapshot| &snapshot.sensors);
         let sensors = sensors.clone().find(|of| of.uuids.iter().any(|uuid| own(uuid)));
         Device {
-            gpu: *gpu,
-            name: device.name.clone(),
-            regime: device.spec.effective_regime(),
-            memory: device.spec.memory,
+            gpu,
+            name,
+            regime: spec.effective_regime(),
+            memory: spec.memory,
             held_bytes: Bytes(known.filter(|of| own(&of.uuid)).map(|of| of.held_bytes.get()).sum()),
             celsius: sensors.and_then(|of| of.celsius),
             milliwatts: sensors.and_then(|of| of.milliwatts),
-            slices: slices(&device.spec),
-            weights: node.runner.weights.held(*gpu, &account),
-            lost: lost.get(gpu).cloned(),
+            slices: slices(&spec),
+            weights: node.runner.weights.held(gpu, &account),
+            lost,
         }
     };
-    let devices = devices.all.iter().map(device).collect();
+    let devices = found.into_iter().map(device).collect();
     let models = node.runner.models.status();
     State {
         now: node.now(),
@@ -143,7 +144,7 @@ pub fn now(node: &Node) -> State {
     }
 }
 
-fn slices(spec: &gshare_sched::platform::DeviceSpec) -> Vec<Slice> {
+fn slices(spec: &DeviceSpec) -> Vec<Slice> {
     let Some(layout) = &spec.mig else { return Vec::new() };
     let slice = |at: &gshare_sched::mig::SliceAt| {
         let profile = layout.model().get(at.profile)?;

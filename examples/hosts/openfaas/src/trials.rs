@@ -20,17 +20,18 @@ use super::host::{DISTURBED, Launch, client};
 use super::listening::{Looks, elsewhere};
 use super::logs::each_line;
 use super::node::Node;
+use super::running::{LocalProcess, Running};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{BasisPoints, Bytes, Duration, GpuShare, Quota, QuotaRange, SmShare};
 use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
 use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner as _, Step, Trial};
-use gshare_runner::HookedProcess;
 use gshare_sched::platform::{Part, Regime};
 use gshared::ClientSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -121,7 +122,7 @@ type Tell = Box<dyn FnMut(&str) + Send>;
 
 /// The program of a trial.
 struct Tried {
-    process: HookedProcess,
+    process: Box<dyn Running>,
     /// The expected port, and the callback for a program that listens elsewhere.
     port: u16,
     wrong: Tell,
@@ -135,6 +136,11 @@ struct Tried {
 impl Drop for Tried {
     fn drop(&mut self) {
         self.process.kill();
+        // The next program of the trials gets the same share.
+        let begun = std::time::Instant::now();
+        while !self.process.has_ended() && begun.elapsed() < READY.into() {
+            std::thread::sleep(gshare_profile::http::PROBE.into());
+        }
         if let Some(folder) = self.process.folder() {
             super::reaper::sweep(folder);
         }
@@ -147,11 +153,15 @@ impl Program for Tried {
             return Some(STOPPED.to_owned());
         }
         let ended = self.process.has_ended();
-        ended.then(|| self.process.status().map_or_else(|| "ended".to_owned(), |status| status.to_string()))
+        ended.then(|| match self.process.end() {
+            Some(Err(how)) => how,
+            _ => "ended".to_owned(),
+        })
     }
 
     fn does_not_listen(&mut self) -> Option<String> {
-        if let Some(ports) = self.looks.at(self.process.pid(), self.port, &self.gpu_ns) {
+        let pid = self.process.pid();
+        if let Some(ports) = pid.and_then(|pid| self.looks.at(pid, self.port, &self.gpu_ns)) {
             let text = elsewhere(&ports, self.port);
             (self.wrong)(&text);
             self.told = Some(text);
@@ -161,6 +171,10 @@ impl Program for Tried {
 
     fn is_idle(&self) -> bool {
         self.looks.idle()
+    }
+
+    fn address(&self, _: u16) -> Option<SocketAddr> {
+        self.process.address()
     }
 }
 
@@ -349,12 +363,13 @@ impl Turn {
     fn of(node: &Weak<Node>, launch: &Launch) -> Result<Self, String> {
         let node = node.upgrade().ok_or("the host ends")?;
         let part = launch.parts.first().ok_or("an instance without parts")?;
-        let device = node.runner.devices.all.get(&part.gpu).ok_or("a device that is not here")?;
+        let host = node.host();
+        let device = host.device(part.gpu).ok_or("a device that is not here")?;
         let of_slice = || {
-            let model = device.spec.mig.as_ref()?.model();
+            let model = device.mig.as_ref()?.model();
             model.share_of(model.get(part.slice?.profile)?)
         };
-        Ok(Self { regime: device.spec.effective_regime(), part: of_slice() })
+        Ok(Self { regime: device.effective_regime(), part: of_slice() })
     }
 
     /// Converts a share of the slice or the device into a share of the whole GPU.
@@ -372,6 +387,33 @@ fn start(
     stop: Arc<AtomicBool>,
 ) -> io::Result<Tried> {
     let service = launch.version.deployment.service.clone();
+    let (told, instance) = (Arc::downgrade(node), launch.instance);
+    let logged = service.clone();
+    let wrong = move |text: &str| {
+        if let Some(node) = told.upgrade() {
+            node.logs.add(&logged, "trials", text.to_owned());
+            node.host().progress(instance, text);
+        }
+    };
+    let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
+    let of = Arc::downgrade(node);
+    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
+    let tried = |process: Box<dyn Running>| Tried {
+        process,
+        port,
+        wrong: Box::new(wrong),
+        looks,
+        gpu_ns: Box::new(gpu_ns),
+        told: None,
+        stop,
+    };
+    #[cfg(feature = "kubernetes")]
+    if let Some(pods) = &node.runner.pods {
+        let launch = Launch { parts: parts.to_vec(), ..launch.clone() };
+        let (pod, send) = pods.make(node, &launch, None).map_err(io::Error::other)?;
+        send();
+        return Ok(tried(Box::new(pod)));
+    }
     let name = client(&service, launch.instance, 0, 1);
     let mut process = node.process(launch, parts, port, &name)?;
     let (stdout, stderr) = process.take_output();
@@ -384,17 +426,7 @@ fn start(
         let follow = move || each_line(std::fs::File::from(pipe), add);
         std::thread::Builder::new().name("trial-log".into()).spawn(follow)?;
     }
-    let (told, instance) = (Arc::downgrade(node), launch.instance);
-    let wrong = move |text: &str| {
-        if let Some(node) = told.upgrade() {
-            node.logs.add(&service, "trials", text.to_owned());
-            node.host().progress(instance, text);
-        }
-    };
-    let looks = Looks::new(launch.version.plan.works_in_sight(), launch.patience);
-    let of = Arc::downgrade(node);
-    let gpu_ns = move || of.upgrade().map_or(0, |node| node.host().gpu_ns(instance));
-    Ok(Tried { process, port, wrong: Box::new(wrong), looks, gpu_ns: Box::new(gpu_ns), told: None, stop })
+    Ok(tried(Box::new(LocalProcess { process, port })))
 }
 
 /// A point, its fastest answer, and the share of GPU time that other processes used meanwhile.
@@ -547,12 +579,21 @@ fn first_call(
     Ok(uses)
 }
 
-/// The memory of the trial's process by the node's daemon; none where that does not know it.
-fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
+/// The snapshot of the daemon of the trial's device, and its name for the trial's process; none without an answer.
+fn snapshot(node: &Weak<Node>, launch: &Launch) -> Option<(gshared::Snapshot, String)> {
     let node = node.upgrade()?;
+    #[cfg(feature = "kubernetes")]
+    if let Some(pods) = &node.runner.pods {
+        return pods.snapshot(launch.instance);
+    }
     node.hook(launch)?;
     let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
-    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    Some((gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?, name))
+}
+
+/// The memory of the trial's process by the node's daemon; none where that does not know it.
+fn memory_of(node: &Weak<Node>, launch: &Launch) -> Option<Bytes> {
+    let (snapshot, name) = snapshot(node, launch)?;
     let mine = snapshot.clients.iter().filter(|of| of.name == name);
     mine.map(|of| of.memory_bytes).reduce(Bytes::saturating_add)
 }
@@ -597,9 +638,7 @@ impl Beside {
 
 /// None where the daemon cannot tell.
 fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
-    let node = node.upgrade()?;
-    let name = client(&launch.version.deployment.service, launch.instance, 0, 1);
-    let snapshot = gshared::admin::snapshot(node.runner.daemon.as_ref()?).ok()?;
+    let (snapshot, name) = snapshot(node, launch)?;
     let mine = || snapshot.clients.iter().filter(|of| of.name == name);
     let beside =
         snapshot.clients.iter().filter(|of| of.name != name && mine().any(|mine| mine.gpu == of.gpu));
@@ -629,6 +668,7 @@ fn without_gpu(batch: u32, seen: Option<&Seen>) -> Result<(ProfileTable, Duratio
 mod tests {
     use super::*;
     use gshare_profile::executor::ExecError;
+    use gshare_runner::HookedProcess;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -640,6 +680,7 @@ mod tests {
             command.arg("1000").stdin(Stdio::null());
             let run = gshare_runner::new_run().map_err(|error| error.to_string())?;
             let process = HookedProcess::start(command, "f", run, None).map_err(|error| error.to_string())?;
+            let process = Box::new(LocalProcess { process, port });
             let looks = Looks::new(true, Duration::ZERO).due();
             let (wrong, gpu_ns): (Tell, _) = (Box::new(|_| {}), Box::new(|| 0));
             Ok(Tried { process, port, wrong, looks, gpu_ns, told: None, stop: Arc::default() })

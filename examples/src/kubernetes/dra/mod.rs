@@ -58,6 +58,7 @@ pub mod publish;
 pub mod slice;
 
 use gshare_core::Bytes;
+pub use gshare_openfaas::kubernetes::injection::Injection;
 use std::path::PathBuf;
 
 /// The name of the driver, and the vendor of its CDI devices.
@@ -81,18 +82,6 @@ impl Gpu {
     pub fn name(&self) -> String {
         format!("gpu-{}", self.index)
     }
-}
-
-/// How a container's processes come to load the hook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Injection {
-    /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
-    /// is not read by the loader of musl, which could not load the hook.
-    File,
-    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own
-    /// `LD_PRELOAD` is loaded after the hook; a CDI spec can only set the variable, so a claim replaces its container's
-    /// value.
-    Environment,
 }
 
 /// Directories by which clients find a running MPS.

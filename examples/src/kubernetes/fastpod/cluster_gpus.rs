@@ -3,14 +3,12 @@
 use super::nodes::{closed, excluded};
 use super::pod_share;
 use super::pods::{self, Given, Place, is_over, node_name};
-use gshare_core::{Bytes, GpuId, PlacementId, ResourceSpec};
+use gshare_core::{GpuId, PlacementId, ResourceSpec};
+use gshare_openfaas::kubernetes::nodes::gpus;
 use gshare_sched::pack::{GpuSpec, MaxRects, MaxRectsConfig, PackError, Packer as _};
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec};
 use kube::ResourceExt as _;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Most GPUs that a node is believed to have.
-const MAX_GPUS: u32 = 64;
 
 /// All GPUs with their placements.
 pub(super) struct Gpus<'a> {
@@ -44,15 +42,9 @@ impl<'a> Gpus<'a> {
     }
 
     fn add(&mut self, node: &Node, first: u32) -> Result<u32, String> {
-        let label = |key: &str, most: u32| {
-            let text = node.labels().get(key).ok_or(format!("label {key}: missing"))?;
-            let number = text.parse().ok().filter(|number| (1..=most).contains(number));
-            number.ok_or(format!("label {key}: `{text}`: need 1 to {most}"))
-        };
-        let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
-        let memory = label("nvidia.com/gpu.memory", 1 << 30)?;
+        let (count, memory) = gpus(node)?;
         for gpu in (first..first + count).map(GpuId::new) {
-            let added = self.packer.add_gpu(gpu, GpuSpec::new(Bytes::from_mib(memory.into())));
+            let added = self.packer.add_gpu(gpu, GpuSpec::new(memory));
             added
                 .and_then(|()| self.packer.set_cordoned(gpu, closed(node).is_some()))
                 .map_err(|error| error.to_string())?;

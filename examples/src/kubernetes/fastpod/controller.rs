@@ -19,10 +19,11 @@ use crate::kubernetes::controller_metrics::{
 };
 use crate::kubernetes::{hash, said};
 use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use gshare_openfaas::kubernetes::writes;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::runtime::{WatchStreamExt as _, watcher::Config};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
@@ -317,29 +318,10 @@ impl Controller {
                 pods(&pod.namespace().unwrap_or_default()).create(&post(), pod).await?;
             }
             Write::Bind(PodName { namespace, name, uid }, node) => {
-                let binding = Binding {
-                    metadata: ObjectMeta {
-                        name: Some(name.clone()),
-                        namespace: Some(namespace.clone()),
-                        // The binding is for this pod, and not for a later pod of the same name.
-                        uid: Some(uid.clone()),
-                        ..ObjectMeta::default()
-                    },
-                    target: ObjectReference {
-                        api_version: Some("v1".into()),
-                        kind: Some("Node".into()),
-                        name: Some(node.clone()),
-                        ..ObjectReference::default()
-                    },
-                };
-                let bound: serde_json::Value =
-                    pods(namespace).create_subresource("binding", name, &post(), &binding).await?;
-                drop(bound);
+                writes::bind(&pods(namespace), MANAGER, (name, uid), node).await?;
             }
             Write::Delete(PodName { namespace, name, uid }) => {
-                let only = Preconditions { uid: Some(uid.clone()), resource_version: None };
-                let parameters = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
-                pods(namespace).delete(name, &parameters).await?;
+                writes::delete(&pods(namespace), (name, uid)).await?;
             }
             Write::Note(PodName { namespace, name, uid }, annotations) => {
                 // With another UID the patch is a conflict.
@@ -425,7 +407,7 @@ where
 }
 
 fn post() -> PostParams {
-    PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() }
+    writes::post(MANAGER)
 }
 
 /// Longest note of an Event, in bytes.

@@ -32,6 +32,7 @@ use crate::kubernetes::dra::cdi;
 use crate::kubernetes::plugin::{Plugin, ServeError, Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+pub use gshare_openfaas::kubernetes::injection::RESOURCE;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,8 +40,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
 
-/// The extended resource of which each container of a FaSTPod asks for one.
-pub const RESOURCE: &str = "gshare.io/hook";
 /// Name of the plugin in the kubelet's directories, and of its CDI spec.
 pub const NAME: &str = "hook.gshare.io";
 /// Name of the CDI device.

@@ -5,67 +5,10 @@
 //! and pod affinity are not.
 
 use crate::kubernetes::dra::claim::whole;
+pub use gshare_openfaas::kubernetes::nodes::{Excluded, closed, slim};
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
 use kube::ResourceExt as _;
 use std::collections::BTreeMap;
-use std::fmt;
-
-/// Why a node is not taken.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Excluded {
-    /// The node's condition `Ready` is not True.
-    NotReady,
-    /// The node is cordoned or being deleted.
-    Cordoned,
-    /// The pods' `nodeSelector` asks for labels that it does not have.
-    Selector,
-    /// No term of the pods' required node affinity fits it.
-    Affinity,
-    /// A taint that the pods do not tolerate: `key=value:effect`.
-    Tainted(String),
-    /// The node offers nothing of an extended resource that the pods ask for: its name.
-    Resource(String),
-    /// The node's kubelet has refused or ended a pod: reason and message.
-    Failed(String),
-}
-
-impl Excluded {
-    /// For the `reason` of a condition.
-    pub const fn reason(&self) -> &'static str {
-        match self {
-            Self::NotReady => "NodesNotReady",
-            Self::Cordoned => "NodesCordoned",
-            Self::Selector => "NodeSelector",
-            Self::Affinity => "NodeAffinity",
-            Self::Tainted(_) => "Tainted",
-            Self::Resource(_) => "NodeResource",
-            Self::Failed(_) => "PodFailed",
-        }
-    }
-}
-
-impl fmt::Display for Excluded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotReady => f.write_str("not ready"),
-            Self::Cordoned => f.write_str("cordoned"),
-            Self::Selector => f.write_str("not selected by the nodeSelector"),
-            Self::Affinity => f.write_str("excluded by the required node affinity"),
-            Self::Tainted(taint) => write!(f, "tainted {taint}"),
-            Self::Resource(name) => write!(f, "without {name}"),
-            Self::Failed(why) => write!(f, "refused a pod ({why})"),
-        }
-    }
-}
-
-/// A node without the parts that are not looked at: names of images are most of it.
-pub fn slim(mut node: Node) -> Node {
-    node.metadata.managed_fields = None;
-    if let Some(status) = &mut node.status {
-        (status.images, status.volumes_in_use, status.volumes_attached) = (None, None, None);
-    }
-    node
-}
 
 /// Why no pod of this template goes to the node now; `failed` has what became of pods at nodes, by their names.
 pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) -> Option<Excluded> {
@@ -105,18 +48,6 @@ pub fn excluded(node: &Node, spec: &PodSpec, failed: &BTreeMap<String, String>) 
 /// Answers if a resource is of a device plugin: its name has a domain that is not Kubernetes' own.
 fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
-}
-
-/// Why a node takes no pods at all.
-pub fn closed(node: &Node) -> Option<Excluded> {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
-    let cordoned = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-    match () {
-        () if cordoned || node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
-        () if !ready => Some(Excluded::NotReady),
-        () => None,
-    }
 }
 
 /// Answers if all of a term holds; a term that asks for nothing fits no node.

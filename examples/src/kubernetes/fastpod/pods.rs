@@ -1,22 +1,18 @@
 //! Pods of a FaSTPod: made with their placement, and read back from it. Pure.
 
 use super::FaSTPod;
-use super::node_hooks::RESOURCE;
 use super::pod_share::{self, Profiles};
-use crate::kubernetes::dra::Injection;
-use crate::kubernetes::{DOMAIN, hash, run_of, share_environment};
-use gshare_core::{Quota, ResourceSpec, RunId, SmShare};
+use crate::kubernetes::{DOMAIN, hash, run_of};
+use gshare_core::{Quota, ResourceSpec, SmShare};
+use gshare_openfaas::kubernetes::injection::{ENVIRONMENT, PLACE, inject};
+pub use gshare_openfaas::kubernetes::injection::{File, Injected, Mounts};
+pub use gshare_openfaas::kubernetes::pod_state::{failure, is_going, is_over, is_ready, node_name};
 use gshare_sched::pack::Rectangle;
-use k8s_openapi::api::core::v1::{
-    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
-    ObjectFieldSelector, Pod, PodSpec, PodStatus, Volume, VolumeMount,
-};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 /// Name of the scheduler of these pods.
 pub const SCHEDULER: &str = "gshare";
@@ -24,105 +20,6 @@ pub const SCHEDULER: &str = "gshare";
 pub const LABEL: &str = "gshare.io/fastpod-uid";
 /// Label of the nodes with GPUs for FaSTPods.
 pub const NODE_LABEL: &str = "gshare.io/fastpod";
-/// Variable of a container: `NODE/GPU`, for which its pod was made.
-const PLACE: &str = "GSHARE_PLACE";
-/// Paths in a container: the hook, the file with its share beside it, and the directory of the daemon's socket.
-const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
-const SHARE: &str = "/usr/lib/gshare/share.env";
-const SOCKET_DIR: &str = "/run/gshare";
-
-/// How files of the node come into containers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Mounts {
-    /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
-    #[default]
-    HostPath,
-    /// By the node's kubelet, from the device plugin `fastpod --node`.
-    Node,
-}
-
-/// A file or directory of the node that containers see.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File {
-    /// Name of its volume.
-    name: &'static str,
-    /// Path on the node.
-    pub host: PathBuf,
-    /// Path in containers.
-    pub container: &'static str,
-    /// A directory and not a file.
-    pub is_directory: bool,
-    /// Containers may not write.
-    pub read_only: bool,
-}
-
-/// Files and sockets of the node that containers are given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Injected {
-    /// Directory of the hook on every node, and of the file `ld.so.preload` that names it.
-    pub hook: PathBuf,
-    /// How the hook is loaded.
-    pub injection: Injection,
-    /// The daemon's socket on every node; its directory is mounted.
-    pub socket: PathBuf,
-    /// Pipes of MPS and its shared memory, where it runs.
-    pub mps: Option<(PathBuf, PathBuf)>,
-    /// How they come into containers.
-    pub mounts: Mounts,
-}
-
-impl Injected {
-    /// The files and directories of the node that every container of a FaSTPod sees.
-    pub fn files(&self) -> Vec<File> {
-        let file =
-            |name, host, container| File { name, host, container, is_directory: false, read_only: true };
-        let directory = |name, host, container, read_only| File {
-            is_directory: true,
-            read_only,
-            ..file(name, host, container)
-        };
-        let socket = self.socket.parent().unwrap_or(Path::new("/"));
-        let mut files = vec![
-            file("gshare-hook", self.hook.join("libgshare_hook.so"), HOOK),
-            directory("gshare-socket", socket.to_owned(), SOCKET_DIR, true),
-        ];
-        if self.injection == Injection::File {
-            files.push(file("gshare-preload", self.hook.join("ld.so.preload"), "/etc/ld.so.preload"));
-        }
-        if let Some((pipes, shm)) = &self.mps {
-            files.push(directory("gshare-mps", pipes.clone(), "/tmp/nvidia-mps", false));
-            files.push(directory("gshare-shm", shm.clone(), "/dev/shm", false));
-        }
-        files
-    }
-
-    /// Adds the containers' resource requests to a template.
-    pub fn ask(&self, spec: &mut PodSpec) {
-        if self.mounts == Mounts::HostPath {
-            return;
-        }
-        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-            let resources = container.resources.get_or_insert_default();
-            // Requests are the limits where they are left out, but for quotas.
-            for asked in [&mut resources.limits, &mut resources.requests] {
-                asked.get_or_insert_default().insert(RESOURCE.into(), Quantity("1".into()));
-            }
-        }
-    }
-}
-
-impl Default for Injected {
-    /// As the manifests put them.
-    fn default() -> Self {
-        Self {
-            hook: "/opt/gshare".into(),
-            injection: Injection::File,
-            socket: "/run/gshare/pods/gshare.sock".into(),
-            mps: None,
-            mounts: Mounts::HostPath,
-        }
-    }
-}
 
 /// The place of a pod, now or once it is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -242,24 +139,6 @@ pub fn is_owned(pod: &Pod, fastpod: &FaSTPod) -> bool {
         && pod.metadata.namespace == fastpod.metadata.namespace
 }
 
-fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
-}
-
-/// Answers if a pod will never run again.
-pub fn is_over(pod: &Pod) -> bool {
-    matches!(phase(pod), "Failed" | "Succeeded")
-}
-
-/// Why the pod is over, by its kubelet.
-pub fn failure(pod: &Pod) -> String {
-    let status = pod.status.as_ref();
-    let said =
-        [status.and_then(|status| status.reason.clone()), status.and_then(|status| status.message.clone())];
-    let said: Vec<_> = said.into_iter().flatten().filter(|text| !text.is_empty()).collect();
-    if said.is_empty() { phase(pod).to_owned() } else { said.join(": ") }
-}
-
 /// The pod spec of a template. A field that pods do not have is an error: dropped silently, a mistyped `resources` would run
 /// without its limits.
 ///
@@ -290,22 +169,6 @@ fn unknown(given: &Value, kept: &Value, path: &str) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Answers if a pod is being deleted.
-pub fn is_going(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_some()
-}
-
-/// The node that it is bound to.
-pub fn node_name(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
-}
-
-/// Answers if a pod takes requests.
-pub fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    !is_going(pod) && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
 }
 
 /// Changes whenever pods must be made again: with their template, their share, or their labels.
@@ -345,8 +208,9 @@ pub fn pod(
     spec.scheduler_name = Some(SCHEDULER.into());
     let full = format!("{namespace}/{name}");
     let run = run_of(&fastpod.uid().unwrap_or_default(), &full);
-    let environment = inject(&mut spec, (&full, run), share, place, injected);
-    annotations.insert(key("environment"), environment);
+    let at = format!("{}/{}", place.node, place.gpu);
+    let environment = inject(&mut spec, (&full, run), share, &at, injected);
+    annotations.insert(ENVIRONMENT.into(), environment);
     Pod {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -359,82 +223,4 @@ pub fn pod(
         spec: Some(spec),
         ..Pod::default()
     }
-}
-
-/// Brings the hook into all containers. Returns the content of `share.env` for the hook, from an annotation of the pod.
-///
-/// By [`Injection::File`] the hook is named in `/etc/ld.so.preload`: the loader of musl does not read it, so a container of
-/// Alpine starts without the hook, and a template's own `LD_PRELOAD` stays. By [`Injection::Environment`] both are loaded,
-/// and a container that is not of glibc does not start.
-fn inject(
-    spec: &mut PodSpec,
-    (name, run): (&str, RunId),
-    share: &ResourceSpec,
-    place: &Place,
-    injected: &Injected,
-) -> String {
-    let socket = injected.socket.file_name().unwrap_or_default().to_string_lossy();
-    let mut environment = share_environment(name, run, share, &format!("{SOCKET_DIR}/{socket}"));
-    let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-    environment.push((PLACE, format!("{}/{}", place.node, place.gpu)));
-    environment.push(("NVIDIA_VISIBLE_DEVICES", place.gpu.to_string()));
-    if injected.mps.is_some() {
-        environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
-        let percent = share.sm().to_string();
-        environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
-    }
-    let annotation = ObjectFieldSelector {
-        field_path: format!("metadata.annotations['{}']", key("environment")),
-        ..ObjectFieldSelector::default()
-    };
-    let item =
-        DownwardAPIVolumeFile { path: "share.env".into(), field_ref: Some(annotation), ..Default::default() };
-    let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..DownwardAPIVolumeSource::default() };
-    let told = Volume { name: "gshare-share".into(), downward_api: Some(told), ..Volume::default() };
-    let mut volumes = vec![told];
-    let mut mounts = vec![VolumeMount {
-        name: "gshare-share".into(),
-        mount_path: SHARE.into(),
-        sub_path: Some("share.env".into()),
-        read_only: Some(true),
-        ..VolumeMount::default()
-    }];
-    let files = if injected.mounts == Mounts::HostPath { injected.files() } else { Vec::new() };
-    for File { name, host, container, is_directory, read_only } in files {
-        // A pod that is early waits for the daemon's files.
-        let kind = if is_directory { "Directory" } else { "File" };
-        let host = HostPathVolumeSource { path: host.display().to_string(), type_: Some(kind.into()) };
-        volumes.push(Volume { name: name.into(), host_path: Some(host), ..Volume::default() });
-        mounts.push(VolumeMount {
-            name: name.into(),
-            mount_path: container.into(),
-            read_only: Some(read_only),
-            ..VolumeMount::default()
-        });
-    }
-    let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
-    for container in containers {
-        let mut environment = environment.clone();
-        if injected.injection == Injection::Environment {
-            let old = container.env.iter().flatten().find(|variable| variable.name == "LD_PRELOAD");
-            let old = old.and_then(|variable| variable.value.as_deref()).filter(|value| !value.is_empty());
-            let both = old.map_or(HOOK.to_owned(), |old| format!("{HOOK}:{old}"));
-            environment.push(("LD_PRELOAD", both));
-        }
-        set_environment(container, &environment);
-        container.volume_mounts.get_or_insert_default().extend(mounts.iter().cloned());
-    }
-    spec.volumes.get_or_insert_default().extend(volumes);
-    file
-}
-
-/// Our values replace the template's values with the same names.
-fn set_environment(container: &mut Container, environment: &[(&'static str, String)]) {
-    let all = container.env.get_or_insert_default();
-    all.retain(|old| environment.iter().all(|(name, _)| old.name != *name));
-    all.extend(environment.iter().map(|(name, value)| EnvVar {
-        name: (*name).into(),
-        value: Some(value.clone()),
-        value_from: None,
-    }));
 }

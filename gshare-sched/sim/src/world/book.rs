@@ -217,7 +217,8 @@ impl Book {
                 of.memory = memory.map_or(of.memory, |memory| memory.get().div_ceil(devices));
             }
             PlatformEvent::TenantLimited { tenant, limits } => self.tenants.limited(*tenant, limits),
-            PlatformEvent::DeadlineReached => {}
+            // A `Start` follows.
+            PlatformEvent::InstanceFound { .. } | PlatformEvent::DeadlineReached => {}
         }
         Ok(())
     }

@@ -66,7 +66,8 @@ use crate::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{
-    ConfigError, Duration, FunctionId, GpuId, InstanceId, NodeId, PlacementId, RequestId, Timestamp,
+    ConfigError, Duration, FunctionId, GpuId, InstanceId, NodeId, PlacementId, Quota, RequestId, SmShare,
+    Timestamp,
 };
 use shared_weights::SharedWeights;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -311,6 +312,16 @@ impl Pool for FractionalPool {
         let spec = &cluster.functions[&function].spec;
         let bounds = (spec.min_instances, spec.max_instances);
         self.set_bounds(function, bounds, cluster).map_err(|error| REGIME.unsuitable(function, error))
+    }
+
+    fn instance_found(
+        &mut self,
+        cluster: &mut Cluster,
+        function: FunctionId,
+        gpu: GpuId,
+        share: (Quota, SmShare),
+    ) -> Result<(), PoolError> {
+        self.found(function, gpu, share, cluster)
     }
 
     fn function_removed(&mut self, cluster: &mut Cluster, function: FunctionId) {

@@ -3,12 +3,15 @@
 use super::spread::Within;
 use super::{
     Cluster, Fleet, FractionalPool, FunctionId, GpuId, HorizontalOrder, Instance, InstanceId, Part,
-    PlacementId, PlatformAction, ProfilePoint, RequestRate, State, StopCause,
+    PlacementId, PlatformAction, ProfilePoint, REGIME, RequestRate, State, StopCause,
 };
 use crate::Tier;
-use crate::pack::{Demand, PackError};
+use crate::pack::{Demand, PackError, Placed};
+use crate::platform::PoolError;
+use core::fmt::Display;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
+use std::collections::BTreeSet;
 
 impl FractionalPool {
     /// Reports the load to the scaler, and carries out its orders.
@@ -92,16 +95,55 @@ impl FractionalPool {
             fleet.started(cluster.now, instance, point);
         }
         if let Ok(placed) = placed {
-            for one in placed {
-                self.hold(instance, one.placement.id, one.placement.gpu);
-            }
-            self.order_start(instance, cluster);
+            self.start_at(instance, placed, cluster);
         } else {
             // A point within the size of some device may find room when other instances leave.
             self.want(instance, cluster);
             cluster.unmet(function);
         }
         true
+    }
+
+    fn start_at(&mut self, instance: InstanceId, placed: Vec<Placed>, cluster: &mut Cluster) {
+        for one in placed {
+            self.hold(instance, one.placement.id, one.placement.gpu);
+        }
+        self.order_start(instance, cluster);
+    }
+
+    /// Starts an instance that runs already, on its device and at the point with its share.
+    pub(super) fn found(
+        &mut self,
+        function: FunctionId,
+        gpu: GpuId,
+        share: (Quota, SmShare),
+        cluster: &mut Cluster,
+    ) -> Result<(), PoolError> {
+        let refused =
+            |why: &dyn Display| REGIME.refused(format!("an instance of {function} on {gpu}: {why}"));
+        let fleet = self.fleet(function).filter(|_| cluster.functions[&function].spec.devices == 1);
+        let fleet = fleet.ok_or_else(|| refused(&"need inference on one device"))?;
+        if fleet.room() == 0 {
+            return Err(refused(&format!("need at most {} instances", fleet.spec().max_instances)));
+        }
+        let points = fleet.spec().profile.points();
+        let point = points.iter().position(|at| (at.quota, at.sm) == share);
+        let point = point.ok_or_else(|| {
+            refused(&format!(
+                "{} of the time on {} of the SMs: need a point of its profile",
+                share.0, share.1
+            ))
+        })?;
+        let at = points[point];
+        let (demand, only) = (self.demand(function, &at, cluster), BTreeSet::from([gpu]));
+        let within = Within { node: self.devices.get(&gpu).copied(), homes: &only, ..Within::ANYWHERE };
+        let placed = self.place_beside(function, &demand, &within, cluster).map_err(|why| refused(&why))?;
+        let instance = self.insert(function, demand, (at.batch.max(1), at.throughput), cluster);
+        if let Some(fleet) = self.fleet_mut(function) {
+            fleet.started(cluster.now, instance, point);
+        }
+        self.start_at(instance, placed, cluster);
+        Ok(())
     }
 
     /// Adds an instance without a place.

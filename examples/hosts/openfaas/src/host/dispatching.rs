@@ -1,6 +1,6 @@
 //! Requests: arrival, dispatch to an instance, end and rejection.
 
-use super::{Go, Host, Known, Request, Turn};
+use super::{Go, Host, Known, Process, Request, Turn};
 use crate::api::ApiError;
 use crate::batches::Batch;
 use axum::http::StatusCode;
@@ -101,11 +101,13 @@ impl Host {
             // The platform dispatches the request again once this instance has ended.
             return;
         }
-        let ports = known.processes.iter().map(|process| process.port).collect();
+        let address = |process: &Process| process.process.as_ref()?.address();
+        // Without the address of each the instance is unreachable.
+        let addresses = known.processes.iter().map(address).collect::<Option<_>>().unwrap_or_default();
         // A client that has left reports so itself.
         let in_batches = self.versions.get(&known.function).is_some_and(|of| of.version.plan.batch.is_some());
         let batch = in_batches.then(|| batches.entry(instance).or_default().clone());
-        let _ = of.turn.send(Turn::Go(Go { instance, ports, load: known.load, batch }));
+        let _ = of.turn.send(Turn::Go(Go { instance, addresses, load: known.load, batch }));
     }
 
     pub(super) fn reject(&mut self, request: RequestId, reason: Rejection) {

@@ -1,6 +1,7 @@
 //! Loss and return of devices, and the consequences for their instances and requests.
 
 use super::{Host, Turn};
+use crate::api::ApiError;
 use gshare_core::{FunctionId, GpuId, InstanceId, Timestamp};
 use gshare_sched::platform::{DeviceSpec, PlatformEvent};
 use std::collections::BTreeSet;
@@ -12,6 +13,33 @@ fn said(gpu: GpuId, why: &str) -> String {
 }
 
 impl Host {
+    /// A device is there for the first time. `name` is for users.
+    ///
+    /// # Errors
+    /// 400 with the platform's refusal.
+    pub fn find_device(
+        &mut self,
+        now: Timestamp,
+        gpu: GpuId,
+        name: String,
+        spec: DeviceSpec,
+    ) -> Result<(), ApiError> {
+        self.tell(now, PlatformEvent::DeviceFound { gpu, spec })?;
+        self.names.insert(gpu, name);
+        Ok(())
+    }
+
+    /// All devices seen so far, lost ones included, with their names.
+    pub fn devices(&self) -> impl Iterator<Item = (GpuId, &str, &DeviceSpec)> {
+        let name = |gpu| self.names.get(gpu).map_or("", String::as_str);
+        self.devices.iter().map(move |(gpu, spec)| (*gpu, name(gpu), spec))
+    }
+
+    /// A device seen so far.
+    pub fn device(&self, gpu: GpuId) -> Option<&DeviceSpec> {
+        self.devices.get(&gpu)
+    }
+
     /// The reason for the loss of a device; none while it works.
     pub fn why_lost(&self, gpu: GpuId) -> Option<&str> {
         self.lost.get(&gpu).map(String::as_str)

@@ -23,26 +23,26 @@ mod view;
 
 pub use dispatching::refusal;
 pub(crate) use measuring::DISTURBED;
-pub use view::{Decision, InstanceView, View};
+pub use view::{Brief, Decision, InstanceView, View};
 
 use super::api::{ApiError, FunctionDeployment};
 use super::batches::Batch;
 use super::deployment::{Plan, Wants};
 use super::models::Errand;
+use super::running::Running;
 use super::traces::Load;
 use super::trials::Measured;
 use crossbeam_channel::Sender;
 use gshare_core::{
     Bytes, Duration, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp,
 };
-use gshare_runner::HookedProcess;
 use gshare_sched::platform::{
     DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
     Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::process::ExitStatus;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tokio::sync::mpsc::UnboundedSender;
@@ -124,8 +124,8 @@ pub struct Version {
 pub struct Go {
     /// The free instance.
     pub instance: InstanceId,
-    /// Ports of its processes, in the order of stages.
-    pub ports: Vec<u16>,
+    /// Addresses of its processes, in the order of stages.
+    pub addresses: Vec<SocketAddr>,
     /// The load that made the instance ready.
     pub load: Option<Load>,
     /// The request's batch, if its function takes batches.
@@ -212,11 +212,11 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Process {
-    process: Option<HookedProcess>,
-    port: u16,
+    process: Option<Box<dyn Running>>,
     listens: bool,
     ended: bool,
-    status: Option<ExitStatus>,
+    /// Whether it has ended with its work done.
+    done: bool,
 }
 
 #[derive(Debug)]
@@ -268,6 +268,8 @@ pub struct Host {
     repeats: BTreeSet<(Timestamp, FunctionId)>,
     /// All devices seen so far, lost ones included.
     devices: BTreeMap<GpuId, DeviceSpec>,
+    /// Names of devices, for users.
+    names: BTreeMap<GpuId, String>,
     next_function: u32,
     next_request: u64,
     orders: Sender<Order>,
@@ -279,9 +281,9 @@ pub struct Host {
     /// Lost devices and the reasons.
     lost: BTreeMap<GpuId, String>,
     /// Killed processes of instances that are gone. On a lost device the driver may keep such a process for long.
-    leaving: BTreeMap<(InstanceId, usize), HookedProcess>,
+    leaving: BTreeMap<(InstanceId, usize), Box<dyn Running>>,
     /// Ended processes, which the caller drops outside of the lock.
-    gone: Vec<HookedProcess>,
+    gone: Vec<Box<dyn Running>>,
 }
 
 impl Host {
@@ -298,6 +300,7 @@ impl Host {
             turns: BTreeMap::new(),
             repeats: BTreeSet::new(),
             devices: BTreeMap::new(),
+            names: BTreeMap::new(),
             next_function: 0,
             next_request: 0,
             orders,

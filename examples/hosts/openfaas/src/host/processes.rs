@@ -2,10 +2,12 @@
 
 use super::measuring::LATE;
 use super::{Host, Instance, Known, Launch, Move, Order, Process, Version, client};
+use crate::api::ApiError;
+use crate::running::Running;
 use crate::traces::Load;
-use gshare_core::{FunctionId, InstanceId, Timestamp};
-use gshare_runner::HookedProcess;
-use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformEvent};
+use gshare_core::Engine as _;
+use gshare_core::{FunctionId, GpuId, InstanceId, Quota, SmShare, Timestamp};
+use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformAction, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,20 +21,19 @@ impl Host {
         self.kill(instance);
     }
 
-    /// A process of an instance has started and will listen at `port`.
+    /// A process of an instance has started.
     pub fn started(
         &mut self,
         now: Timestamp,
         instance: InstanceId,
         index: usize,
-        process: HookedProcess,
-        port: u16,
+        process: impl Running + 'static,
     ) {
         let leaves = self.leaves(instance);
         let Some(known) = self.instances.get_mut(&instance) else {
             // The instance's device was lost before the process started.
             process.kill();
-            self.leaving.insert((instance, index), process);
+            self.leaving.insert((instance, index), Box::new(process));
             return;
         };
         // Another process of the instance may have failed meanwhile.
@@ -42,7 +43,7 @@ impl Host {
         if unwanted {
             process.kill();
         }
-        (place.process, place.port) = (Some(process), port);
+        place.process = Some(Box::new(process));
         if trains {
             // Training workers do not listen and count as ready at once.
             self.listens(now, instance, index);
@@ -84,16 +85,16 @@ impl Host {
         }
         let Some(known) = self.instances.get_mut(&instance) else { return true };
         let Some(place) = known.processes.get_mut(index) else { return true };
-        let ended = place.process.as_mut().is_some_and(HookedProcess::has_ended);
+        let ended = place.process.as_mut().is_some_and(|process| process.has_ended());
         if ended {
-            place.status = place.process.as_ref().and_then(HookedProcess::status);
+            place.done = place.process.as_ref().is_some_and(|process| matches!(process.end(), Some(Ok(()))));
             self.ended(now, instance, index);
         }
         ended
     }
 
     /// Takes the processes that have ended. Drop them without the lock: removal of cgroups and folders takes time.
-    pub fn take_gone(&mut self) -> Vec<HookedProcess> {
+    pub fn take_gone(&mut self) -> Vec<Box<dyn Running>> {
         core::mem::take(&mut self.gone)
     }
 
@@ -134,7 +135,7 @@ impl Host {
             self.gone.extend(process.process.take());
         }
         let trains = self.versions.get(&known.function).is_some_and(|of| of.trains());
-        let done = |process: &Process| process.ended && process.status.is_some_and(|status| status.success());
+        let done = |process: &Process| process.ended && process.done;
         let completes = trains && known.processes.get(index).is_some_and(done);
         if !completes {
             // Stages and workers need each other, so processes that are yet to start must end too.
@@ -153,8 +154,8 @@ impl Host {
             return;
         }
         let function = known.function;
-        let completed = matches!(life, Some((Life::Ready, _)))
-            && known.processes.iter().all(|process| process.status.is_some_and(|status| status.success()));
+        let completed =
+            matches!(life, Some((Life::Ready, _))) && known.processes.iter().all(|process| process.done);
         if matches!(life, Some((Life::Parked | Life::Draining, Some(Moving::Out)))) {
             known.ends = false;
             known.processes.clear();
@@ -228,13 +229,7 @@ impl Host {
         }
     }
 
-    pub(super) fn start(
-        &mut self,
-        instance: InstanceId,
-        function: FunctionId,
-        parts: Vec<Part>,
-        parked: bool,
-    ) {
+    fn add_instance(&mut self, instance: InstanceId, function: FunctionId, parts: Vec<Part>) {
         let known = Instance {
             function,
             parts,
@@ -249,6 +244,49 @@ impl Host {
             gpu_ns: BTreeMap::new(),
         };
         self.instances.insert(instance, known);
+    }
+
+    /// Takes over an instance that an earlier host started, on a device with this share. [`Host::started`] follows, and then its
+    /// reports.
+    ///
+    /// # Errors
+    /// 400 with the platform's refusal: the instance is to end.
+    pub fn adopt(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        gpu: GpuId,
+        (quota, sm): (Quota, SmShare),
+    ) -> Result<InstanceId, ApiError> {
+        let function = self.functions.get(name).ok_or_else(|| ApiError::unknown_function(name))?.serving;
+        self.last = self.last.max(now);
+        let mut actions = Vec::new();
+        let found = PlatformEvent::InstanceFound { function, gpu, quota, sm };
+        let told = self.platform.handle(self.last, found, &mut actions);
+        told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
+        let its = |action: &PlatformAction| matches!(action, PlatformAction::Start { function: of, .. } if *of == function);
+        let start = actions.iter().position(its).map(|at| actions.remove(at));
+        let mut adopted = Err(ApiError::bad(format!("{name}: its tenant may have no more")));
+        if let Some(PlatformAction::Start { instance, parts, .. }) = start {
+            self.add_instance(instance, function, parts);
+            if let Some(known) = self.instances.get_mut(&instance) {
+                known.processes.push(Process::default());
+            }
+            adopted = Ok(instance);
+        }
+        self.carry_out(actions);
+        self.settle();
+        adopted
+    }
+
+    pub(super) fn start(
+        &mut self,
+        instance: InstanceId,
+        function: FunctionId,
+        parts: Vec<Part>,
+        parked: bool,
+    ) {
+        self.add_instance(instance, function, parts);
         match parked {
             true => self.report(instance, InstanceReport::Ready),
             false if self.takes_turns(instance) => self.turn_may_come(instance),
@@ -381,11 +419,13 @@ impl Host {
     /// Process ids of an instance.
     pub fn pids(&self, instance: InstanceId) -> Vec<u32> {
         let processes = self.instances.get(&instance).map(|known| &known.processes);
-        processes
-            .into_iter()
-            .flatten()
-            .filter_map(|place| place.process.as_ref().map(HookedProcess::pid))
-            .collect()
+        processes.into_iter().flatten().filter_map(|place| place.process.as_ref()?.pid()).collect()
+    }
+
+    /// Whether an instance has a process.
+    pub fn runs(&self, instance: InstanceId) -> bool {
+        let known = self.instances.get(&instance);
+        known.is_some_and(|known| known.processes.iter().any(|place| place.process.is_some()))
     }
 
     /// Records the device time of a process since its start, in ns. `client` is its name at the daemon.
@@ -414,8 +454,10 @@ mod tests {
     use super::*;
     use crate::api::FunctionDeployment;
     use crate::deployment::Plan;
+    use crate::running::LocalProcess;
     use crossbeam_channel::Receiver;
     use gshare_core::{Bytes, Duration, GpuId, NodeId, RequestId};
+    use gshare_runner::HookedProcess;
     use gshare_sched::platform::{DeviceSpec, PlatformSettings};
     use std::io::Read as _;
     use std::process::{Command, Stdio};
@@ -423,10 +465,11 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::ZERO;
 
-    fn process(script: &str) -> HookedProcess {
+    fn process(script: &str) -> LocalProcess {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
-        HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap()
+        let process = HookedProcess::start(command, "f", gshare_runner::new_run().unwrap(), None).unwrap();
+        LocalProcess { process, port: 1 }
     }
 
     /// Waits until an ending process has ended.
@@ -442,8 +485,8 @@ mod tests {
         let id = first.instance;
         fails(&mut host, id);
         let mut late = process("sleep 10; echo has lived");
-        let mut output = late.take_output().0.unwrap();
-        host.started(NOW, id, second.index, late, 2);
+        let mut output = late.process.take_output().0.unwrap();
+        host.started(NOW, id, second.index, late);
         assert_eq!(host.life(id), Some((Life::Starting, None)), "{way}: half of a job is not ready");
         let mut said = String::new();
         output.read_to_string(&mut said).unwrap();
@@ -515,7 +558,7 @@ mod tests {
         fn begin(&mut self) -> InstanceId {
             let Order::Run(launch) = self.order() else { panic!("no process is to start") };
             assert!(launch.parks);
-            self.host.started(self.now, launch.instance, 0, process("sleep 1000"), 1);
+            self.host.started(self.now, launch.instance, 0, process("sleep 1000"));
             self.host.listens(self.now, launch.instance, 0);
             launch.instance
         }
@@ -564,7 +607,7 @@ mod tests {
         turns.deploy("a", "");
         let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
         let a = launch.instance;
-        turns.host.started(turns.now, a, 0, process("sleep 1000"), 1);
+        turns.host.started(turns.now, a, 0, process("sleep 1000"));
         later(&mut turns, 100);
         turns.host.listens(turns.now, a, 0);
         turns.deploy("b", "");
@@ -627,7 +670,7 @@ mod tests {
         turns.deploy("a", r#","gshare/park":"false""#);
         let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
         assert!(!launch.parks);
-        turns.host.started(turns.now, launch.instance, 0, process("sleep 1000"), 1);
+        turns.host.started(turns.now, launch.instance, 0, process("sleep 1000"));
         turns.host.listens(turns.now, launch.instance, 0);
         turns.deploy("b", "");
         while turns.host.life(launch.instance) == Some((Life::Ready, None)) {
@@ -641,12 +684,12 @@ mod tests {
     #[test]
     fn a_worker_that_is_started_after_another_one_has_failed_ends_too() {
         starts_late("dies", |host, id| {
-            host.started(NOW, id, 0, process("exit 1"), 1);
+            host.started(NOW, id, 0, process("exit 1"));
             wait(host, id, 0);
         });
         starts_late("cannot start", |host, id| host.failed(NOW, id, 0, "no such file".to_owned()));
         starts_late("is broken off", |host, id| {
-            host.started(NOW, id, 0, process("sleep 1000"), 1);
+            host.started(NOW, id, 0, process("sleep 1000"));
             host.unreachable(id);
             wait(host, id, 0);
         });
@@ -656,9 +699,9 @@ mod tests {
     fn a_worker_that_is_started_after_another_one_is_done_completes_the_job() {
         let (mut host, [first, second], _orders) = training();
         let id = first.instance;
-        host.started(NOW, id, first.index, process("exit 0"), 1);
+        host.started(NOW, id, first.index, process("exit 0"));
         wait(&mut host, id, first.index);
-        host.started(NOW, id, second.index, process("exit 0"), 2);
+        host.started(NOW, id, second.index, process("exit 0"));
         assert_eq!(host.life(id), Some((Life::Ready, None)));
         wait(&mut host, id, second.index);
         assert!(host.view("f").unwrap().completed);

@@ -20,8 +20,62 @@ impl Host {
         created_ms: u64,
         replicas: Option<u32>,
     ) -> Result<(), ApiError> {
+        let bounds = bounds(&version.plan, replicas);
+        self.deploy_within(now, version, created_ms, (replicas, bounds))
+    }
+
+    /// Deploys a function of an earlier host, some of whose instances may run: none starts before [`Host::keep_minimum`].
+    ///
+    /// # Errors
+    /// As [`Host::deploy`].
+    pub fn deploy_found(
+        &mut self,
+        now: Timestamp,
+        version: Version,
+        created_ms: u64,
+        replicas: Option<u32>,
+    ) -> Result<(), ApiError> {
+        let (_, most) = bounds(&version.plan, replicas);
+        self.deploy_within(now, version, created_ms, (replicas, (0, most)))
+    }
+
+    /// A function deployed by [`Host::deploy_found`] keeps its least number of instances from now on.
+    pub fn keep_minimum(&mut self, now: Timestamp, name: &str) {
+        let Some(function) = self.functions.get(name) else { return };
+        let (newest, replicas) = (function.next.unwrap_or(function.serving), function.replicas);
+        let Some(known) = self.versions.get(&newest) else { return };
+        let (min_instances, max_instances) = bounds(&known.version.plan, replicas);
+        self.inform(now, PlatformEvent::BoundsChanged { function: newest, min_instances, max_instances });
+    }
+
+    /// Number of instances that a function keeps at any load.
+    pub fn least(&self, name: &str) -> u32 {
+        let of = self.functions.get(name).and_then(|of| self.versions.get(&of.next.unwrap_or(of.serving)));
+        let replicas = self.replicas(name);
+        of.map_or(0, |of| bounds(&of.version.plan, replicas).0)
+    }
+
+    /// The newest version of a function.
+    pub fn newest(&self, name: &str) -> Option<Arc<Version>> {
+        let function = self.functions.get(name)?;
+        let known = self.versions.get(&function.next.unwrap_or(function.serving))?;
+        Some(Arc::clone(&known.version))
+    }
+
+    /// Number of instances that a client asked for.
+    pub fn replicas(&self, name: &str) -> Option<u32> {
+        self.functions.get(name)?.replicas
+    }
+
+    fn deploy_within(
+        &mut self,
+        now: Timestamp,
+        version: Version,
+        created_ms: u64,
+        (replicas, bounds): (Option<u32>, (u32, u32)),
+    ) -> Result<(), ApiError> {
         let name = version.deployment.service.clone();
-        let spec = version.plan.spec(bounds(&version.plan, replicas), self.guess)?;
+        let spec = version.plan.spec(bounds, self.guess)?;
         if let Wants::Profile { table, .. } = &version.plan.wants
             && let Some(why) = self.unmet(&version, table, version.plan.measured.as_ref())
         {
@@ -144,15 +198,15 @@ impl Host {
         true
     }
 
-    /// Sets the number of instances. A function that load scales keeps at least `replicas`; with 0 the next request starts one
-    /// again.
+    /// Whether a function may have this number of instances.
     ///
     /// # Errors
-    /// 404 without such a function; 400 for a training job, or for more replicas than the function's maximum.
-    pub fn set_replicas(&mut self, now: Timestamp, name: &str, replicas: u32) -> Result<(), ApiError> {
+    /// As [`Host::set_replicas`].
+    pub fn may_have(&self, name: &str, replicas: u32) -> Result<(), ApiError> {
         let function = self.functions.get(name).ok_or_else(|| ApiError::unknown_function(name))?;
-        let (newest, created_ms) = (function.next.unwrap_or(function.serving), function.created_ms);
-        let Some(known) = self.versions.get(&newest) else { return Ok(()) };
+        let Some(known) = self.versions.get(&function.next.unwrap_or(function.serving)) else {
+            return Ok(());
+        };
         let plan = &known.version.plan;
         if matches!(plan.wants, Wants::Training { .. }) {
             return Err(ApiError::bad("replicas: a training job has the workers that it was deployed with"));
@@ -161,6 +215,20 @@ impl Host {
         if replicas > most {
             return Err(ApiError::bad(format!("replicas: {replicas}: need at most {most}")));
         }
+        Ok(())
+    }
+
+    /// Sets the number of instances. A function that load scales keeps at least `replicas`; with 0 the next request starts one
+    /// again.
+    ///
+    /// # Errors
+    /// 404 without such a function; 400 for a training job, or for more replicas than the function's maximum.
+    pub fn set_replicas(&mut self, now: Timestamp, name: &str, replicas: u32) -> Result<(), ApiError> {
+        self.may_have(name, replicas)?;
+        let function = self.functions.get(name).ok_or_else(|| ApiError::unknown_function(name))?;
+        let (newest, created_ms) = (function.next.unwrap_or(function.serving), function.created_ms);
+        let Some(known) = self.versions.get(&newest) else { return Ok(()) };
+        let plan = &known.version.plan;
         if replicas == 0 {
             // The scaler stops idle instances only after a while, but this caller wants them gone now.
             let mut plan = plan.clone();

@@ -5,7 +5,7 @@ use crate::deployment::Wants;
 use crate::history::Count;
 use gshare_core::profile::ProfileTable;
 use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
-use gshare_sched::platform::{FunctionStats, Life, Part, PlatformAction, Rejection, Work};
+use gshare_sched::platform::{FunctionState, FunctionStats, Life, Part, PlatformAction, Rejection, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -70,6 +70,23 @@ impl View {
     fn count(&self, of: impl Fn(Life) -> bool) -> u64 {
         self.instances.iter().filter(|instance| of(instance.life)).count() as u64
     }
+}
+
+/// The state of a function in few words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Brief {
+    /// Number of instances that serve, start, or are parked.
+    pub replicas: u64,
+    /// Number of instances that are ready.
+    pub ready: u64,
+    /// Number of instances that it keeps at any load.
+    pub least: u32,
+    /// Progress of the trials, while it is being measured.
+    pub measuring: Option<String>,
+    /// Why it does not run.
+    pub problem: Option<String>,
+    /// Whether it was a training job that has finished.
+    pub completed: bool,
 }
 
 /// Number of decisions kept.
@@ -186,6 +203,41 @@ impl Host {
             (name.clone(), sum)
         };
         self.functions.iter().map(counts).collect()
+    }
+
+    /// The state of each function, by name: one look at all instances.
+    pub fn briefs(&self) -> BTreeMap<String, Brief> {
+        let mut of: BTreeMap<FunctionId, (u64, u64)> = BTreeMap::new();
+        self.platform.instances(&mut |view| {
+            let (replicas, ready) = of.entry(view.function).or_default();
+            *replicas += u64::from(matches!(view.life, Life::Starting | Life::Ready | Life::Parked));
+            *ready += u64::from(view.life == Life::Ready);
+        });
+        let brief = |(name, function): (&String, &Function)| {
+            let newest = function.next.unwrap_or(function.serving);
+            let known = self.versions.get(&newest)?;
+            let platform = self.platform.function(newest);
+            let unmeasured = platform.as_ref().is_some_and(|view| view.state == FunctionState::Profiling);
+            let never_fits = platform.is_some_and(|view| view.never_fits);
+            let (mut replicas, mut ready) = (0, 0);
+            for id in [Some(function.serving), function.next].into_iter().flatten() {
+                let own = of.get(&id).copied().unwrap_or_default();
+                (replicas, ready) = (replicas + own.0, ready + own.1);
+            }
+            let brief = Brief {
+                replicas,
+                ready,
+                least: self.least(name),
+                measuring: self.progress_of(newest).filter(|_| unmeasured),
+                problem: known
+                    .problem
+                    .clone()
+                    .or_else(|| never_fits.then(|| Rejection::NeverFits.to_string())),
+                completed: known.completed,
+            };
+            Some((name.clone(), brief))
+        };
+        self.functions.iter().filter_map(brief).collect()
     }
 
     /// Names of all functions.

@@ -86,21 +86,21 @@ impl Ticket {
     /// The reason, if no instance will serve the request.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
         loop {
-            let Go { instance, ports, load, .. } = self.turn().await?;
-            let mut streams = Vec::with_capacity(ports.len());
-            for (stage, port) in ports.iter().enumerate() {
-                match self.node.line(instance, stage, *port).await {
+            let Go { instance, addresses, load, .. } = self.turn().await?;
+            let mut streams = Vec::with_capacity(addresses.len());
+            for (stage, address) in addresses.iter().enumerate() {
+                match self.node.line(instance, stage, *address).await {
                     Some(line) => streams.push(line),
                     None => break,
                 }
             }
-            if streams.len() < ports.len() {
+            if streams.is_empty() || streams.len() < addresses.len() {
                 self.node.host().unreachable(instance);
             } else if self.node.host().reached(self.request, instance) {
                 self.instance = Some(instance);
                 (self.times.load, self.times.reached) = (load, Some(self.node.now()));
                 if let Some(traced) = &mut self.traced {
-                    traced.reached(instance, ports.len());
+                    traced.reached(instance, addresses.len());
                 }
                 return Ok(streams);
             }

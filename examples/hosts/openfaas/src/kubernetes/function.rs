@@ -1,0 +1,404 @@
+//! `GpuFunction`: the declarative form of a deployment, as an object of Kubernetes.
+//!
+//! Each annotation of a deployment that the host knows is a field here ([`FIELDS`]); the checks are the same
+//! ([`Plan::of`](crate::deployment::Plan::of)), and their messages name the field.
+
+#![allow(unreachable_pub, reason = "the schema's macro keeps a copy of the type to itself")]
+#![allow(clippy::duplicated_attributes, reason = "several columns of the same type")]
+
+use crate::api::FunctionDeployment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::core::ObjectMeta;
+use kube::{CustomResource, CustomResourceExt as _, KubeSchema, ResourceExt as _};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A function with instances that share GPUs.
+#[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "gshare.io",
+    version = "v1alpha1",
+    kind = "GpuFunction",
+    plural = "gpufunctions",
+    singular = "gpufunction",
+    shortname = "gf",
+    namespaced,
+    status = "GpuFunctionStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    doc = "A function with instances that share GPUs: its image, and a goal or a share.",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
+    printcolumn(name = "SLO", type_ = "string", json_path = ".spec.slo"),
+    printcolumn(
+        name = "State",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas")
+        .message("minReplicas: need at most maxReplicas"),
+    validation = Rule::new("!has(self.replicas) || !has(self.maxReplicas) || self.replicas <= self.maxReplicas")
+        .message("replicas: need at most maxReplicas"),
+    validation = Rule::new("!has(self.concurrency) || !has(self.batch)")
+        .message("batch: an instance takes batches, or several requests at once: leave out concurrency")
+)]
+pub struct GpuFunctionSpec {
+    /// Container image with its registry.
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: String,
+    /// Arguments of the image's entry point, without white space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(regex(pattern = r"^\S+$")))]
+    pub args: Vec<String>,
+    /// Variables of the environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Names of Secrets. Their values become files in `$secret_mount_path`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<String>,
+    /// `cpu` and `memory` that a container gets at least.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, String>,
+    /// `cpu` and `memory` that a container gets at most.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, String>,
+    /// Whether the container's root file system is read-only.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub read_only_root_filesystem: bool,
+    /// Time in which a request is to be answered, such as `69ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slo: Option<String>,
+    /// `slo-sensitive` or `best-effort`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// `inference` or `training`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
+    /// The explicit share of an instance; without it, the function is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
+    /// Measured points: a file of the host, `auto` or `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// The tenant that pays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// `fractional` or `whole`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regime: Option<String>,
+    /// Requests that an instance serves at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub concurrency: Option<u32>,
+    /// Most requests of a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub batch: Option<u32>,
+    /// Time from the start of an instance to its first answer, such as `4s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<String>,
+    /// Fewest instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4096))]
+    pub min_replicas: Option<u32>,
+    /// Most instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_replicas: Option<u32>,
+    /// Number of instances that a client asked for. Load may start more of a function that scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4096))]
+    pub replicas: Option<u32>,
+    /// Further labels of the deployment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Further annotations of the deployment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A share of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// Guaranteed part of the time, such as `0.3` or `30%`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
+    pub quota: Option<String>,
+    /// Largest part of the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
+    pub quota_limit: Option<String>,
+    /// Part of the SMs, such as `12` or `12%`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
+    pub sm: Option<String>,
+    /// Memory, such as `1GiB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
+    /// Requests per second of an instance with this share, by which it scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<String>,
+}
+
+/// The observed state.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuFunctionStatus {
+    /// The generation that this is about.
+    #[serde(default)]
+    pub observed_generation: i64,
+    /// Instances that start or are ready.
+    #[serde(default)]
+    pub replicas: u64,
+    /// Instances that are ready.
+    #[serde(default)]
+    pub ready_replicas: u64,
+    /// By which its pods are found.
+    #[serde(default)]
+    pub selector: String,
+    /// The measurement, for the next leader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "anything")]
+    pub profile: Option<Value>,
+    /// `Ready`, `Progressing` and `Degraded`.
+    #[serde(default)]
+    #[schemars(schema_with = "conditions")]
+    pub conditions: Vec<Condition>,
+}
+
+fn anything(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
+/// The schema of conditions of these types.
+pub fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "array",
+        "description": "Ready: the least number of instances is ready. Progressing: instances start, or the function is measured. Degraded: something has to be mended first, as the message says.",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": {
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+                "message": {"type": "string"},
+                "observedGeneration": {"type": "integer", "format": "int64"},
+                "reason": {"type": "string"},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                "type": {"type": "string"},
+            },
+        },
+    })
+}
+
+/// Fields of the object, and the labels or annotations of a deployment that say the same.
+pub const FIELDS: [(&str, &str); 16] = [
+    ("minReplicas", "com.openfaas.scale.min"),
+    ("maxReplicas", "com.openfaas.scale.max"),
+    ("slo", "gshare/slo"),
+    ("class", "gshare/class"),
+    ("workload", "gshare/workload"),
+    ("profile", "gshare/profile"),
+    ("tenant", "gshare/tenant"),
+    ("regime", "gshare/regime"),
+    ("concurrency", "gshare/concurrency"),
+    ("batch", "gshare/batch"),
+    ("load", "gshare/load"),
+    ("share.requestsPerSecond", "gshare/requests_per_second"),
+    ("share.quota", "fastgshare/gpu_quota_request"),
+    ("share.quotaLimit", "fastgshare/gpu_quota_limit"),
+    ("share.sm", "fastgshare/gpu_sm_partition"),
+    ("share.memory", "fastgshare/gpu_mem"),
+];
+
+impl GpuFunctionSpec {
+    /// The value of a field that a label or an annotation says in a deployment.
+    fn field(&mut self, name: &str) -> Option<&mut Option<String>> {
+        if let Some(name) = name.strip_prefix("share.") {
+            let share = self.share.get_or_insert_default();
+            return match name {
+                "quota" => Some(&mut share.quota),
+                "quotaLimit" => Some(&mut share.quota_limit),
+                "sm" => Some(&mut share.sm),
+                "memory" => Some(&mut share.memory),
+                "requestsPerSecond" => Some(&mut share.requests_per_second),
+                _ => None,
+            };
+        }
+        match name {
+            "slo" => Some(&mut self.slo),
+            "class" => Some(&mut self.class),
+            "workload" => Some(&mut self.workload),
+            "profile" => Some(&mut self.profile),
+            "tenant" => Some(&mut self.tenant),
+            "regime" => Some(&mut self.regime),
+            "load" => Some(&mut self.load),
+            _ => None,
+        }
+    }
+
+    /// The same for a number.
+    fn number(&mut self, name: &str) -> Option<&mut Option<u32>> {
+        match name {
+            "minReplicas" => Some(&mut self.min_replicas),
+            "maxReplicas" => Some(&mut self.max_replicas),
+            "concurrency" => Some(&mut self.concurrency),
+            "batch" => Some(&mut self.batch),
+            _ => None,
+        }
+    }
+
+    /// Takes a label or an annotation as a field. False: there is no such field, or it takes no such value.
+    fn take(&mut self, key: &str, value: &str) -> bool {
+        let key = key.strip_prefix("faasshare/").map_or(key.to_owned(), |rest| format!("fastgshare/{rest}"));
+        let Some((field, _)) = FIELDS.iter().find(|(_, known)| *known == key) else { return false };
+        if let Some(number) = self.number(field) {
+            *number = value.parse().ok();
+            return number.is_some();
+        }
+        let before = self.share.clone();
+        match self.field(field).filter(|field| field.is_none()) {
+            Some(field) => *field = Some(value.to_owned()),
+            None => {
+                self.share = before;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The object's form of a deployment.
+    pub fn of(deployment: &FunctionDeployment, replicas: Option<u32>) -> Self {
+        let words = deployment.env_process.iter().flat_map(|line| line.split_whitespace());
+        let mut spec = Self {
+            image: deployment.image.clone(),
+            args: words.map(str::to_owned).collect(),
+            env: deployment.env_vars.clone().unwrap_or_default(),
+            secrets: deployment.secrets.clone().unwrap_or_default(),
+            requests: deployment.requests.clone().unwrap_or_default(),
+            limits: deployment.limits.clone().unwrap_or_default(),
+            read_only_root_filesystem: deployment.read_only_root_filesystem,
+            replicas,
+            ..Self::default()
+        };
+        for (key, value) in deployment.labels.iter().flatten() {
+            if !spec.take(key, value) {
+                spec.labels.insert(key.clone(), value.clone());
+            }
+        }
+        for (key, value) in deployment.annotations.iter().flatten() {
+            if !spec.take(key, value) {
+                spec.annotations.insert(key.clone(), value.clone());
+            }
+        }
+        spec
+    }
+
+    /// The deployment under a name. Two deployments of one object's form are equal.
+    pub fn deployment(&self, name: &str) -> FunctionDeployment {
+        let mut spec = self.clone();
+        let (mut labels, mut annotations) = (self.labels.clone(), self.annotations.clone());
+        for (field, key) in FIELDS {
+            let text = match spec.number(field) {
+                Some(number) => number.map(|number| number.to_string()),
+                None => spec.field(field).and_then(|text| text.clone()),
+            };
+            let all = if key.starts_with("com.openfaas.") { &mut labels } else { &mut annotations };
+            if let Some(text) = text {
+                all.insert(key.to_owned(), text);
+            }
+        }
+        let map = |all: BTreeMap<String, String>| Some(all).filter(|all| !all.is_empty());
+        FunctionDeployment {
+            service: name.to_owned(),
+            image: self.image.clone(),
+            env_process: Some(self.args.join(" ")).filter(|line| !line.is_empty()),
+            env_vars: map(self.env.clone()),
+            secrets: Some(self.secrets.clone()).filter(|all| !all.is_empty()),
+            labels: map(labels),
+            annotations: map(annotations),
+            limits: map(self.limits.clone()),
+            requests: map(self.requests.clone()),
+            read_only_root_filesystem: self.read_only_root_filesystem,
+            ..FunctionDeployment::default()
+        }
+    }
+}
+
+impl GpuFunction {
+    /// The object of a deployment.
+    pub fn of(deployment: &FunctionDeployment, replicas: Option<u32>) -> Self {
+        let metadata = ObjectMeta { name: Some(deployment.service.clone()), ..ObjectMeta::default() };
+        Self { metadata, spec: GpuFunctionSpec::of(deployment, replicas), status: None }
+    }
+
+    /// The deployment that it is.
+    pub fn deployment(&self) -> FunctionDeployment {
+        self.spec.deployment(&self.name_any())
+    }
+}
+
+/// A refusal of a deployment, by the names of the object's fields.
+pub fn in_fields(message: &str) -> String {
+    let mut message = message.to_owned();
+    for (field, key) in FIELDS {
+        for of in ["annotations", "labels"] {
+            message = message.replace(&format!("{of}: {key}"), &format!("spec.{field}"));
+        }
+    }
+    message
+}
+
+/// The definition as it is checked in.
+///
+/// # Errors
+/// Never, unless it cannot be written as YAML.
+pub fn crd() -> anyhow::Result<String> {
+    let text = serde_saphyr::to_string(&GpuFunction::crd())?;
+    Ok(format!("# Made by `cargo run -p gshare-openfaas --features kubernetes -- --crd`.\n{text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deployment_is_the_same_after_its_way_through_an_object() {
+        let text = r#"{"service":"f","image":"localhost/f:1","envProcess":"a  b","envVars":{"K":"V"},"secrets":["s"],
+            "labels":{"com.openfaas.scale.min":"2","com.openfaas.scale.max":"many","team":"x"},
+            "annotations":{"gshare/slo":"69ms","faasshare/gpu_quota_request":"0.4","gshare/batch":"8","topic":"t",
+            "gshare/probe_path":"/p"},"limits":{"memory":"1Gi"}}"#;
+        let deployment: FunctionDeployment = serde_json::from_str(text).unwrap();
+        let object = GpuFunction::of(&deployment, Some(3));
+        let (spec, share) = (&object.spec, object.spec.share.clone().unwrap());
+        assert_eq!((spec.min_replicas, spec.max_replicas, spec.batch), (Some(2), None, Some(8)));
+        assert_eq!((share.quota.as_deref(), spec.slo.as_deref()), (Some("0.4"), Some("69ms")));
+        // A text that is no number stays as it is, for the check to refuse.
+        assert_eq!(spec.labels["com.openfaas.scale.max"], "many");
+        let once = object.deployment();
+        assert_eq!(once.annotations.as_ref().unwrap()["fastgshare/gpu_quota_request"], "0.4");
+        assert_eq!(GpuFunction::of(&once, Some(3)), object);
+        let read: GpuFunction = serde_json::from_value(serde_json::to_value(&object).unwrap()).unwrap();
+        assert_eq!(read.deployment(), once);
+    }
+
+    #[test]
+    fn a_refusal_names_the_field_of_the_object() {
+        let object =
+            GpuFunctionSpec { slo: Some("soon".into()), image: "localhost/f:1".into(), ..Default::default() };
+        let error = crate::deployment::Plan::of(&object.deployment("f"), &BTreeMap::new()).unwrap_err();
+        assert!(in_fields(&error.message).starts_with("spec.slo: `soon`"), "{}", error.message);
+    }
+}

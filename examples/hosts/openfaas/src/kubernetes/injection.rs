@@ -1,0 +1,209 @@
+//! The hook, the daemon's socket and a share in the containers of a pod. Pure.
+
+use super::share_environment;
+use gshare_core::{ResourceSpec, RunId};
+use k8s_openapi::api::core::v1::{
+    Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
+    ObjectFieldSelector, PodSpec, Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::path::{Path, PathBuf};
+
+/// The extended resource of which each container of a FaSTPod asks for one.
+pub const RESOURCE: &str = "gshare.io/hook";
+/// Annotation of a pod: the content of `share.env`.
+pub const ENVIRONMENT: &str = "gshare.io/environment";
+
+/// How a container's processes come to load the hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Injection {
+    /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
+    /// is not read by the loader of musl, which could not load the hook.
+    File,
+    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own
+    /// `LD_PRELOAD` is loaded after the hook; a CDI spec can only set the variable, so a claim replaces its container's
+    /// value.
+    Environment,
+}
+
+/// Variable of a container: `NODE/GPU`, for which its pod was made.
+pub const PLACE: &str = "GSHARE_PLACE";
+/// Paths in a container: the hook, the file with its share beside it, and the directory of the daemon's socket.
+const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
+const SHARE: &str = "/usr/lib/gshare/share.env";
+const SOCKET_DIR: &str = "/run/gshare";
+
+/// How files of the node come into containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mounts {
+    /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
+    #[default]
+    HostPath,
+    /// By the node's kubelet, from the device plugin `fastpod --node`.
+    Node,
+}
+
+/// A file or directory of the node that containers see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Name of its volume.
+    name: &'static str,
+    /// Path on the node.
+    pub host: PathBuf,
+    /// Path in containers.
+    pub container: &'static str,
+    /// A directory and not a file.
+    pub is_directory: bool,
+    /// Containers may not write.
+    pub read_only: bool,
+}
+
+/// Files and sockets of the node that containers are given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Injected {
+    /// Directory of the hook on every node, and of the file `ld.so.preload` that names it.
+    pub hook: PathBuf,
+    /// How the hook is loaded.
+    pub injection: Injection,
+    /// The daemon's socket on every node; its directory is mounted.
+    pub socket: PathBuf,
+    /// Pipes of MPS and its shared memory, where it runs.
+    pub mps: Option<(PathBuf, PathBuf)>,
+    /// How they come into containers.
+    pub mounts: Mounts,
+}
+
+impl Injected {
+    /// The files and directories of the node that every container of a FaSTPod sees.
+    pub fn files(&self) -> Vec<File> {
+        let file =
+            |name, host, container| File { name, host, container, is_directory: false, read_only: true };
+        let directory = |name, host, container, read_only| File {
+            is_directory: true,
+            read_only,
+            ..file(name, host, container)
+        };
+        let socket = self.socket.parent().unwrap_or(Path::new("/"));
+        let mut files = vec![
+            file("gshare-hook", self.hook.join("libgshare_hook.so"), HOOK),
+            directory("gshare-socket", socket.to_owned(), SOCKET_DIR, true),
+        ];
+        if self.injection == Injection::File {
+            files.push(file("gshare-preload", self.hook.join("ld.so.preload"), "/etc/ld.so.preload"));
+        }
+        if let Some((pipes, shm)) = &self.mps {
+            files.push(directory("gshare-mps", pipes.clone(), "/tmp/nvidia-mps", false));
+            files.push(directory("gshare-shm", shm.clone(), "/dev/shm", false));
+        }
+        files
+    }
+
+    /// Adds the containers' resource requests to a template.
+    pub fn ask(&self, spec: &mut PodSpec) {
+        if self.mounts == Mounts::HostPath {
+            return;
+        }
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            let resources = container.resources.get_or_insert_default();
+            // Requests are the limits where they are left out, but for quotas.
+            for asked in [&mut resources.limits, &mut resources.requests] {
+                asked.get_or_insert_default().insert(RESOURCE.into(), Quantity("1".into()));
+            }
+        }
+    }
+}
+
+impl Default for Injected {
+    /// As the manifests put them.
+    fn default() -> Self {
+        Self {
+            hook: "/opt/gshare".into(),
+            injection: Injection::File,
+            socket: "/run/gshare/pods/gshare.sock".into(),
+            mps: None,
+            mounts: Mounts::HostPath,
+        }
+    }
+}
+
+/// Brings the hook and the share on the device `NODE/GPU` into all containers. Returns the content of `share.env` for the hook, which the
+/// caller puts into the annotation [`ENVIRONMENT`].
+///
+/// By [`Injection::File`] the hook is named in `/etc/ld.so.preload`: the loader of musl does not read it, so a container of
+/// Alpine starts without the hook, and a template's own `LD_PRELOAD` stays. By [`Injection::Environment`] both are loaded,
+/// and a container that is not of glibc does not start.
+pub fn inject(
+    spec: &mut PodSpec,
+    (name, run): (&str, RunId),
+    share: &ResourceSpec,
+    place: &str,
+    injected: &Injected,
+) -> String {
+    let socket = injected.socket.file_name().unwrap_or_default().to_string_lossy();
+    let mut environment = share_environment(name, run, share, &format!("{SOCKET_DIR}/{socket}"));
+    let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    environment.push((PLACE, place.to_owned()));
+    let gpu = place.rsplit_once('/').map_or(place, |(_, gpu)| gpu);
+    environment.push(("NVIDIA_VISIBLE_DEVICES", gpu.to_owned()));
+    if injected.mps.is_some() {
+        environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
+        let percent = share.sm().to_string();
+        environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
+    }
+    let annotation = ObjectFieldSelector {
+        field_path: format!("metadata.annotations['{ENVIRONMENT}']"),
+        ..ObjectFieldSelector::default()
+    };
+    let item =
+        DownwardAPIVolumeFile { path: "share.env".into(), field_ref: Some(annotation), ..Default::default() };
+    let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..DownwardAPIVolumeSource::default() };
+    let told = Volume { name: "gshare-share".into(), downward_api: Some(told), ..Volume::default() };
+    let mut volumes = vec![told];
+    let mut mounts = vec![VolumeMount {
+        name: "gshare-share".into(),
+        mount_path: SHARE.into(),
+        sub_path: Some("share.env".into()),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    }];
+    let files = if injected.mounts == Mounts::HostPath { injected.files() } else { Vec::new() };
+    for File { name, host, container, is_directory, read_only } in files {
+        // A pod that is early waits for the daemon's files.
+        let kind = if is_directory { "Directory" } else { "File" };
+        let host = HostPathVolumeSource { path: host.display().to_string(), type_: Some(kind.into()) };
+        volumes.push(Volume { name: name.into(), host_path: Some(host), ..Volume::default() });
+        mounts.push(VolumeMount {
+            name: name.into(),
+            mount_path: container.into(),
+            read_only: Some(read_only),
+            ..VolumeMount::default()
+        });
+    }
+    let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
+    for container in containers {
+        let mut environment = environment.clone();
+        if injected.injection == Injection::Environment {
+            let old = container.env.iter().flatten().find(|variable| variable.name == "LD_PRELOAD");
+            let old = old.and_then(|variable| variable.value.as_deref()).filter(|value| !value.is_empty());
+            let both = old.map_or(HOOK.to_owned(), |old| format!("{HOOK}:{old}"));
+            environment.push(("LD_PRELOAD", both));
+        }
+        set_environment(container, &environment);
+        container.volume_mounts.get_or_insert_default().extend(mounts.iter().cloned());
+    }
+    spec.volumes.get_or_insert_default().extend(volumes);
+    file
+}
+
+/// Our values replace the template's values with the same names.
+fn set_environment(container: &mut Container, environment: &[(&'static str, String)]) {
+    let all = container.env.get_or_insert_default();
+    all.retain(|old| environment.iter().all(|(name, _)| old.name != *name));
+    all.extend(environment.iter().map(|(name, value)| EnvVar {
+        name: (*name).into(),
+        value: Some(value.clone()),
+        value_from: None,
+    }));
+}

@@ -1,0 +1,62 @@
+//! Kubernetes as the runner of instances: the common parts of its programs, and a host that runs pods.
+
+pub mod daemons;
+pub mod function;
+pub mod injection;
+pub mod lease;
+pub mod nodes;
+pub mod objects;
+pub mod places;
+pub mod pod_spec;
+pub mod pod_state;
+pub mod pods;
+pub mod up;
+pub mod writes;
+
+use gshare_core::{ResourceSpec, RunId};
+
+/// The domain of these hosts' names: API groups, annotations, drivers.
+pub const DOMAIN: &str = "gshare.io";
+
+/// Message of the API server for people, with its code and reason, and nothing of how it is held in memory.
+pub fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => {
+            let message = if status.message.is_empty() { &status.reason } else { &status.message };
+            format!("{message} ({} {})", status.code, status.reason)
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Hash of a text that stays the same from build to build (FNV-1a).
+pub fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The run id of the processes of an API object, from its UID: 122 random bits that a pod knows only of its own object.
+/// Without a UID the id comes from the name.
+pub fn run_of(uid: &str, name: &str) -> RunId {
+    let digits: String = uid.chars().filter(|digit| *digit != '-').collect();
+    let bits = u128::from_str_radix(&digits, 16).unwrap_or(0);
+    RunId::new((bits ^ u128::from(hash(name))).max(1))
+}
+
+/// Environment of a process under the hook that names its share. All processes that are told the same name and run share one.
+pub fn share_environment(
+    name: &str,
+    run: RunId,
+    share: &ResourceSpec,
+    socket: &str,
+) -> Vec<(&'static str, String)> {
+    let mut environment = vec![
+        ("GSHARE_SOCKET", socket.to_owned()),
+        ("GSHARE_NAME", name.to_owned()),
+        ("GSHARE_RUN", run.to_string()),
+        ("GSHARE_QUOTA", share.quota().to_string()),
+        ("GSHARE_SM", share.sm().to_string()),
+    ];
+    environment.extend(share.memory_range().map(|memory| ("GSHARE_MEM", memory.to_string())));
+    environment
+}

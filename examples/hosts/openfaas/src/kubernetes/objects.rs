@@ -1,0 +1,428 @@
+//! Functions, measurements and secrets as objects of the cluster, from which a new leader goes on.
+//!
+//! A deployment by REST writes the `GpuFunction` and deploys it. The watch of `GpuFunction`s deploys what differs from the host: an object
+//! of another client, a new spec, other replicas. So both ways have one check, and the watch of our own write changes nothing. The status has
+//! the measurement, and the conditions with the reasons.
+
+use super::function::{GpuFunction, GpuFunctionStatus, in_fields};
+use super::pod_spec::FUNCTION;
+use super::pods::MANAGER;
+use super::said;
+use super::writes::{answered, post};
+use crate::api::{ApiError, FunctionDeployment};
+use crate::host::{Brief, Version};
+use crate::records::{Profile, Record};
+use crate::routes::App;
+use crate::trials::Measured;
+use axum::http::StatusCode;
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::jiff;
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Between two looks at the host for changed statuses. A look makes a request for a changed status only.
+const LOOK: Duration = Duration::from_millis(500);
+/// Attempts of a write beside other writers of the object.
+const ATTEMPTS: usize = 5;
+/// Label of the secrets that clients of the host made.
+const SECRET: &str = "gshare.io/secret";
+
+/// The objects of the host's namespace.
+#[derive(Debug)]
+pub struct Objects {
+    functions: Api<GpuFunction>,
+    secrets: Api<Secret>,
+    /// The newest versions that were seen.
+    known: Mutex<BTreeMap<String, GpuFunction>>,
+    /// Measurements that the statuses do not have yet.
+    measured: Mutex<BTreeMap<String, Option<Profile>>>,
+    /// Why a function's newest object is not deployed.
+    refused: Mutex<BTreeMap<String, String>>,
+    stopped: Arc<AtomicBool>,
+}
+
+fn error(error: &kube::Error) -> ApiError {
+    match error {
+        kube::Error::Api(status) if (400..500).contains(&status.code) => ApiError::bad(said(error)),
+        _ => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, format!("the API server: {}", said(error))),
+    }
+}
+
+impl Objects {
+    /// The objects of a namespace.
+    pub fn new(client: Client, namespace: &str, stopped: Arc<AtomicBool>) -> Self {
+        Self {
+            functions: Api::namespaced(client.clone(), namespace),
+            secrets: Api::namespaced(client, namespace),
+            known: Mutex::default(),
+            measured: Mutex::default(),
+            refused: Mutex::default(),
+            stopped,
+        }
+    }
+
+    fn leads(&self) -> Result<(), ApiError> {
+        match self.stopped.load(Ordering::Acquire) {
+            true => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "another host leads")),
+            false => Ok(()),
+        }
+    }
+
+    /// Reads all functions.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub async fn list(&self) -> Result<Vec<GpuFunction>, kube::Error> {
+        let all = self.functions.list(&ListParams::default()).await?.items;
+        let named = all.iter().map(|object| (object.name_any(), object.clone()));
+        *self.known.lock() = named.collect();
+        Ok(all)
+    }
+
+    fn see(&self, object: GpuFunction) {
+        self.known.lock().insert(object.name_any(), object);
+    }
+
+    /// A function as it was last seen.
+    pub fn record(&self, name: &str) -> Option<Record> {
+        self.known.lock().get(name).map(record)
+    }
+
+    /// Writes a function.
+    ///
+    /// # Errors
+    /// 400 with a refusal of the server, 503 without an answer.
+    pub async fn put(&self, record: &Record) -> Result<(), ApiError> {
+        let (name, post) = (&record.deployment.service, post(MANAGER));
+        let wanted = GpuFunction::of(&record.deployment, record.replicas);
+        let mut known = self.known.lock().get(name).cloned();
+        for _ in 0..ATTEMPTS {
+            self.leads()?;
+            let written = match &known {
+                Some(known) if known.spec == wanted.spec => return Ok(()),
+                Some(known) => {
+                    let changed = GpuFunction { spec: wanted.spec.clone(), ..known.clone() };
+                    answered(self.functions.replace(name, &post, &changed)).await
+                }
+                None => answered(self.functions.create(&post, &wanted)).await,
+            };
+            match written {
+                Ok(object) => {
+                    self.see(object);
+                    return Ok(());
+                }
+                // Another client was faster.
+                Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
+                    known = answered(self.functions.get_opt(name)).await.map_err(|why| error(&why))?;
+                }
+                Err(why) => return Err(error(&why)),
+            }
+        }
+        Err(ApiError::new(StatusCode::CONFLICT, format!("function `{name}` is changed by others: try again")))
+    }
+
+    /// Deletes a function.
+    ///
+    /// # Errors
+    /// 400 with a refusal of the server, 503 without an answer.
+    pub async fn delete(&self, name: &str) -> Result<(), ApiError> {
+        self.leads()?;
+        match answered(self.functions.delete(name, &DeleteParams::default())).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(why) => return Err(error(&why)),
+            Ok(_) => {}
+        }
+        self.forget(name);
+        Ok(())
+    }
+
+    fn forget(&self, name: &str) {
+        self.known.lock().remove(name);
+        self.measured.lock().remove(name);
+        self.refused.lock().remove(name);
+    }
+
+    /// Has the next status keep a measurement.
+    pub fn keep_profile(&self, deployment: &FunctionDeployment, measured: &Measured) {
+        let profile = Profile::new(deployment, measured);
+        self.measured.lock().insert(deployment.service.clone(), Some(profile));
+    }
+
+    /// Has the next status keep no measurement of a function.
+    pub fn forget_profile(&self, name: &str) {
+        self.measured.lock().insert(name.to_owned(), None);
+    }
+
+    /// The measurement of a function, if its program is still the same.
+    pub fn profile(&self, deployment: &FunctionDeployment) -> Option<Measured> {
+        let name = &deployment.service;
+        if let Some(profile) = self.measured.lock().get(name) {
+            return profile.clone().and_then(|profile| profile.of(deployment));
+        }
+        let profile = self.known.lock().get(name)?.status.as_ref()?.profile.clone()?;
+        serde_json::from_value::<Profile>(profile).ok()?.of(deployment)
+    }
+
+    /// Names of the secrets that clients made.
+    ///
+    /// # Errors
+    /// 503 without an answer.
+    pub async fn secrets(&self) -> Result<Vec<String>, ApiError> {
+        let all = answered(self.secrets.list(&ListParams::default().labels(SECRET))).await;
+        Ok(all.map_err(|why| error(&why))?.items.iter().map(|secret| secret.name_any()).collect())
+    }
+
+    /// Whether there is a secret of this name. It may be of another client of the cluster.
+    ///
+    /// # Errors
+    /// 503 without an answer.
+    pub async fn has_secret(&self, name: &str) -> Result<bool, ApiError> {
+        let found = answered(self.secrets.get_opt(name)).await;
+        found.map(|found| found.is_some()).map_err(|why| error(&why))
+    }
+
+    /// A secret that clients of the host made; none if there is none.
+    async fn own_secret(&self, name: &str) -> Result<Option<Secret>, ApiError> {
+        let found = answered(self.secrets.get_opt(name)).await.map_err(|why| error(&why))?;
+        match found {
+            Some(found) if !found.labels().contains_key(SECRET) => {
+                let why =
+                    format!("name: secret `{name}` is of another client of the cluster: change it there");
+                Err(ApiError::new(StatusCode::CONFLICT, why))
+            }
+            found => Ok(found),
+        }
+    }
+
+    /// Writes a secret.
+    ///
+    /// # Errors
+    /// 409 for a secret of another client, 400 with a refusal of the server, 503 without an answer.
+    pub async fn put_secret(&self, name: &str, value: &[u8]) -> Result<(), ApiError> {
+        self.leads()?;
+        let found = self.own_secret(name).await?;
+        let data = Some([(name.to_owned(), ByteString(value.to_owned()))].into());
+        let labels = Some([(SECRET.to_owned(), "true".to_owned())].into());
+        let post = post(MANAGER);
+        let written = match found {
+            Some(found) => {
+                let secret = Secret { data, ..found };
+                answered(self.secrets.replace(name, &post, &secret)).await
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(name.to_owned()), labels, ..ObjectMeta::default() };
+                answered(self.secrets.create(&post, &Secret { metadata, data, ..Secret::default() })).await
+            }
+        };
+        written.map(drop).map_err(|why| error(&why))
+    }
+
+    /// Removes a secret.
+    ///
+    /// # Errors
+    /// 400 with a refusal of the server, 503 without an answer.
+    pub async fn remove_secret(&self, name: &str) -> Result<(), ApiError> {
+        self.leads()?;
+        self.own_secret(name).await?;
+        let deleted = answered(self.secrets.delete(name, &DeleteParams::default())).await;
+        deleted.map(drop).map_err(|why| error(&why))
+    }
+
+    /// Watches the functions, and deploys what differs from the host.
+    pub async fn watch(&self, app: &App) {
+        let mut events =
+            watcher(self.functions.clone(), watcher::Config::default()).default_backoff().boxed();
+        let mut seen = BTreeSet::new();
+        loop {
+            match events.try_next().await {
+                Ok(Some(watcher::Event::Init)) => seen.clear(),
+                Ok(Some(watcher::Event::InitApply(object))) => {
+                    seen.insert(object.name_any());
+                    self.apply(app, object).await;
+                }
+                Ok(Some(watcher::Event::InitDone)) => {
+                    let all = app.node.host().names();
+                    for name in all.iter().filter(|name| !seen.contains(*name)) {
+                        self.gone(app, name).await;
+                    }
+                }
+                Ok(Some(watcher::Event::Apply(object))) => self.apply(app, object).await,
+                Ok(Some(watcher::Event::Delete(object))) => self.gone(app, &object.name_any()).await,
+                Ok(None) => return,
+                Err(error) => eprintln!("openfaas: watch of functions: {error}"),
+            }
+        }
+    }
+
+    async fn gone(&self, app: &App, name: &str) {
+        let _alone = app.node.changes.lock().await;
+        // A deployment by REST may have made it meanwhile.
+        if matches!(answered(self.functions.get_opt(name)).await, Ok(Some(_))) {
+            return;
+        }
+        self.forget(name);
+        if app.node.host().remove(app.node.now(), name) {
+            app.node.logs.forget(name);
+        }
+    }
+
+    async fn apply(&self, app: &App, object: GpuFunction) {
+        let _alone = app.node.changes.lock().await;
+        let (name, replicas, deployment) = (object.name_any(), object.spec.replicas, object.deployment());
+        let older = |known: &GpuFunction| known.metadata.generation > object.metadata.generation;
+        if object.metadata.deletion_timestamp.is_some() || self.known.lock().get(&name).is_some_and(older) {
+            return;
+        }
+        let record = record(&object);
+        self.see(object);
+        let newest = app.node.host().newest(&name);
+        let told = match newest {
+            Some(version) if version.deployment == deployment => {
+                let has = app.node.host().replicas(&name);
+                match replicas.filter(|wanted| has != Some(*wanted)) {
+                    Some(wanted) => app.node.host().set_replicas(app.node.now(), &name, wanted),
+                    None => Ok(()),
+                }
+            }
+            _ => deploy(app, record, false),
+        };
+        match told {
+            Ok(()) => self.refused.lock().remove(&name),
+            Err(error) => self.refused.lock().insert(name, in_fields(&error.message)),
+        };
+    }
+
+    /// Notes why a function of an earlier leader is not deployed.
+    pub fn refuse(&self, name: String, error: &ApiError) {
+        self.refused.lock().insert(name, in_fields(&error.message));
+    }
+
+    /// Writes the statuses that have changed.
+    pub async fn tell(&self, app: &App) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let briefs = app.node.host().briefs();
+            let all: Vec<GpuFunction> = self.known.lock().values().cloned().collect();
+            for object in all {
+                let name = object.name_any();
+                let refused = self.refused.lock().get(&name).cloned();
+                let kept = self.measured.lock().get(&name).cloned();
+                let before = object.status.clone().unwrap_or_default();
+                let mut status = status(&object, briefs.get(&name), refused.as_deref());
+                status.profile = match &kept {
+                    Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
+                    None => before.profile.clone(),
+                };
+                if object.status.as_ref() == Some(&status) || self.leads().is_err() {
+                    continue;
+                }
+                let changed = GpuFunction { status: Some(status), ..object };
+                match answered(self.functions.replace_status(&name, &post(MANAGER), &changed)).await {
+                    Ok(object) => {
+                        // Measured again meanwhile: the next look keeps that.
+                        let mut measured = self.measured.lock();
+                        if measured.get(&name) == kept.as_ref() {
+                            measured.remove(&name);
+                        }
+                        drop(measured);
+                        if self.known.lock().contains_key(&name) {
+                            self.see(object);
+                        }
+                    }
+                    // Deleted, or changed: the watch says so.
+                    Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+                    Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
+                }
+            }
+        }
+    }
+}
+
+/// An object as a record.
+pub fn record(object: &GpuFunction) -> Record {
+    let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond());
+    let created_ms = u64::try_from(created).unwrap_or(0);
+    Record { deployment: object.deployment(), created_ms, replicas: object.spec.replicas }
+}
+
+/// Deploys a function that an object says. `found`: an earlier leader did so before, and its minimum is told later.
+///
+/// # Errors
+/// 400 with the name of the field.
+pub fn deploy(app: &App, record: Record, found: bool) -> Result<(), ApiError> {
+    let Record { deployment, created_ms, replicas } = record;
+    let mut plan = app.plan(&deployment)?;
+    app.recall(&mut plan, &deployment, true);
+    let name = deployment.service.clone();
+    let version = Version { deployment, plan };
+    app.node.logs.open(&name);
+    let mut host = app.node.host();
+    match found {
+        true => host.deploy_found(app.node.now(), version, created_ms, replicas),
+        false => host.deploy(app.node.now(), version, created_ms, replicas),
+    }
+}
+
+/// The status of a function.
+fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) -> GpuFunctionStatus {
+    let generation = object.metadata.generation;
+    let before = object.status.clone().unwrap_or_default();
+    let (replicas, ready) = brief.map_or((0, 0), |brief| (brief.replicas, brief.ready));
+    let problem = refused.or_else(|| brief?.problem.as_deref());
+    let measuring = brief.and_then(|brief| brief.measuring.as_deref());
+    let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
+    let state = match () {
+        () if refused.is_some() => ("Refused", "the object is not deployed as it is"),
+        () if brief.is_some_and(|brief| brief.completed) => ("Completed", "the job is done"),
+        () if measuring.is_some() => ("Measuring", "it is measured first"),
+        () if !is_ready => ("Starting", "instances start"),
+        () if ready == 0 => ("Idle", "the next request starts an instance"),
+        () => ("Serving", "instances are ready"),
+    };
+    let starts = measuring.is_some() || replicas > ready || !is_ready && problem.is_none();
+    let wanted = [
+        ("Ready", is_ready, state.0, format!("{}: {ready} of {replicas} ready", state.1)),
+        ("Progressing", starts, state.0, measuring.unwrap_or(state.1).to_owned()),
+        (
+            "Degraded",
+            problem.is_some(),
+            if problem.is_some() { "Problem" } else { "AsExpected" },
+            problem.unwrap_or_default().to_owned(),
+        ),
+    ];
+    let condition = |(kind, is, reason, message): (&str, bool, &str, String)| {
+        let status = if is { "True" } else { "False" };
+        let old = before.conditions.iter().find(|old| old.type_ == kind && old.status == status);
+        Condition {
+            last_transition_time: old.map_or_else(now, |old| old.last_transition_time.clone()),
+            message,
+            observed_generation: generation,
+            reason: reason.to_owned(),
+            status: status.to_owned(),
+            type_: kind.to_owned(),
+        }
+    };
+    GpuFunctionStatus {
+        observed_generation: generation.unwrap_or(0),
+        replicas,
+        ready_replicas: ready,
+        selector: format!("{FUNCTION}={}", object.name_any()),
+        profile: None,
+        conditions: wanted.into_iter().map(condition).collect(),
+    }
+}
+
+/// The time of day in whole seconds, as the server keeps it.
+fn now() -> Time {
+    let now = jiff::Timestamp::now();
+    Time(jiff::Timestamp::from_second(now.as_second()).unwrap_or(now))
+}

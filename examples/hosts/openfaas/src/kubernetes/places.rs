@@ -1,0 +1,192 @@
+//! The GPUs of the cluster's nodes as devices of the platform, by the watch of nodes.
+//!
+//! A node's GPUs are found with it, and lost while it is gone, not ready or cordoned. They come back once no pod of the host is left there:
+//! a kubelet that was cut off may still run their containers. Changed labels make new devices.
+
+use super::nodes::{closed, gpus, slim};
+use super::pods::Pods;
+use crate::node::Node;
+use futures::{StreamExt as _, TryStreamExt as _};
+use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
+use gshare_sched::platform::DeviceSpec;
+use k8s_openapi::api::core::v1::Node as Kubelet;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+
+/// Label of the nodes with GPUs for the host.
+pub const NODE_LABEL: &str = "gshare.io/host";
+/// Label of a node with the name of its GPUs, by NVIDIA's GPU feature discovery.
+const PRODUCT: &str = "nvidia.com/gpu.product";
+
+/// The numbers of all GPUs.
+#[derive(Debug, Default)]
+pub struct Places {
+    nodes: BTreeMap<String, Place>,
+    /// Nodes by the number of their first GPU.
+    firsts: BTreeMap<u32, String>,
+    next: u32,
+    products: Vec<String>,
+}
+
+/// The GPUs of a node.
+#[derive(Debug, Clone)]
+struct Place {
+    first: u32,
+    count: u32,
+    memory: Bytes,
+    product: String,
+    /// Why the node takes no pods now.
+    closed: Option<String>,
+    /// Whether the platform has the devices.
+    given: bool,
+}
+
+impl Place {
+    fn gpus(&self) -> impl Iterator<Item = GpuId> + use<> {
+        (self.first..self.first + self.count).map(GpuId::new)
+    }
+}
+
+impl Places {
+    /// Node, and number of the GPU there.
+    pub fn of(&self, gpu: GpuId) -> Option<(String, u32)> {
+        let (first, node) = self.firsts.range(..=gpu.number()).next_back()?;
+        let number = gpu.number() - first;
+        let here = self.nodes.get(node).filter(|place| place.first == *first && number < place.count);
+        here.map(|_| (node.clone(), number))
+    }
+
+    /// The GPU of a node with this number there.
+    pub fn gpu(&self, node: &str, number: u32) -> Option<GpuId> {
+        let place = self.nodes.get(node).filter(|place| number < place.count)?;
+        Some(GpuId::new(place.first + number))
+    }
+
+    /// The description of a GPU for the platform.
+    fn spec(&mut self, place: &Place) -> DeviceSpec {
+        let known = self.products.iter().position(|product| *product == place.product);
+        let kind = known.unwrap_or_else(|| {
+            self.products.push(place.product.clone());
+            self.products.len() - 1
+        });
+        // Beyond that many products, the last ones count as equal.
+        let kind = GpuKind::new(u8::try_from(kind).unwrap_or(u8::MAX).min(63));
+        // The first GPU of a node names it.
+        DeviceSpec::new(NodeId::new(place.first), place.memory).with_kind(kind)
+    }
+}
+
+impl Pods {
+    /// Watches the nodes, and tells the platform of their GPUs.
+    pub async fn watch_nodes(self: Arc<Self>, node: Weak<Node>, client: Client) {
+        let config = watcher::Config::default().labels(&format!("{NODE_LABEL}=true"));
+        let mut events = watcher(Api::<Kubelet>::all(client), config).default_backoff().boxed();
+        let mut seen = BTreeSet::new();
+        loop {
+            let event = events.try_next().await;
+            let Some(node) = node.upgrade() else { return };
+            match event {
+                Ok(Some(watcher::Event::Init)) => seen.clear(),
+                Ok(Some(watcher::Event::InitApply(kubelet))) => {
+                    seen.insert(kubelet.name_any());
+                    self.see_node(&node, &slim(kubelet));
+                }
+                Ok(Some(watcher::Event::InitDone)) => {
+                    let all: Vec<String> = self.places.lock().nodes.keys().cloned().collect();
+                    for name in all.into_iter().filter(|name| !seen.contains(name)) {
+                        self.close(&node, &name, "the node is gone");
+                    }
+                }
+                Ok(Some(watcher::Event::Apply(kubelet))) => self.see_node(&node, &slim(kubelet)),
+                Ok(Some(watcher::Event::Delete(kubelet))) => {
+                    self.close(&node, &kubelet.name_any(), "the node is gone");
+                }
+                Ok(None) => return,
+                Err(error) => eprintln!("openfaas: watch of nodes: {error}"),
+            }
+        }
+    }
+
+    /// The state of a node, by its newest version.
+    pub fn see_node(&self, node: &Node, kubelet: &Kubelet) {
+        let name = kubelet.name_any();
+        let (count, memory) = match gpus(kubelet) {
+            Ok(found) => found,
+            Err(why) => {
+                eprintln!("openfaas: node {name}: {why}");
+                return self.close(node, &name, &why);
+            }
+        };
+        if let Some(closed) = closed(kubelet) {
+            return self.close(node, &name, &format!("the node is {closed}"));
+        }
+        let product = kubelet.labels().get(PRODUCT).cloned().unwrap_or_default();
+        let known = self.places.lock().nodes.get(&name).cloned();
+        let same = |place: &Place| (place.count, place.memory, &place.product) == (count, memory, &product);
+        if known.as_ref().is_some_and(|place| !same(place)) {
+            self.close(node, &name, "the labels of its node were changed");
+        }
+        {
+            let mut places = self.places.lock();
+            match places.nodes.get_mut(&name).filter(|place| same(place)) {
+                Some(place) => place.closed = None,
+                None => {
+                    let first = places.next;
+                    places.next += count;
+                    places.firsts.insert(first, name.clone());
+                    let place = Place { first, count, memory, product, closed: None, given: false };
+                    places.nodes.insert(name.clone(), place);
+                }
+            }
+        }
+        self.open(node, &name);
+    }
+
+    /// Gives the GPUs of an open node to the platform, once no pod that was given up is left there.
+    pub fn open(&self, node: &Node, name: &str) {
+        if self.is_left(name) {
+            return;
+        }
+        let (place, spec) = {
+            let mut places = self.places.lock();
+            let Some(place) = places.nodes.get(name).filter(|place| place.closed.is_none() && !place.given)
+            else {
+                return;
+            };
+            let place = place.clone();
+            let spec = places.spec(&place);
+            if let Some(place) = places.nodes.get_mut(name) {
+                place.given = true;
+            }
+            (place, spec)
+        };
+        for gpu in place.gpus() {
+            let mut host = node.host();
+            if host.why_lost(gpu).is_some() {
+                host.device_back(node.now(), gpu, &spec);
+                continue;
+            }
+            let known = format!("{name}/{}", gpu.number() - place.first);
+            let shown = if place.product.is_empty() { known } else { format!("{} ({known})", place.product) };
+            if let Err(error) = host.find_device(node.now(), gpu, shown, spec.clone()) {
+                eprintln!("openfaas: node {name}: {}", error.message);
+            }
+        }
+    }
+
+    /// Takes the GPUs of a node from the platform, with their instances.
+    fn close(&self, node: &Node, name: &str, why: &str) {
+        let gpus: Vec<GpuId> = {
+            let mut places = self.places.lock();
+            let Some(place) = places.nodes.get_mut(name) else { return };
+            place.closed = Some(why.to_owned());
+            let given = core::mem::replace(&mut place.given, false);
+            place.gpus().filter(|_| given).collect()
+        };
+        for gpu in gpus {
+            node.host().lose_device(node.now(), gpu, &format!("{name}: {why}"));
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The pod of an instance: made from its launch, and read back by the next leader. Pure.
+
+use super::injection::{ENVIRONMENT, Injected, PLACE, inject};
+use super::{hash, run_of};
+use crate::api::FunctionDeployment;
+use crate::deployment::Wants;
+use crate::host::Launch;
+use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshare_sched::platform::Part;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, ResourceRequirements,
+    SecretProjection, TCPSocketAction, Volume, VolumeMount, VolumeProjection,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use std::collections::BTreeMap;
+
+/// Label of a pod of the host: the name of its function.
+pub const FUNCTION: &str = "gshare.io/function";
+/// Label of a pod: the version of its function, by [`version_of`]; of a trial, [`TRIAL`].
+pub const VERSION: &str = "gshare.io/version";
+/// The version of a pod in which a function is measured. The next leader does not keep it.
+pub const TRIAL: &str = "trial";
+/// Label of a pod: the number of its instance, with the leader that made it.
+const INSTANCE: &str = "gshare.io/instance";
+/// The port at which a program in a pod listens, on all addresses.
+pub const PORT: u16 = 8080;
+/// Folder of the secrets in a container.
+const SECRETS: &str = "/var/openfaas/secrets";
+/// Variable with the booked time, and the most.
+const QUOTA: &str = "GSHARE_QUOTA";
+/// Variable with the booked part of the SMs; `GSHARE_SM` has the largest part.
+const BOOKED: &str = "GSHARE_SM_BOOKED";
+
+/// The version of a function: changes with its deployment.
+pub fn version_of(deployment: &FunctionDeployment) -> String {
+    // A deployment is read from JSON, so that it can be written.
+    format!("{:016x}", hash(&serde_json::to_string(deployment).unwrap_or_default()))
+}
+
+/// The share of an instance's process on its part of a device, as its pod states it.
+///
+/// # Errors
+/// If the share does not fit together, which no share of a platform does.
+pub fn share_of(part: &Part, time: QuotaRange) -> Result<ResourceSpec, String> {
+    // Without a limit on memory, a byte is booked.
+    let memory = part.share.memory().filter(|memory| memory.get() > 1);
+    ResourceSpec::new(time, part.share.sm_limit(), memory).map_err(|error| error.to_string())
+}
+
+/// The pod of an instance.
+#[derive(Debug)]
+pub struct PodOf<'a> {
+    /// Namespace and name.
+    pub name: (&'a str, &'a str),
+    /// The instance's launch.
+    pub launch: &'a Launch,
+    /// Its part of a device.
+    pub part: &'a Part,
+    /// Its share as the daemon is told it.
+    pub share: &'a ResourceSpec,
+    /// Node, and number of the GPU there.
+    pub place: (&'a str, u32),
+    /// The files of the node.
+    pub injected: &'a Injected,
+    /// Whether the pod is of a trial.
+    pub trial: bool,
+}
+
+impl PodOf<'_> {
+    /// Makes it. It is bound by its creation, so that no scheduler moves it and no leader has to bind it.
+    pub fn make(&self) -> Pod {
+        let (namespace, name) = self.name;
+        let version = &self.launch.version;
+        let (plan, deployment) = (&version.plan, &version.deployment);
+        let (node, gpu) = self.place;
+        let mut spec = PodSpec {
+            node_name: Some(node.to_owned()),
+            restart_policy: Some("Never".into()),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            containers: vec![self.container()],
+            volumes: secrets(deployment).map(|volume| vec![volume]),
+            ..PodSpec::default()
+        };
+        let mut annotations: BTreeMap<String, String> = BTreeMap::new();
+        let place = format!("{node}/{gpu}");
+        if matches!(plan.wants, Wants::NoGpu { .. }) {
+            // The host books the least share for it.
+            set(&mut spec, PLACE, &place);
+            set(&mut spec, QUOTA, &self.share.quota().to_string());
+        } else {
+            let full = format!("{namespace}/{name}");
+            // Pods are made once, and their names are not used again.
+            let run = run_of("", &full);
+            self.injected.ask(&mut spec);
+            let file = inject(&mut spec, (&full, run), self.share, &place, self.injected);
+            annotations.insert(ENVIRONMENT.into(), file);
+            if let Some(class) = plan.class {
+                set(&mut spec, "GSHARE_CLASS", &class.to_string());
+            }
+        }
+        set(&mut spec, BOOKED, &self.part.share.sm().to_string());
+        let version = if self.trial { TRIAL.to_owned() } else { version_of(deployment) };
+        let instance = self.launch.instance.number().to_string();
+        let labels = [(FUNCTION, deployment.service.clone()), (VERSION, version), (INSTANCE, instance)];
+        let labels = labels.map(|(name, value)| (name.to_owned(), value));
+        Pod {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                labels: Some(labels.into()),
+                annotations: Some(annotations).filter(|all| !all.is_empty()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(spec),
+            ..Pod::default()
+        }
+    }
+
+    fn container(&self) -> Container {
+        let version = &self.launch.version;
+        let (plan, deployment) = (&version.plan, &version.deployment);
+        let own = deployment.env_vars.iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
+        let ours = [
+            ("PORT", PORT.to_string()),
+            ("HOST", "0.0.0.0".to_owned()),
+            ("OPENFAAS_NAME", deployment.service.clone()),
+            ("secret_mount_path", SECRETS.to_owned()),
+        ];
+        let mut env: BTreeMap<String, String> = own.collect();
+        env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
+        let serves = !matches!(plan.wants, Wants::Training { .. });
+        let listens = TCPSocketAction { port: IntOrString::Int(PORT.into()), host: None };
+        let probe = Probe {
+            tcp_socket: Some(listens),
+            period_seconds: Some(1),
+            // An instance is not ended for this: the platform bounds its start.
+            failure_threshold: Some(i32::MAX),
+            ..Probe::default()
+        };
+        Container {
+            name: "function".into(),
+            image: Some(deployment.image.clone()),
+            // `envProcess` is the command of the image's entry point.
+            args: Some(plan.command.clone()).filter(|words| !words.is_empty()),
+            env: Some(env.into_iter().map(|(name, value)| variable(name, value)).collect()),
+            ports: serves.then(|| vec![ContainerPort { container_port: PORT.into(), ..Default::default() }]),
+            readiness_probe: serves.then_some(probe),
+            resources: resources(deployment),
+            volume_mounts: deployment.secrets.as_ref().filter(|all| !all.is_empty()).map(|_| {
+                vec![VolumeMount {
+                    name: "secrets".into(),
+                    mount_path: SECRETS.into(),
+                    read_only: Some(true),
+                    ..VolumeMount::default()
+                }]
+            }),
+            ..Container::default()
+        }
+    }
+}
+
+fn variable(name: String, value: String) -> EnvVar {
+    EnvVar { name, value: Some(value), value_from: None }
+}
+
+/// Sets a variable of all containers.
+fn set(spec: &mut PodSpec, name: &str, value: &str) {
+    for container in &mut spec.containers {
+        let all = container.env.get_or_insert_default();
+        all.retain(|old| old.name != name);
+        all.push(variable(name.to_owned(), value.to_owned()));
+    }
+}
+
+/// The volume of a function's secrets. Each is a Secret with one value of the same name.
+fn secrets(deployment: &FunctionDeployment) -> Option<Volume> {
+    let names = deployment.secrets.as_ref().filter(|all| !all.is_empty())?;
+    let source = |name: &String| VolumeProjection {
+        secret: Some(SecretProjection { name: name.clone(), ..SecretProjection::default() }),
+        ..VolumeProjection::default()
+    };
+    let sources = Some(names.iter().map(source).collect());
+    Some(Volume {
+        name: "secrets".into(),
+        projected: Some(ProjectedVolumeSource { sources, default_mode: Some(0o444) }),
+        ..Volume::default()
+    })
+}
+
+/// CPU and memory, as the deployment asks for them and limits them.
+fn resources(deployment: &FunctionDeployment) -> Option<ResourceRequirements> {
+    let quantities = |given: &Option<BTreeMap<String, String>>| {
+        let known = given.iter().flatten().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()));
+        let all: BTreeMap<_, _> =
+            known.map(|(name, value)| (name.clone(), Quantity(value.clone()))).collect();
+        Some(all).filter(|all| !all.is_empty())
+    };
+    let (limits, requests) = (quantities(&deployment.limits), quantities(&deployment.requests));
+    (limits.is_some() || requests.is_some()).then_some(ResourceRequirements {
+        limits,
+        requests,
+        claims: None,
+    })
+}
+
+/// The place and the share of a pod, by its spec: the spec never changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The function.
+    pub function: String,
+    /// The version of the function.
+    pub version: String,
+    /// Node, and number of the GPU there.
+    pub place: (String, u32),
+    /// The booked time, and the most.
+    pub time: QuotaRange,
+    /// The booked part of the SMs.
+    pub sm: SmShare,
+}
+
+impl Given {
+    /// Reads it back. None: the pod was not made by a host.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let label = |name: &str| pod.metadata.labels.as_ref()?.get(name).cloned();
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let environment: Vec<&EnvVar> = containers.flat_map(|one| one.env.iter().flatten()).collect();
+        let value = |name: &str| {
+            environment.iter().find(|variable| variable.name == name).and_then(|one| one.value.as_deref())
+        };
+        let (node, gpu) = value(PLACE)?.rsplit_once('/')?;
+        Some(Self {
+            function: label(FUNCTION)?,
+            version: label(VERSION)?,
+            place: (node.to_owned(), gpu.parse().ok()?),
+            time: value(QUOTA)?.parse().ok()?,
+            sm: value(BOOKED)?.parse().ok()?,
+        })
+    }
+}
+
+/// The name of a pod: of its function, the leader that made it, and the number of pods that this leader has made before.
+pub fn name(function: &str, leader: &str, number: u64) -> String {
+    format!("{function}-{leader}-{number}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::injection::{Mounts, RESOURCE};
+    use super::*;
+    use crate::host::tests::training;
+    use gshare_core::Bytes;
+
+    /// The pod of a worker of a training job with a third of a GPU.
+    fn made(injected: &Injected) -> Pod {
+        let (_host, [mut launch, _], _orders) = training();
+        let time = QuotaRange::new("0.3".parse().unwrap(), "0.8".parse().unwrap()).unwrap();
+        let sm = SmShare::from_percent(12).unwrap();
+        let (limit, memory) = (SmShare::from_percent(24).unwrap(), Some(Bytes::from_gib(1)));
+        let share = gshare_core::GpuShare::new(time, sm, limit, memory).unwrap();
+        for part in &mut launch.parts {
+            part.share = share;
+        }
+        let part = &launch.own_parts()[0];
+        let share = share_of(part, part.share.time()).unwrap();
+        let name = ("team", "f-1");
+        PodOf { name, launch: &launch, part, share: &share, place: ("n1", 3), injected, trial: false }.make()
+    }
+
+    #[test]
+    fn a_pod_states_its_place_and_share_in_its_spec_and_is_read_back() {
+        let pod = made(&Injected::default());
+        let given = Given::of(&pod).unwrap();
+        assert_eq!((given.function.as_str(), &given.place), ("f", &("n1".to_owned(), 3)));
+        assert_eq!((given.time.to_string(), given.sm.to_string()), ("30%:80%".into(), "12%".into()));
+        let spec = pod.spec.as_ref().unwrap();
+        assert_eq!((spec.node_name.as_deref(), spec.restart_policy.as_deref()), (Some("n1"), Some("Never")));
+        let value = |name: &str| {
+            let all = spec.containers[0].env.as_ref().unwrap();
+            all.iter().find(|one| one.name == name).and_then(|one| one.value.clone()).unwrap()
+        };
+        // The daemon bounds it by the largest part of the SMs.
+        assert_eq!((value("GSHARE_SM"), value("GSHARE_NAME")), ("24%".into(), "team/f-1".into()));
+        assert_eq!((value("NVIDIA_VISIBLE_DEVICES"), value("PORT")), ("3".into(), "8080".into()));
+        // Annotations and labels that tenants might change say nothing of a share.
+        let mut changed = pod.clone();
+        changed.metadata.annotations = None;
+        assert_eq!(Given::of(&changed), Some(given));
+    }
+
+    #[test]
+    fn with_mounts_of_the_node_a_pod_has_no_volume_of_it_and_asks_for_the_hook() {
+        let paths = |pod: &Pod| {
+            let volumes = pod.spec.as_ref().unwrap().volumes.clone().unwrap();
+            volumes.into_iter().filter_map(|volume| volume.host_path).count()
+        };
+        assert_eq!(paths(&made(&Injected::default())), 3);
+        let pod = made(&Injected { mounts: Mounts::Node, ..Injected::default() });
+        let resources = pod.spec.as_ref().unwrap().containers[0].resources.clone().unwrap();
+        assert_eq!((paths(&pod), resources.limits.unwrap()[RESOURCE].0.as_str()), (0, "1"));
+    }
+}

@@ -1,0 +1,530 @@
+//! Instances as pods of a cluster: the orders of [`Host`](crate::host::Host), carried out over the API server.
+//!
+//! # Algorithm
+//! 1. An order to run makes a pod on the node and GPU of the platform's choice ([`pod_spec`](super::pod_spec)). A creation without an
+//!    answer is sent again; a refused creation is a failed start, and the platform waits before the next one.
+//! 2. The watch of pods reports: a pod that is ready listens, and a pod that is over or deleted has ended. After a gap in the watch, a pod
+//!    that is missing from the new list has ended. No report comes from polling.
+//! 3. An instance that is to end has its pod deleted, which is tried until the server knows no such pod. The share stays booked until the
+//!    kubelet has ended the containers.
+//! 4. A pod of the host that no instance has is deleted.
+//!
+//! An order to park ends the pod: the daemon of another node takes no orders from here.
+//!
+//! # Invariants
+//! - A name is used for one pod only, so that a repeated creation makes no second pod, and a deletion reaches no other.
+//! - After the end of its lease a leader sends no further write ([`Pods::stop`]).
+
+use super::daemons::Daemons;
+use super::injection::Injected;
+use super::objects::Objects;
+use super::places::Places;
+use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
+use super::pod_state::{failure, is_going, is_over, is_ready};
+use super::said;
+use super::writes::{answered, post};
+use crate::api::{ApiError, FunctionDeployment};
+use crate::deployment::{Plan, Wants};
+use crate::host::{Launch, Order};
+use crate::node::Node;
+use crate::running::Running;
+use futures::{StreamExt as _, TryStreamExt as _};
+use gshare_core::InstanceId;
+use gshared::Snapshot;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+/// Field manager of the host's writes.
+pub const MANAGER: &str = "gshare-up";
+/// Concurrent writes.
+const AT_ONCE: usize = 32;
+/// First and longest pause before a write is sent again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+/// First and longest pause after a refused pod, in which the host sends no other pod of the function.
+const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
+/// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
+const GRACE: u32 = 1;
+
+/// The pods of a host.
+#[derive(Debug)]
+pub struct Pods {
+    api: Api<Pod>,
+    namespace: String,
+    /// Part of the names of this leader's pods.
+    leader: String,
+    injected: Injected,
+    /// The nodes of the cluster's GPUs.
+    pub places: Mutex<Places>,
+    known: Mutex<BTreeMap<String, Known>>,
+    /// Number of pods so far.
+    made: AtomicU64,
+    /// Daemons of the nodes, and the last pod of each trial with its node.
+    daemons: Daemons,
+    trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
+    /// Functions with refused pods.
+    refused: Mutex<BTreeMap<String, Refusal>>,
+    turns: Semaphore,
+    runtime: Handle,
+    stopped: Arc<AtomicBool>,
+    /// The records from which a new leader goes on.
+    pub objects: Objects,
+}
+
+/// A pod of an instance's process, or of a trial, which reports nothing.
+#[derive(Debug, Clone)]
+struct Known {
+    of: Option<(InstanceId, usize)>,
+    node: String,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether the server has it.
+    made: bool,
+    killed: bool,
+    address: Option<SocketAddr>,
+    listens: bool,
+    ended: Option<Result<(), String>>,
+}
+
+/// The last refusal of a function's pods: until when no other is sent, the next pause, and the reason.
+#[derive(Debug, Clone)]
+struct Refusal {
+    until: Instant,
+    pause: Duration,
+    why: String,
+}
+
+/// A pod as a running copy of a program.
+#[derive(Debug)]
+pub struct PodProcess {
+    pods: Arc<Pods>,
+    name: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl Running for PodProcess {
+    fn address(&self) -> Option<SocketAddr> {
+        self.state.lock().address
+    }
+
+    fn kill(&self) {
+        // The host and the end of a trial may both say so.
+        if !core::mem::replace(&mut self.state.lock().killed, true) {
+            self.pods.end(self.name.clone());
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.state.lock().ended.is_some()
+    }
+
+    fn end(&self) -> Option<Result<(), String>> {
+        self.state.lock().ended.clone()
+    }
+}
+
+impl Pods {
+    /// The pods of a host in a namespace. `leader` is a part of a DNS label that no leader before had.
+    pub fn new(client: Client, namespace: &str, leader: &str, injected: Injected) -> Self {
+        let stopped = Arc::new(AtomicBool::new(false));
+        Self {
+            objects: Objects::new(client.clone(), namespace, Arc::clone(&stopped)),
+            api: Api::namespaced(client.clone(), namespace),
+            namespace: namespace.to_owned(),
+            leader: leader.to_owned(),
+            injected,
+            places: Mutex::default(),
+            known: Mutex::default(),
+            made: AtomicU64::new(0),
+            daemons: Daemons::new(client),
+            trials: Mutex::default(),
+            refused: Mutex::default(),
+            turns: Semaphore::new(AT_ONCE),
+            runtime: Handle::current(),
+            stopped,
+        }
+    }
+
+    /// Sends no further write: another host leads.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    fn stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
+    pub fn snapshot(&self, instance: InstanceId) -> Option<(Snapshot, String)> {
+        let (name, node) = self.trials.lock().get(&instance).cloned()?;
+        let snapshot = self.runtime.block_on(self.daemons.snapshot(&node)).inspect_err(|error| {
+            eprintln!("openfaas: the daemon of node {node}: {error:#}");
+        });
+        Some((snapshot.ok()?, name))
+    }
+
+    /// Forgets the pods of a trial that is over.
+    pub fn tried(&self, instance: InstanceId) {
+        self.trials.lock().remove(&instance);
+    }
+
+    /// Carries an order out, if it is about pods.
+    pub fn take(self: &Arc<Self>, node: &Arc<Node>, order: Order) -> Option<Order> {
+        match order {
+            Order::Run(launch) => self.run(node, &launch),
+            // No pod's memory may move, and none has a model of a store: see `Host::may_park` and `suits`.
+            Order::Move(_) | Order::Model(_) => eprintln!("openfaas: no pod can carry out {order:?}"),
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn run(self: &Arc<Self>, node: &Arc<Node>, launch: &Launch) {
+        let (instance, index) = (launch.instance, launch.index);
+        match self.make(node, launch, Some((instance, index))) {
+            Ok((pod, send)) => {
+                // Its reports are about a known process.
+                node.host().started(node.now(), instance, index, pod);
+                send();
+            }
+            Err(why) => node.host().failed(node.now(), instance, index, why),
+        }
+    }
+
+    /// The pod of a launch, and a function that has it created.
+    ///
+    /// # Errors
+    /// If its device is gone.
+    pub fn make(
+        self: &Arc<Self>,
+        node: &Arc<Node>,
+        launch: &Launch,
+        of: Option<(InstanceId, usize)>,
+    ) -> Result<(PodProcess, impl FnOnce() + use<>), String> {
+        let part = launch.own_parts().first().ok_or("an instance without parts")?;
+        let (on, gpu) = self.places.lock().of(part.gpu).ok_or("its device is gone")?;
+        let share = share_of(part, node.time(part))?;
+        let service = &launch.version.deployment.service;
+        let name = name(service, &self.leader, self.made.fetch_add(1, Ordering::Relaxed));
+        let (namespace, injected) = (&self.namespace, &self.injected);
+        let pod = PodOf {
+            name: (namespace, &name),
+            launch,
+            part,
+            share: &share,
+            place: (&on, gpu),
+            injected,
+            trial: of.is_none(),
+        };
+        let pod = pod.make();
+        if of.is_none() {
+            self.trials.lock().insert(launch.instance, (format!("{namespace}/{name}"), on.clone()));
+        }
+        let state = Arc::new(Mutex::new(State::default()));
+        self.known.lock().insert(name.clone(), Known { of, node: on, state: Arc::clone(&state) });
+        let (pods, weak, own) = (Arc::clone(self), Arc::downgrade(node), Arc::clone(&state));
+        let send = move || {
+            let runtime = pods.runtime.clone();
+            runtime.spawn(async move { pods.create(&weak, pod, &own).await });
+        };
+        Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
+    }
+
+    async fn create(&self, node: &Weak<Node>, pod: Pod, state: &Mutex<State>) {
+        let name = pod.name_any();
+        let (mut pause, mut sent) = (PAUSES.0, false);
+        loop {
+            let Ok(turn) = self.turns.acquire().await else { return };
+            if self.stopped() {
+                return;
+            }
+            // A creation without an answer may have made it, and only its repetition tells.
+            if !sent && state.lock().killed {
+                return self.has_ended(node, &name, Err("it was not needed any more".to_owned()));
+            }
+            if !sent && let Some(why) = self.still_refused(&pod) {
+                return self.has_ended(node, &name, Err(why));
+            }
+            sent = true;
+            let made = answered(self.api.create(&post(MANAGER), &pod)).await;
+            drop(turn);
+            match made {
+                Ok(_) => break,
+                // An earlier attempt has made it, and its answer was lost.
+                Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => break,
+                Err(error) if is_refused(&error) => {
+                    let why = format!("its pod is refused: {}", said(&error));
+                    self.refuse(&pod, &why);
+                    return self.has_ended(node, &name, Err(why));
+                }
+                Err(error) => eprintln!("openfaas: pod {name} is not made yet: {}", said(&error)),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        // A deletion that came earlier waits for this.
+        state.lock().made = true;
+        self.refused.lock().remove(&function_of(&pod));
+    }
+
+    /// Why no pod of a function is sent now. When its pause is over, one pod is sent.
+    fn still_refused(&self, pod: &Pod) -> Option<String> {
+        let (mut refused, now) = (self.refused.lock(), Instant::now());
+        let refusal = refused.get_mut(&function_of(pod))?;
+        if now < refusal.until {
+            return Some(refusal.why.clone());
+        }
+        refusal.until = now + REFUSED.0;
+        None
+    }
+
+    fn refuse(&self, pod: &Pod, why: &str) {
+        let mut refused = self.refused.lock();
+        let pause = refused.get(&function_of(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
+        let (now, next) = (Instant::now(), (pause * 2).min(REFUSED.1));
+        // Nobody asks for the pods of others any more.
+        refused.retain(|_, refusal| refusal.until + 2 * REFUSED.1 > now);
+        refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
+    }
+
+    /// Deletes a pod, until the server has none of this name or has marked it.
+    async fn delete(&self, name: &str) {
+        let mut pause = PAUSES.0;
+        let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
+        while !self.stopped() {
+            let Ok(turn) = self.turns.acquire().await else { return };
+            let deleted = answered(self.api.delete(name, &parameters)).await;
+            drop(turn);
+            match deleted {
+                Ok(_) => return,
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    let known = self.known.lock().get(name).cloned();
+                    if known.is_none_or(|known| known.state.lock().made) {
+                        return;
+                    }
+                    // Not there yet: its creation is on its way, or was never sent.
+                }
+                Err(error) => eprintln!("openfaas: pod {name}: {}", said(&error)),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Watches the pods of the host, and reports.
+    pub async fn watch(self: Arc<Self>, node: Weak<Node>) {
+        let config = watcher::Config::default().labels(FUNCTION);
+        let mut events = watcher(self.api.clone(), config).default_backoff().boxed();
+        // Of a new list: the pods that the server had before it, and those that were seen in it.
+        let (mut before, mut seen) = (BTreeSet::new(), BTreeSet::new());
+        loop {
+            match events.try_next().await {
+                Ok(Some(watcher::Event::Init)) => {
+                    let made =
+                        |(name, known): (&String, &Known)| known.state.lock().made.then(|| name.clone());
+                    before = self.known.lock().iter().filter_map(made).collect();
+                    seen.clear();
+                }
+                Ok(Some(watcher::Event::InitApply(pod))) => {
+                    seen.insert(pod.name_any());
+                    self.see(&node, &pod);
+                }
+                Ok(Some(watcher::Event::InitDone)) => {
+                    for name in before.difference(&seen) {
+                        self.has_ended(&node, name, Err("its pod was deleted".to_owned()));
+                    }
+                }
+                Ok(Some(watcher::Event::Apply(pod))) => self.see(&node, &pod),
+                Ok(Some(watcher::Event::Delete(pod))) => {
+                    let end =
+                        if is_over(&pod) { end_of(&pod) } else { Err("its pod was deleted".to_owned()) };
+                    self.has_ended(&node, &pod.name_any(), end);
+                }
+                Ok(None) => return,
+                Err(error) => eprintln!("openfaas: watch of pods: {error}"),
+            }
+        }
+    }
+
+    /// The state of a pod, by its newest version.
+    fn see(self: &Arc<Self>, node: &Weak<Node>, pod: &Pod) {
+        let name = pod.name_any();
+        let known = self.known.lock().get(&name).cloned();
+        if is_over(pod) {
+            self.has_ended(node, &name, end_of(pod));
+            return self.end(name);
+        }
+        let Some(Known { of, state, .. }) = known else { return self.stray(pod) };
+        let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+        let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
+        let news = {
+            let mut state = state.lock();
+            state.made = true;
+            state.address = address.map(|ip| (ip, super::pod_spec::PORT).into());
+            let ready = is_ready(pod) && state.address.is_some();
+            ready && !core::mem::replace(&mut state.listens, ready)
+        };
+        if let (true, Some((instance, index)), Some(node)) = (news, of, node.upgrade()) {
+            node.host().listens(node.now(), instance, index);
+        }
+    }
+
+    /// Ends a pod that no instance has. Its node gets no devices back before its end.
+    fn stray(self: &Arc<Self>, pod: &Pod) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        let state = State { made: true, killed: true, ..State::default() };
+        let known = Known { of: None, node, state: Arc::new(Mutex::new(state)) };
+        self.known.lock().insert(pod.name_any(), known);
+        if !is_going(pod) {
+            self.end(pod.name_any());
+        }
+    }
+
+    fn end(self: &Arc<Self>, name: String) {
+        let pods = Arc::clone(self);
+        self.runtime.spawn(async move { pods.delete(&name).await });
+    }
+
+    /// A pod has ended: its host is told.
+    fn has_ended(&self, node: &Weak<Node>, name: &str, end: Result<(), String>) {
+        let Some(Known { of, node: on, state }) = self.known.lock().remove(name) else { return };
+        let (listened, made, why) = {
+            let mut state = state.lock();
+            let why = end.as_ref().err().cloned().filter(|_| !state.killed);
+            state.ended.get_or_insert(end);
+            (state.listens, state.made, why)
+        };
+        let Some(node) = node.upgrade() else { return };
+        if let Some((instance, index)) = of {
+            if let Some(why) = why {
+                let said =
+                    if listened || !made { why } else { format!("ended before it took connections: {why}") };
+                node.host().explain(instance, said);
+            }
+            node.has_ended(instance, index);
+        }
+        // Its node may have waited for this.
+        self.open(&node, &on);
+    }
+
+    /// Whether a pod that was to end is left on a node.
+    pub(super) fn is_left(&self, node: &str) -> bool {
+        self.known.lock().values().any(|known| known.node == node && known.state.lock().killed)
+    }
+
+    /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.
+    ///
+    /// # Errors
+    /// The API server's.
+    pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
+        let all = self.api.list(&ListParams::default().labels(FUNCTION)).await?.items;
+        let mut adopted = 0;
+        for pod in all.iter().filter(|pod| !is_over(pod)) {
+            match self.adoptable(node, pod) {
+                Ok((instance, on)) => {
+                    self.adopt(node, pod, &on, (instance, 0));
+                    adopted += 1;
+                }
+                Err(why) => {
+                    eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
+                    self.stray(pod);
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// The instance that a pod is from now on, and its node.
+    fn adoptable(&self, node: &Node, pod: &Pod) -> Result<(InstanceId, String), String> {
+        if is_going(pod) {
+            return Err("it was told to".to_owned());
+        }
+        let given = Given::of(pod).ok_or("it states no share of a GPU")?;
+        let (on, number) = given.place;
+        let gpu = self.places.lock().gpu(&on, number).ok_or("its node is not ready")?;
+        let record = self.objects.record(&given.function).ok_or("its function is gone")?;
+        if version_of(&record.deployment) != given.version {
+            return Err("it is of another version".to_owned());
+        }
+        let share = (given.time.request(), given.sm);
+        let told = node.host().adopt(node.now(), &given.function, gpu, share);
+        told.map(|instance| (instance, on)).map_err(|error| error.message)
+    }
+
+    /// Takes over a pod of an earlier leader on a node, as the process of an instance. It is reported like a pod of this leader from now
+    /// on.
+    fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
+        let name = pod.name_any();
+        let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
+        let known = Known { of: Some(of), node: on.to_owned(), state: Arc::clone(&state) };
+        self.known.lock().insert(name.clone(), known);
+        let process = PodProcess { pods: Arc::clone(self), name, state };
+        node.host().started(node.now(), of.0, of.1, process);
+    }
+}
+
+/// The function and version of a pod: a changed function is tried at once.
+fn function_of(pod: &Pod) -> String {
+    let label = |key| pod.labels().get(key).map_or("", String::as_str);
+    format!("{}/{}", label(FUNCTION), label(VERSION))
+}
+
+/// Whether the server will say the same again: a quota, an admission policy, an invalid pod.
+fn is_refused(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && ![408, 409, 410, 429].contains(&status.code))
+}
+
+/// Whether a function can run in pods.
+///
+/// # Errors
+/// 400 with the name of the field.
+pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiError> {
+    let image = &deployment.image;
+    let why = match &plan.wants {
+        _ if plan.image.is_none() => {
+            format!(
+                "image: `{image}`: need a container image with its registry, such as docker.io/library/{image}"
+            )
+        }
+        _ if plan.model.is_some() => {
+            "annotations: gshare/model: a pod has its model in its image or its volumes: leave it out"
+                .to_owned()
+        }
+        _ if plan.devices > 1 => {
+            format!("annotations: gshare/devices: `{}`: a pod has one GPU: need 1", plan.devices)
+        }
+        Wants::Training { workers: 2.., .. } => {
+            "annotations: gshare/workers: the workers of a job in pods would not find each other: need 1"
+                .to_owned()
+        }
+        Wants::Pipeline { .. } => {
+            "annotations: gshare/dag: pods get no MIG devices: need a host on the node itself".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(ApiError::bad(why))
+}
+
+/// How the pod ended, by its kubelet.
+fn end_of(pod: &Pod) -> Result<(), String> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if phase == Some("Succeeded") {
+        return Ok(());
+    }
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let exits = statuses.filter_map(|of| of.state.as_ref()?.terminated.as_ref());
+    let exit = exits.map(|of| format!("exit status: {}", of.exit_code)).next();
+    Err(exit.unwrap_or_else(|| failure(pod)))
+}

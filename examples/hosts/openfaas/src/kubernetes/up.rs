@@ -1,0 +1,185 @@
+//! `gshare up --kubernetes`: the same host, with pods in the place of processes.
+//!
+//! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
+//! one. A leader that has lost its lease sends no further write, and its program ends.
+
+use super::injection::{Injected, Injection, Mounts};
+use super::objects::{deploy, record};
+use super::places::NODE_LABEL;
+use super::pods::{MANAGER, Pods};
+use super::{hash, lease};
+use crate::builder::Builder;
+use crate::inventory::Inventory;
+use crate::models::Models;
+use crate::node::{Node, Runner};
+use crate::records::Store;
+use crate::routes::App;
+use crate::weights::Weights;
+use crate::{access, app, guard, routes, told_to_end};
+use anyhow::Context as _;
+use axum::http::{StatusCode, header};
+use futures::FutureExt as _;
+use gshare_runner::Scratch;
+use k8s_openapi::api::core::v1::Node as Kubelet;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+/// The table `host.kubernetes` of the settings.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KubernetesSettings {
+    /// Namespace of the functions and their pods; without it, the namespace of the host's own account.
+    pub namespace: Option<String>,
+    /// The Lease `NAMESPACE/NAME` by which one replica leads. Without it there must be one replica at most.
+    #[serde(deserialize_with = "gshare_core::text::some_text")]
+    pub lease: Option<lease::Place>,
+    /// Directory of the hook on every node.
+    pub hook: PathBuf,
+    /// How the hook is loaded: `file` or `environment`.
+    pub inject: Injection,
+    /// The daemon's socket on every node.
+    pub socket: PathBuf,
+    /// Whether containers get these files from volumes of their pod (`host-path`), or from their node's device plugin (`node`).
+    pub mounts: Mounts,
+    /// The pipes of MPS on every node, and its shared memory. Without them functions share a GPU by time alone.
+    pub mps: Option<(PathBuf, PathBuf)>,
+}
+
+impl Default for KubernetesSettings {
+    fn default() -> Self {
+        let Injected { hook, injection, socket, mps, mounts } = Injected::default();
+        Self { namespace: None, lease: None, hook, inject: injection, socket, mounts, mps }
+    }
+}
+
+/// Serves until told to end.
+///
+/// # Errors
+/// Without a cluster, for a wrong setting, or when the lead is lost.
+pub async fn run(host: Builder) -> anyhow::Result<()> {
+    let client = Client::try_default().await.context("--kubernetes: no API server")?;
+    let stop = async {
+        if let Err(error) = told_to_end().await {
+            eprintln!("openfaas: signals: {error}");
+        }
+    };
+    let (stop, mut led) = (stop.shared(), Ok(()));
+    let address = host.options.listen;
+    let listener = std::net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok((tokio::net::TcpListener::from_std(listener.try_clone()?)?, listener))
+    });
+    let (listens, listener) = listener.with_context(|| format!("--listen {address}"))?;
+    let waits = tokio::spawn(axum::serve(listens, waiting()).into_future());
+    let place = host.options.host.kubernetes.lease.clone();
+    let work = async {
+        tokio::select! {
+            served = lead(host, client.clone(), listener, waits) => led = served,
+            () = stop.clone() => {}
+        }
+    };
+    lease::run(place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
+    led
+}
+
+/// The answers of a replica while another leads: it is alive, and not ready.
+fn waiting() -> axum::Router {
+    let close = [(header::CONNECTION, "close")];
+    let not_yet = (StatusCode::SERVICE_UNAVAILABLE, close.clone(), "another replica leads\n");
+    axum::Router::new()
+        .route("/healthz", axum::routing::get(move || std::future::ready((close, "OK"))))
+        .fallback(move || std::future::ready(not_yet))
+}
+
+/// Stops the writes of a leader at the end of its lead.
+struct Leads(Arc<Pods>);
+
+impl Drop for Leads {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+async fn lead(
+    host: Builder,
+    client: Client,
+    listener: std::net::TcpListener,
+    waits: JoinHandle<std::io::Result<()>>,
+) -> anyhow::Result<()> {
+    let Builder { options, policies, .. } = host;
+    let credentials = access(&options)?;
+    let settings = options.host.kubernetes.clone();
+    let namespace = settings.namespace.unwrap_or_else(|| client.default_namespace().to_owned());
+    let mut platform = options.platform_settings();
+    platform.fractional.pool.sm_partitions &= settings.mps.is_some();
+    let partitioned = platform.fractional.pool.sm_partitions;
+    let platform = platform.build_with(policies).context("--settings")?;
+    let injected = Injected {
+        hook: settings.hook,
+        injection: settings.inject,
+        socket: settings.socket,
+        mps: settings.mps,
+        mounts: settings.mounts,
+    };
+    let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
+    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected));
+    let _leads = Leads(Arc::clone(&pods));
+    // Of this machine only: the parts of a host that a runner of pods does without.
+    let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
+    let runner = Runner {
+        hook: None,
+        devices: Inventory::default(),
+        partitioned,
+        daemon: None,
+        models: Models::at(folder.path().join("store.sock"))?,
+        weights: Weights::new(folder.path().join("weights"))?,
+        store_client: None,
+        traces: options.host.otlp.clone().map(|collector| crate::traces::Exporter::start(collector, None)),
+        user: None,
+        cgroups: None,
+        podman: None,
+        mps: None,
+        between: None,
+        pods: Some(Arc::clone(&pods)),
+    };
+    let store = Store::open(folder.path())?;
+    let node = Node::start(store, runner, platform, options.host.guess)?;
+    let app = app(Arc::clone(&node), &options, credentials)?;
+    let kubelets = Api::<Kubelet>::all(client.clone());
+    let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
+    for kubelet in kubelets.context("nodes")? {
+        pods.see_node(&node, &kubelet);
+    }
+    let objects = &pods.objects;
+    let functions = objects.list().await.context("GpuFunctions")?;
+    for object in &functions {
+        if let Err(error) = deploy(&app, record(object), true) {
+            objects.refuse(object.name_any(), &error);
+        }
+    }
+    let adopted = pods.adopt_all(&node).await.context("pods")?;
+    for object in &functions {
+        node.host().keep_minimum(node.now(), &object.name_any());
+    }
+    waits.abort();
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let gpus = node.host().devices().count();
+    println!(
+        "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {} functions in namespace {namespace}, {adopted} of their pods run",
+        listener.local_addr()?,
+        functions.len(),
+    );
+    let app: Arc<App> = Arc::new(app);
+    tokio::select! {
+        served = guard::serve(listener, routes::router(Arc::clone(&app))) => served?,
+        () = Arc::clone(&pods).watch(Arc::downgrade(&node)) => {}
+        () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
+        () = objects.watch(&app) => {}
+        () = objects.tell(&app) => {}
+    }
+    anyhow::bail!("a watch has ended")
+}

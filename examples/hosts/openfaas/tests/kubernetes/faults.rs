@@ -1,0 +1,115 @@
+//! Faults of nodes, pods and the API server.
+
+use super::common::within;
+use super::kubelet::{Cluster, PODS};
+use super::life::{SHARE, deploy};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn node_of(pod: &Pod) -> &str {
+    pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
+}
+
+fn number_of(pod: &Pod) -> usize {
+    node_of(pod).strip_prefix('n').unwrap().parse().unwrap()
+}
+
+fn going(pods: &[Pod]) -> usize {
+    pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count()
+}
+
+fn ready(is: bool) -> serde_json::Value {
+    let status = if is { "True" } else { "Unknown" };
+    json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } })
+}
+
+#[test]
+fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_pods_have_ended() {
+    let cluster = Cluster::start(2, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    let (lost, other) = (number_of(&cluster.pods()[0]), 1 - number_of(&cluster.pods()[0]));
+    let node = cluster.node(lost);
+    node.cut_off.store(true, Ordering::SeqCst);
+    cluster.api.lock().edit(&node.path, &ready(false));
+    within(|| cluster.pods().iter().any(|pod| number_of(pod) == other));
+    host.replicas("f", 1);
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    // Two more fit beside it on the other node, or not: the third waits for the node with a pod that nobody has ended.
+    cluster.api.lock().edit(&node.path, &ready(true));
+    let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
+    assert_eq!(scaled.0, 202, "{}", scaled.1);
+    host.replicas("f", 2);
+    std::thread::sleep(Duration::from_millis(300));
+    let there: Vec<Pod> = cluster.pods().into_iter().filter(|pod| number_of(pod) == lost).collect();
+    assert_eq!((there.len(), going(&there)), (1, 1), "its kubelet may still run it");
+    node.cut_off.store(false, Ordering::SeqCst);
+    cluster.ready(3);
+    host.replicas("f", 3);
+}
+
+#[test]
+fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    let before = cluster.pods()[0].metadata.name.clone().unwrap();
+    {
+        let mut api = cluster.api.lock();
+        api.delete(&format!("{PODS}/{before}"));
+        api.break_watches(PODS, true);
+    }
+    within(|| cluster.pods().first().is_some_and(|pod| pod.metadata.name.as_ref() != Some(&before)));
+    cluster.ready(1);
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+}
+
+#[test]
+fn while_the_server_is_away_requests_are_answered_and_pods_are_made_after_it() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", &format!(r#"{SHARE},"labels":{{"com.openfaas.scale.min":"2"}}"#));
+    host.replicas("f", 2);
+    let ended = format!("{PODS}/{}", cluster.pods()[0].metadata.name.as_ref().unwrap());
+    {
+        let mut api = cluster.api.lock();
+        api.deaf = true;
+        api.delete(&ended);
+    }
+    host.replicas("f", 1);
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    // What cannot be kept is not done.
+    let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
+    assert_eq!(scaled.0, 503, "{}", scaled.1);
+    within(|| {
+        cluster.api.lock().seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count() > 2
+    });
+    cluster.api.lock().deaf = false;
+    host.replicas("f", 2);
+    assert_eq!(cluster.pods().len(), 2);
+}
+
+#[test]
+fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let labels = json!({ "gshare.io/function": "gone" });
+    let container = json!({ "name": "function", "image": "x" });
+    let stray = json!({ "metadata": { "name": "gone-1", "namespace": "gshare-functions", "labels": labels },
+        "spec": { "containers": [container] } });
+    cluster.api.lock().put(&format!("{PODS}/gone-1"), stray);
+    within(|| cluster.pods().is_empty());
+    cluster.api.lock().refuse = Some(Box::new(|_, object, _| {
+        object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
+    }));
+    deploy(&host, "f", SHARE);
+    within(|| {
+        host.call("GET", "/system/function/f", "").1.contains("exceeded quota: pods=0 (403 Forbidden)")
+    });
+    cluster.api.lock().refuse = None;
+    host.replicas("f", 1);
+}

@@ -1,0 +1,251 @@
+//! A cluster of the tests: a mock of the API server, and nodes with kubelets that run pods as processes.
+
+use super::api_server::{Api, listed};
+use super::common::{Provider, within};
+use gshare_openfaas::kubernetes::pod_spec::Given;
+use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::Duration;
+
+pub(crate) const NAMESPACE: &str = "gshare-functions";
+pub(crate) const FUNCTIONS: &str = "/apis/gshare.io/v1alpha1/namespaces/gshare-functions/gpufunctions";
+pub(crate) const PODS: &str = "/api/v1/namespaces/gshare-functions/pods";
+const CRD: &str = include_str!("../../../../kubernetes/host/crd.yaml");
+const LEASE: &str = include_str!("../../../../kubernetes/host/lease.yaml");
+const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
+
+/// Addresses of pods, of all clusters of this program.
+static NEXT: AtomicU16 = AtomicU16::new(1);
+
+pub(crate) struct Cluster {
+    pub(crate) api: Api,
+    pub(crate) dir: tempfile::TempDir,
+    nodes: Vec<FakeNode>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Cluster {
+    /// Nodes `n0`, `n1` and so on, each with `gpus` simulated GPUs of 16 GiB.
+    pub(crate) fn start(nodes: usize, gpus: u32) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (api, address) = runtime.block_on(Api::serve(RBAC, "gshare-up"));
+        api.allow(LEASE);
+        api.lock().is_graceful = true;
+        api.define(CRD);
+        let dir = tempfile::tempdir().unwrap();
+        let config = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\n\
+             users: [{{name: u, user: {{}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u, namespace: {NAMESPACE}}}}}]\n"
+        );
+        std::fs::write(dir.path().join("config"), config).unwrap();
+        let nodes = (0..nodes).map(|number| FakeNode::start(&api, dir.path(), number, gpus)).collect();
+        Self { api, dir, nodes, _runtime: runtime }
+    }
+
+    /// The host's program.
+    pub(crate) fn host(&self, more: &[&str]) -> Provider {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+        command.args(["--kubernetes", "--listen", "127.0.0.1:0"]).args(more);
+        Provider::of(command.env("KUBECONFIG", self.dir.path().join("config")))
+    }
+
+    pub(crate) fn pods(&self) -> Vec<Pod> {
+        listed(&self.api, PODS)
+    }
+
+    /// Waits for this number of pods, all ready.
+    pub(crate) fn ready(&self, count: usize) {
+        within(|| {
+            let pods = self.pods();
+            pods.len() == count && pods.iter().all(gshare_openfaas::kubernetes::pod_state::is_ready)
+        });
+    }
+
+    pub(crate) fn node(&self, number: usize) -> &FakeNode {
+        &self.nodes[number]
+    }
+}
+
+/// A node with its daemon.
+pub(crate) struct FakeNode {
+    pub(crate) path: String,
+    pub(crate) socket: PathBuf,
+    over: Arc<AtomicBool>,
+    /// A kubelet that does nothing, as of a node that is cut off.
+    pub(crate) cut_off: Arc<AtomicBool>,
+    kubelet: Option<std::thread::JoinHandle<()>>,
+    _daemon: gshared::Running,
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.kubelet.take().unwrap().join().unwrap();
+    }
+}
+
+impl FakeNode {
+    fn start(api: &Api, dir: &Path, number: usize, gpus: u32) -> Self {
+        let (name, folder) = (format!("n{number}"), dir.join(format!("n{number}")));
+        std::fs::create_dir(&folder).unwrap();
+        let (spec, simulator) = (format!("v100,devices={gpus}"), SimulatorDir::new().unwrap());
+        let spec: fake_cuda::Spec = spec.parse().unwrap();
+        let mut devices: BTreeMap<String, OsString> =
+            spec.variables().into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
+        devices.insert("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", simulator.path()));
+        devices.insert("GSHARE_SIM_DEVICE".into(), folder.join("device").into());
+        let socket = folder.join("gshare.sock");
+        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let mut config = gshared::Config::at(socket.clone());
+        config.metrics = Some(gshared::config::MetricsAddress::Tcp((ip, 9478).into()));
+        let daemon = gshared::Daemon::builder(config).build().unwrap().spawn().unwrap();
+        let of_daemon = json!({ "metadata": { "name": format!("gshared-{name}"), "labels": { "app": "gshared" } },
+            "spec": { "nodeName": name, "containers": [] }, "status": { "podIP": ip.to_string() } });
+        api.lock().put(&format!("/api/v1/namespaces/gshare-system/pods/gshared-{name}"), of_daemon);
+        let path = format!("/api/v1/nodes/{name}");
+        let labels = json!({ "gshare.io/host": "true", "nvidia.com/gpu.count": gpus.to_string(),
+            "nvidia.com/gpu.memory": "16384", "nvidia.com/gpu.product": "Tesla-V100" });
+        let status = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
+        api.lock().put(&path, json!({ "metadata": { "name": name, "labels": labels }, "status": status }));
+        let (over, cut_off) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let mut kubelet = Kubelet {
+            api: api.clone(),
+            name,
+            devices,
+            _simulator: simulator,
+            socket: socket.clone(),
+            runs: BTreeMap::new(),
+        };
+        let (ends, cut) = (Arc::clone(&over), Arc::clone(&cut_off));
+        let kubelet = std::thread::spawn(move || {
+            while !ends.load(Ordering::SeqCst) {
+                if !cut.load(Ordering::SeqCst) {
+                    kubelet.look();
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Self { path, socket, over, cut_off, kubelet: Some(kubelet), _daemon: daemon }
+    }
+}
+
+struct Kubelet {
+    api: Api,
+    name: String,
+    /// The environment of the simulated devices.
+    devices: BTreeMap<String, OsString>,
+    _simulator: SimulatorDir,
+    socket: PathBuf,
+    /// By the path of the pod, its process and its address.
+    runs: BTreeMap<String, (Child, SocketAddr)>,
+}
+
+impl Kubelet {
+    fn look(&mut self) {
+        let pods: Vec<Pod> = listed(&self.api, PODS);
+        let here = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some(self.name.as_str());
+        let pods: BTreeMap<String, Pod> = pods
+            .into_iter()
+            .filter(here)
+            .map(|pod| (format!("{PODS}/{}", pod.metadata.name.as_ref().unwrap()), pod))
+            .collect();
+        // No GPU is given out twice. Shares of the SMs do not count without MPS.
+        let mut booked: BTreeMap<u32, f64> = BTreeMap::new();
+        for given in
+            pods.values().filter(|pod| pod.metadata.deletion_timestamp.is_none()).filter_map(Given::of)
+        {
+            *booked.entry(given.place.1).or_default() += given.time.request().as_fraction();
+        }
+        assert!(booked.values().all(|sum| *sum <= 1.0), "{}: {booked:?}", self.name);
+        self.runs.retain(|path, (child, _)| {
+            let stays = pods.contains_key(path);
+            if !stays {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            stays
+        });
+        for (path, pod) in pods {
+            if pod.metadata.deletion_timestamp.is_some() {
+                if let Some((mut child, _)) = self.runs.remove(&path) {
+                    child.kill().unwrap();
+                    child.wait().unwrap();
+                }
+                self.api.lock().delete(&path);
+                continue;
+            }
+            let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+            if phase == "Succeeded" || phase == "Failed" {
+                continue;
+            }
+            let Some((child, address)) = self.runs.get_mut(&path) else {
+                let (child, address) = self.run(&pod);
+                self.runs.insert(path.clone(), (child, address));
+                self.says(&path, &json!({ "phase": "Running", "podIP": address.ip().to_string() }));
+                continue;
+            };
+            if let Some(status) = child.try_wait().unwrap() {
+                let phase = if status.success() { "Succeeded" } else { "Failed" };
+                let ended =
+                    json!({ "state": { "terminated": { "exitCode": status.code().unwrap_or(137) } } });
+                let mut container = json!({ "name": "function", "ready": false, "image": "", "imageID": "", "restartCount": 0 });
+                container["state"] = ended["state"].clone();
+                self.says(
+                    &path,
+                    &json!({ "phase": phase, "containerStatuses": [container],
+                    "conditions": [{ "type": "Ready", "status": "False" }] }),
+                );
+            } else if !gshare_openfaas::kubernetes::pod_state::is_ready(&pod)
+                && TcpStream::connect(*address).is_ok()
+            {
+                self.says(&path, &json!({ "conditions": [{ "type": "Ready", "status": "True" }] }));
+            }
+        }
+    }
+
+    fn says(&self, path: &str, status: &Value) {
+        let mut api = self.api.lock();
+        // A pod may have been deleted meanwhile.
+        if api.object(path).is_some() {
+            api.edit(path, &json!({ "status": status }));
+        }
+    }
+
+    /// The pod's container as a process: mounts become paths of this machine.
+    fn run(&self, pod: &Pod) -> (Child, SocketAddr) {
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let words = container.args.as_ref().unwrap();
+        let variables = container.env.iter().flatten();
+        let variables: BTreeMap<_, _> =
+            variables.map(|one| (one.name.clone(), one.value.clone().unwrap_or_default())).collect();
+        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
+        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).envs(&variables).env("HOST", ip.to_string());
+        if let Some(gpu) = variables.get("NVIDIA_VISIBLE_DEVICES") {
+            command.envs(&self.devices).env("CUDA_VISIBLE_DEVICES", gpu);
+            command.env("LD_PRELOAD", HOOK.find().unwrap()).env("GSHARE_SOCKET", &self.socket);
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        (child, SocketAddr::from((ip, variables["PORT"].parse().unwrap())))
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        for (child, _) in self.runs.values_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A new leader goes on where an earlier one ended.
+
+use super::common::{Provider, within};
+use super::kubelet::{Cluster, FUNCTIONS, PODS};
+use super::life::{SHARE, deploy};
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
+const BY_LEASE: [&str; 2] = ["--set", r#"host.kubernetes.lease="gshare-system/gshare-up""#];
+
+fn names(cluster: &Cluster) -> Vec<String> {
+    cluster.pods().into_iter().map(|pod| pod.metadata.name.unwrap()).collect()
+}
+
+/// Writes about pods since the beginning.
+fn writes(cluster: &Cluster) -> usize {
+    let api = cluster.api.lock();
+    api.seen.iter().filter(|seen| seen.method != "GET" && seen.path.starts_with(PODS)).count()
+}
+
+#[test]
+fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
+    let cluster = Cluster::start(2, 1);
+    let mut host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    deploy(&host, "plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
+    deploy(&host, "measured", r#","annotations":{"gshare/slo":"500ms"}"#);
+    let (status, said) = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":2}"#);
+    assert_eq!(status, 202, "{said}");
+    host.replicas("f", 2);
+    assert_eq!(host.call("POST", "/function/measured", "").0, 200);
+    assert_eq!(host.call("POST", "/function/plain/echo", "x").0, 200);
+    let object = format!("{FUNCTIONS}/measured");
+    within(|| cluster.api.lock().object(&object).unwrap()["status"]["profile"].is_object());
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    // Deleted while nobody leads.
+    let mut before = names(&cluster);
+    let gone = before.iter().position(|name| name.starts_with("f-")).unwrap();
+    cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
+    let host = cluster.host(&[]);
+    assert!(host.line.contains("3 functions"), "{}", host.line);
+    assert_eq!(host.call("POST", "/function/plain/echo", "x"), (200, "x".to_owned()));
+    host.replicas("f", 2);
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    assert_eq!(host.call("POST", "/function/measured", "").0, 200);
+    let after = names(&cluster);
+    assert!(before.iter().all(|name| after.contains(name)), "{before:?}: {after:?}");
+    assert_eq!(after.len(), before.len() + 1, "one was missing: {after:?}");
+    let (_, seen) = host.call("GET", "/system/function/measured", "");
+    let seen: Value = serde_json::from_str(&seen).unwrap();
+    assert!(seen["gshare"]["measuring"].is_null(), "it is not measured again: {seen}");
+    // Of an older version: it ends, and a new one comes.
+    drop(host);
+    cluster.api.lock().edit(&format!("{FUNCTIONS}/f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    let host = cluster.host(&[]);
+    host.replicas("f", 2);
+    within(|| names(&cluster).iter().all(|name| !name.starts_with("f-") || !after.contains(name)));
+    cluster.ready(4);
+}
+
+#[test]
+fn a_new_leader_gives_up_the_pods_of_a_node_that_is_not_ready_and_waits_for_their_end() {
+    let cluster = Cluster::start(1, 1);
+    let mut host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let (node, before) = (cluster.node(0), names(&cluster));
+    node.cut_off.store(true, Ordering::SeqCst);
+    let ready = |status| json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } });
+    cluster.api.lock().edit(&node.path, &ready("Unknown"));
+    let host = cluster.host(&[]);
+    assert!(host.line.contains("0 GPUs") && host.line.contains(" 0 of their pods"), "{}", host.line);
+    within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
+    cluster.api.lock().edit(&node.path, &ready("True"));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(names(&cluster), before, "its kubelet may still run it");
+    node.cut_off.store(false, Ordering::SeqCst);
+    host.replicas("f", 1);
+    assert!(!names(&cluster).iter().any(|name| before.contains(name)));
+}
+
+fn ends(host: &mut Provider) {
+    within(|| host.child.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn a_leader_that_gives_its_lease_back_is_followed_and_one_that_has_lost_it_writes_nothing() {
+    let cluster = Cluster::start(1, 1);
+    let mut first = cluster.host(&BY_LEASE);
+    deploy(&first, "f", SHARE);
+    first.replicas("f", 1);
+    let pods = names(&cluster);
+    let follows = std::thread::scope(|scope| {
+        // It says its address once it leads.
+        let second = scope.spawn(|| cluster.host(&BY_LEASE));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!second.is_finished());
+        let pid = rustix::process::Pid::from_child(&first.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        ends(&mut first);
+        second.join().unwrap()
+    });
+    assert_eq!(follows.call("POST", "/function/f", "").0, 200);
+    assert_eq!(names(&cluster), pods);
+    // Another takes the lease: this one ends, and the pods stay.
+    let mut follows = follows;
+    cluster.api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "other" } }));
+    ends(&mut follows);
+    let before = writes(&cluster);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!((writes(&cluster), names(&cluster)), (before, pods));
+}

@@ -1,0 +1,63 @@
+//! Functions in pods, from their deployment to their end.
+
+use super::common::{Provider, within};
+use super::kubelet::Cluster;
+use serde_json::Value;
+
+pub(crate) const SHARE: &str = r#","annotations":{"fastgshare/gpu_quota_request":"0.4","fastgshare/gpu_sm_partition":"50","fastgshare/gpu_mem":"1GiB"}"#;
+
+pub(crate) fn deploy(host: &Provider, name: &str, more: &str) {
+    let program = env!("CARGO_BIN_EXE_gpu_function");
+    let body =
+        format!(r#"{{"service":"{name}","image":"localhost/{name}:1","envProcess":"{program}"{more}}}"#);
+    let (status, said) = host.call("POST", "/system/functions", &body);
+    assert_eq!(status, 202, "{said}");
+}
+
+#[test]
+fn a_function_without_a_share_is_measured_in_pods() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", r#","annotations":{"gshare/slo":"500ms"}"#);
+    let (status, answer) = host.call("POST", "/function/f", "");
+    assert_eq!(status, 200, "{answer}");
+    let (_, seen) = host.call("GET", "/system/function/f", "");
+    let seen: Value = serde_json::from_str(&seen).unwrap();
+    // The daemon of its node knows the memory of its trials: 64 MiB of weights, and a quarter and 64 MiB more.
+    let memory = seen["gshare"]["memory_bytes"].as_u64().unwrap() >> 20;
+    assert!((144..200).contains(&memory), "{seen}");
+    assert!(seen["gshare"]["profile"].is_object() || seen["gshare"]["profile"].is_array(), "{seen}");
+    within(|| {
+        cluster.pods().iter().all(|pod| pod.metadata.labels.as_ref().unwrap()["gshare.io/version"] != "trial")
+    });
+}
+
+#[test]
+fn a_function_is_deployed_by_rest_answers_is_scaled_and_deleted_and_nothing_is_left() {
+    let cluster = Cluster::start(2, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    let (status, answer) = host.call("POST", "/function/f", "");
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert!(answer["gpu_ms"].as_f64().unwrap() >= 10.0, "{answer}");
+    // The daemon of its node knows it by its pod, with the share that the platform booked.
+    let pods = cluster.pods();
+    let (pod, spec) = (&pods[0], pods[0].spec.as_ref().unwrap());
+    let node = cluster.node(usize::from(spec.node_name.as_deref() == Some("n1")));
+    let snapshot = gshared::admin::snapshot(&gshared::config::admin_socket_of(&node.socket)).unwrap();
+    let client = &snapshot.clients[0];
+    assert_eq!(client.name, format!("gshare-functions/{}", pod.metadata.name.as_deref().unwrap()));
+    let limit = client.memory_limit_bytes.unwrap().get();
+    assert!((client.quota_request - 0.4).abs() < 1e-9 && limit == 1 << 30, "{client:?}");
+
+    let (status, said) = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
+    assert_eq!(status, 202, "{said}");
+    host.replicas("f", 3);
+    cluster.ready(3);
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    let (status, said) = host.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#);
+    assert_eq!(status, 202, "{said}");
+    within(|| cluster.pods().is_empty());
+    assert_eq!(host.call("POST", "/function/f", "").0, 503);
+}

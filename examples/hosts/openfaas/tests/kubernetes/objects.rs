@@ -1,0 +1,168 @@
+//! `GpuFunction`s that clients of the API server write.
+
+use super::api_server::documents;
+use super::common::within;
+use super::kubelet::{Cluster, FUNCTIONS, PODS};
+use super::life::{SHARE, deploy};
+use clap::Parser as _;
+use gshare_openfaas::Options;
+use gshare_openfaas::deployment::Plan;
+use gshare_openfaas::kubernetes::function::{GpuFunction, crd};
+use gshare_openfaas::kubernetes::pods::suits;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+fn object(name: &str, spec: &Value) -> Value {
+    let mut all = json!({ "image": "localhost/f:1", "args": [env!("CARGO_BIN_EXE_gpu_function")] });
+    all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    json!({ "apiVersion": "gshare.io/v1alpha1", "kind": "GpuFunction", "spec": all,
+        "metadata": { "name": name, "namespace": "gshare-functions", "generation": 1 } })
+}
+
+fn at(name: &str) -> String {
+    format!("{FUNCTIONS}/{name}")
+}
+
+/// Reason and message of a condition that is true.
+fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
+    let api = cluster.api.lock();
+    let all = api.object(&at(name))?["status"]["conditions"].as_array()?.clone();
+    let found = all.iter().find(|one| one["type"] == kind && one["status"] == "True")?;
+    Some((found["reason"].as_str()?.to_owned(), found["message"].as_str()?.to_owned()))
+}
+
+#[test]
+fn the_definition_that_is_checked_in_is_that_of_the_program() {
+    assert_eq!(crd().unwrap(), include_str!("../../../../kubernetes/host/crd.yaml"));
+}
+
+#[test]
+fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
+    let objects = documents(include_str!("../../../../kubernetes/host/host.yaml"));
+    let deployment = objects.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    let words = deployment["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
+    let options = Options::try_parse_from(words.iter().map(|word| word.as_str().unwrap())).unwrap();
+    assert!(options.kubernetes);
+    let set = |key: &str| options.set.iter().find(|(own, _)| own == key).map(|(_, value)| value.clone());
+    assert_eq!(set("host.kubernetes.namespace"), Some(json!("gshare-functions")));
+    assert_eq!(set("host.kubernetes.lease"), Some(json!("gshare-system/gshare-up")));
+    for example in documents(include_str!("../../../../kubernetes/host/example.yaml")) {
+        let read: GpuFunction = serde_json::from_value(example.clone()).unwrap();
+        assert_eq!(json!(read.spec), example["spec"], "no other field");
+        let deployment = read.deployment();
+        let plan = Plan::of(&deployment, &BTreeMap::new()).map_err(|error| error.message).unwrap();
+        suits(&plan, &deployment).map_err(|error| error.message).unwrap();
+    }
+}
+
+#[test]
+fn a_deployment_that_pods_cannot_be_is_refused_by_name() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    for (more, field) in [
+        (r#""image":"/bin/sleep 9""#, "image: `/bin/sleep 9`: need a container image"),
+        (r#""image":"localhost/f:1","annotations":{"gshare/devices":"2"}"#, "gshare/devices: `2`"),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/workload":"training","gshare/workers":"2"}"#,
+            "annotations: gshare/workers",
+        ),
+        (r#""image":"localhost/f:1","secrets":["none"]"#, "secrets: unknown secret `none`"),
+    ] {
+        let (status, said) = host.call("POST", "/system/functions", &format!(r#"{{"service":"f",{more}}}"#));
+        assert!(status == 400 && said.contains(field), "{status}: {said}");
+    }
+    assert!(cluster.api.lock().object(&at("f")).is_none());
+}
+
+#[test]
+fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() {
+    let cluster = Cluster::start(2, 1);
+    let host = cluster.host(&[]);
+    let spec = json!({ "share": { "quota": "0.4", "sm": "50", "memory": "1GiB" } });
+    cluster.api.lock().put(&at("f"), object("f", &spec));
+    within(|| host.call("POST", "/function/f", "").0 == 200);
+    within(|| condition(&cluster, "f", "Ready").is_some_and(|(reason, _)| reason == "Serving"));
+    let status = cluster.api.lock().object(&at("f")).unwrap()["status"].clone();
+    assert_eq!((&status["readyReplicas"], &status["selector"]), (&json!(1), &json!("gshare.io/function=f")));
+    // As `kubectl scale` and an autoscaler do.
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": 2 } }));
+    cluster.ready(2);
+    host.replicas("f", 2);
+    let before: Vec<_> = cluster.pods().into_iter().map(|pod| pod.metadata.name).collect();
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    within(|| cluster.pods().iter().all(|pod| !before.contains(&pod.metadata.name)));
+    host.replicas("f", 2);
+    cluster.api.lock().delete(&at("f"));
+    within(|| cluster.pods().is_empty());
+    assert_eq!(host.call("GET", "/system/function/f", "").0, 404);
+    // The other way round.
+    deploy(&host, "g", SHARE);
+    let written = cluster.api.lock().object(&at("g")).unwrap()["spec"].clone();
+    assert_eq!(written["share"], json!({ "quota": "0.4", "sm": "50", "memory": "1GiB" }));
+    host.replicas("g", 1);
+    let made = |cluster: &Cluster| {
+        let api = cluster.api.lock();
+        api.seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count()
+    };
+    let before = made(&cluster);
+    let scaled = host.call("POST", "/system/scale-function/g", r#"{"serviceName":"g","replicas":2}"#);
+    assert_eq!(scaled.0, 202, "{}", scaled.1);
+    host.replicas("g", 2);
+    assert_eq!(cluster.api.lock().object(&at("g")).unwrap()["spec"]["replicas"], 2);
+    // The watch of the host's own writes deploys nothing again.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(made(&cluster), before + 1);
+}
+
+#[test]
+fn an_object_with_a_fault_says_the_field_and_goes_on_once_it_is_mended() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let share = json!({ "quota": "0.4" });
+    cluster.api.lock().put(&at("f"), object("f", &json!({ "slo": "soon", "share": share })));
+    within(|| {
+        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.slo: `soon`"))
+    });
+    assert_eq!(condition(&cluster, "f", "Ready"), None);
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "slo": null } }));
+    within(|| host.call("POST", "/function/f", "").0 == 200);
+    within(|| condition(&cluster, "f", "Degraded").is_none());
+    // A later fault leaves the version that runs.
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "share": { "quota": "7" } } }));
+    within(|| {
+        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.share.quota"))
+    });
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    // Larger than every node.
+    cluster
+        .api
+        .lock()
+        .put(&at("big"), object("big", &json!({ "share": { "quota": "0.4", "memory": "900GiB" } })));
+    within(|| condition(&cluster, "big", "Degraded").is_some_and(|(_, why)| why.contains("900")));
+}
+
+#[test]
+fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let (status, said) = host.call("POST", "/system/secrets", r#"{"name":"key","value":"v"}"#);
+    assert_eq!(status, 202, "{said}");
+    assert!(host.call("GET", "/system/secrets", "").1.contains("key"));
+    deploy(&host, "f", &format!(r#"{SHARE},"secrets":["key"]"#));
+    host.replicas("f", 1);
+    let spec = cluster.pods()[0].spec.clone().unwrap();
+    let volume = spec.volumes.unwrap().into_iter().find(|volume| volume.name == "secrets").unwrap();
+    let sources = volume.projected.unwrap().sources.unwrap();
+    assert_eq!(sources[0].secret.as_ref().unwrap().name, "key");
+    let used = host.call("DELETE", "/system/secrets", r#"{"name":"key"}"#);
+    assert_eq!(used.0, 409, "{}", used.1);
+    assert_eq!(host.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#).0, 202);
+    assert_eq!(host.call("DELETE", "/system/secrets", r#"{"name":"key"}"#).0, 202);
+    assert_eq!(host.call("GET", "/system/secrets", "").1, "[]");
+    let foreign = json!({ "metadata": { "name": "theirs", "namespace": "gshare-functions" } });
+    cluster.api.lock().put("/api/v1/namespaces/gshare-functions/secrets/theirs", foreign);
+    for (method, body) in [("PUT", r#"{"name":"theirs","value":"v"}"#), ("DELETE", r#"{"name":"theirs"}"#)] {
+        let (status, said) = host.call(method, "/system/secrets", body);
+        assert!(status == 409 && said.contains("of another client"), "{status}: {said}");
+    }
+}
