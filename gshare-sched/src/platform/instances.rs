@@ -32,7 +32,7 @@ pub(super) struct Instance {
     /// Its last order to start or to move, and the time of that order.
     pub(super) last_move: Move,
     pub(super) ordered: Timestamp,
-    /// How long its last start or return took.
+    /// How long its last return to living processes took, if it came back last.
     pub(super) came_in: Duration,
     /// Its parts; of a parked instance its parts before it was parked.
     parts: Vec<Part>,

@@ -109,9 +109,7 @@ impl Cluster {
         let Some(of) = self.instances.get_mut(instance) else { return };
         let Some(function) = self.functions.get_mut(&of.function) else { return };
         let (took, lives) = (self.now.saturating_since(of.ordered), report == InstanceReport::Parked);
-        if report != InstanceReport::Parked && report != InstanceReport::Unloaded {
-            of.came_in = took;
-        }
+        of.came_in = if of.last_move == Move::Return { took } else { Duration::ZERO };
         match of.last_move {
             Move::Start(expected) => function.moves.started(took, expected, function.spec.load_host),
             Move::Park { keeps } => {
