@@ -302,7 +302,14 @@ impl Platform {
             return Err(PlatformError::NotDeployed { function });
         }
         self.cluster.devices.get(gpu).ok_or(PlatformError::UnknownDevice { gpu })?;
-        self.try_tell(pool, |pool, cluster| pool.instance_found(cluster, function, gpu, share))
+        let before = self.cluster.orders.len();
+        self.try_tell(pool, |pool, cluster| pool.instance_found(cluster, function, gpu, share))?;
+        let new: Vec<InstanceId> =
+            self.cluster.orders[before..].iter().filter_map(PlatformAction::instance).collect();
+        for of in new {
+            self.cluster.runs_already(of);
+        }
+        Ok(())
     }
 
     pub(super) fn remove(&mut self, function: FunctionId) {

@@ -303,7 +303,7 @@ impl Cluster {
             out: *parked,
             lives: false,
             moving: None,
-            last_move: Move::Start(*takes),
+            last_move: if *parked { Move::Nothing } else { Move::Start(*takes) },
             ordered: self.now,
             came_in: Duration::ZERO,
             parts: parts.clone(),

@@ -69,6 +69,8 @@ pub(super) enum Move {
     Park { keeps: bool },
     /// Memory comes back to living processes.
     Return,
+    /// Nothing moves: processes start parked, or have run before.
+    Nothing,
 }
 
 impl Cluster {
@@ -104,6 +106,13 @@ impl Cluster {
         copy.unwrap_or(known.spec.load_host)
     }
 
+    /// The order to start the instance finds its processes running.
+    pub(super) fn runs_already(&mut self, instance: InstanceId) {
+        if let Some(of) = self.instances.get_mut(instance) {
+            of.last_move = Move::Nothing;
+        }
+    }
+
     /// Learns from the report that ends the instance's move.
     pub(super) fn learn_move(&mut self, instance: InstanceId, report: InstanceReport) {
         let Some(of) = self.instances.get_mut(instance) else { return };
@@ -119,6 +128,7 @@ impl Cluster {
                 }
             }
             Move::Return => function.moves.back = Some(took),
+            Move::Nothing => {}
         }
     }
 }
