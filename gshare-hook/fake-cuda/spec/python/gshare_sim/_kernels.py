@@ -225,6 +225,8 @@ def _compile_by_operators() -> None:
         return aot_eager(model, inputs)
 
     wrapper.__call__ = __call__
+    # TorchScript's fuser makes kernels by NVRTC.
+    torch._C._jit_override_can_fuse_on_gpu(False)
 
 
 def install() -> torch.library.Library:
