@@ -23,6 +23,10 @@ GPU = torch.device("cuda")
 # Other names of NCCL's backend.
 NAMES = ("nccl", "nccl2", "nccl-lazy", "nccl-legacy")
 NOT_IN_NCCL = ("recv_any_source_", "monitored_barrier_")
+# NCCL counts the elements of these, and Gloo compares shapes.
+BY_ELEMENTS = (
+    "_allgather_base_", "_reduce_scatter_base_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_", "gather_into_tensor_"
+)  # fmt: skip
 # A group of the host for each group, with the same backend.
 _hosts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -79,6 +83,12 @@ class _Work(c10d.Work):
         return self.outputs
 
 
+def _flat(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_flat(each) for each in value]
+    return value.view(-1) if isinstance(value, torch.Tensor) and value.is_contiguous() else value
+
+
 def _done(value: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(value)
@@ -97,6 +107,8 @@ def kernel_of(op: OpOverload) -> Callable[..., Any]:
         nonlocal timed
         found = Arguments(mixed=False)
         host_args = [value if i == at else found.host(value) for i, value in enumerate(args)]
+        if name in BY_ELEMENTS:
+            host_args = [_flat(value) for value in host_args]
         host_args[at] = _host_of(c10d.ProcessGroup.unbox(args[at])).boxed()
         # Gloo would leave the tensors as they are.
         if reduced is not None and c10d.ReduceOp.unbox(args[reduced]) == c10d.ReduceOp.PREMUL_SUM:
