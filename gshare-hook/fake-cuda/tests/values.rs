@@ -41,7 +41,7 @@ fn a_program_that_reads_after_a_kernel_without_values_is_told_its_name_once() {
     let test = "a_program_that_reads_after_a_kernel_without_values_is_told_its_name_once";
     if std::env::var("SIM_TEST").is_ok() {
         start();
-        for name in ["aten_add_Tensor", "spin_1us", "theirs", "another"] {
+        for name in ["aten_add_Tensor", "nccl_allreduce", "spin_1us", "theirs", "another"] {
             assert_eq!(launch(kernel(name), null_mut()), OK);
             read();
             read();

@@ -4,9 +4,10 @@ use std::path::Path;
 
 /// Paths and texts of files for a directory at the front of `PYTHONPATH`. PyTorch's operators then have values on a simulated
 /// device; `gshare_sim/__init__.py` says how.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("sitecustomize.py", include_str!("../python/sitecustomize.py")),
     ("gshare_sim/__init__.py", include_str!("../python/gshare_sim/__init__.py")),
+    ("gshare_sim/_collectives.py", include_str!("../python/gshare_sim/_collectives.py")),
     ("gshare_sim/_device.py", include_str!("../python/gshare_sim/_device.py")),
     ("gshare_sim/_forms.py", include_str!("../python/gshare_sim/_forms.py")),
     ("gshare_sim/_kernels.py", include_str!("../python/gshare_sim/_kernels.py")),

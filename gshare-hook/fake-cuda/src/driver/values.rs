@@ -10,15 +10,15 @@ use std::ffi::{CStr, c_int};
 
 use super::*;
 
-/// How the names of kernels begin whose values the program makes itself.
-const OPERATOR: &str = "aten_";
+/// How the names of kernels begin whose values the program makes itself: operators and collectives. NCCL's own begin with `nccl`, without
+/// the underscore.
+const OPERATORS: [&str; 2] = ["aten_", "nccl_"];
 /// How the names of kernels begin that have time and no output.
 const ONLY_TIME: [&str; 3] = ["spin_", "zero", "use_"];
 
 /// Whether nothing is missing after a kernel of this name. PyTorch's `_sleep` is `at::cuda::…::spin_kernel`.
 fn is_complete(kernel: &str) -> bool {
-    kernel.starts_with(OPERATOR)
-        || ONLY_TIME.iter().any(|name| kernel.starts_with(name))
+    OPERATORS.iter().chain(&ONLY_TIME).any(|name| kernel.starts_with(name))
         || kernel.starts_with("_ZN2at4cuda") && kernel.contains("spin_kernel")
 }
 

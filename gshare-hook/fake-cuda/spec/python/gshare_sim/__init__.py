@@ -18,10 +18,10 @@ graph, and a run on copies tells its shapes.
 
 Some operators keep their CUDA implementation, since it launches no kernel: allocation, views, copies between host and device. Convolution,
 recurrent layers and attention take PyTorch's native forms, not cuDNN's (`torch.backends.cudnn.enabled` is off). `_forms` has operators that
-exist for CUDA only, `_random` CUDA's random numbers.
+exist for CUDA only, `_random` CUDA's random numbers. Groups of torch.distributed with NCCL's name have Gloo (`_collectives`).
 
 Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed` with its name. The driver refuses every other kernel of
-the process (a CUDA extension, compiled Triton, NCCL, CuPy) and says its name. Where a library ignores that error, the next operator or copy
+the process (a CUDA extension, compiled Triton, CuPy) and says its name. Where a library ignores that error, the next operator or copy
 to the host raises. An untested release of PyTorch is refused.
 
 Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Operators whose sizes depend
@@ -37,7 +37,7 @@ from typing import Any
 # Releases with the results of tests/op_db.py in docs/simulated-gpu.md.
 KNOWN = ("2.15",)
 
-_library: object = None
+_libraries: tuple[object, ...] = ()
 
 
 class UnknownRelease(ImportError):
@@ -73,8 +73,8 @@ def install() -> None:
 
     Raises `UnknownRelease`, or `NotSimulated` on another driver.
     """
-    global _library
-    if _library is not None:
+    global _libraries
+    if _libraries:
         return
     import torch
 
@@ -87,6 +87,6 @@ def install() -> None:
     if torch.version.cuda is None:
         # Built for the CPU alone: it computes anyway.
         return
-    from . import _kernels
+    from . import _collectives, _kernels
 
-    _library = _kernels.install()
+    _libraries = (_kernels.install(), *_collectives.install())

@@ -61,12 +61,12 @@ def _check(code: int, call: str) -> None:
 
 
 def kernel(name: str) -> Any:
-    """The kernel that stands for an operator's time; a profile finds it by its name, such as `aten_mm`."""
+    """The kernel that stands for an operator's time; a profile finds it by its name, such as `aten_mm` or `nccl_allreduce`."""
     global _begun
     if not _begun:
         _check(_compute(), "gshare_sim_compute")
         _begun = True
-    symbol = f"aten_{name.replace('.', '_')}".encode()
+    symbol = name.replace(".", "_").encode()
     library, found = _pointer(), _pointer()
     _check(_load(ctypes.byref(library), _PTX.format(symbol.decode()).encode(), None, None, 0, None, None, 0), "cuLibraryLoadData")
     _check(_kernel(ctypes.byref(found), library, symbol), "cuLibraryGetKernel")
@@ -76,7 +76,7 @@ def kernel(name: str) -> Any:
 def begin(kernel: int, device: int, elements: int) -> int | None:
     """Launches an operator's kernel, for its time, and waits until the bytes of earlier work are there. The stream, if it captures."""
     if _failed:
-        raise RuntimeError(f"an operator failed in the replay of a graph:\n{_failed[0]}")
+        raise RuntimeError(f"host work failed in the replay of a graph:\n{_failed[0]}")
     stream = _raw_stream(device)
     # The default stream is that of the thread's device.
     if not stream and device != _device():

@@ -28,7 +28,7 @@ ALSO = ("convolution", "convolution_backward", "_convolution", "mode.values", "c
 MIXED = frozenset("index index_put_ _index_put_impl_ _ctc_loss _pack_padded_sequence copy_".split())
 
 
-class _Arguments:
+class Arguments:
     """The arguments of a call as tensors of the host."""
 
     __slots__ = ("device", "elements", "has_number", "has_sparse", "mixed")
@@ -102,7 +102,7 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     sized_by_values = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
     timed = 0
 
-    def call(found: _Arguments, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call(found: Arguments, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_random and run is op:
             kwargs = {**kwargs, "generator": kwargs["generator"].for_cpu()}
         try:
@@ -115,13 +115,13 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal timed
-        found = _Arguments(mixed)
+        found = Arguments(mixed)
         host = found.host
         host_args = [host(value) if tensor else value for value, tensor in zip(args, held)]
         host_kwargs = {key: host(value) if held[position[key]] else value for key, value in kwargs.items()} if kwargs else {}
         device = found.device
         if not timed:
-            timed = _device.kernel(label)
+            timed = _device.kernel(f"aten_{label}")
         stream = _device.begin(timed, device, found.elements)
         # A CPU kernel may give these another shape.
         for out in outs:
@@ -170,7 +170,7 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
             for out, result in zip(_memory.flat(kwargs[name]), _memory.flat(host_kwargs[name]), strict=True):
                 twin(_sized(out, result)).copy_(result)
 
-    def capture(stream: int, found: _Arguments, args: Any, kwargs: Any, host_args: Any, host_kwargs: Any) -> Any:
+    def capture(stream: int, found: Arguments, args: Any, kwargs: Any, host_args: Any, host_kwargs: Any) -> Any:
         """A capture changes no bytes: a run on copies tells the shapes."""
         trial = {key: _memory.copied(value) for key, value in host_kwargs.items()}
         if is_random:
@@ -225,6 +225,8 @@ def _compile_by_operators() -> None:
         return aot_eager(model, inputs)
 
     wrapper.__call__ = __call__
+    # TorchScript's fuser makes kernels by NVRTC.
+    torch._C._jit_override_can_fuse_on_gpu(False)
 
 
 def install() -> torch.library.Library:

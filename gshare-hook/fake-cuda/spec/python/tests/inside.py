@@ -33,6 +33,10 @@ def losses(device, wrap=lambda model: model, **options):
     return seen
 
 
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).relu() / (x + 3) - x
+
+
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
         return 8
@@ -58,6 +62,13 @@ class Values(unittest.TestCase):
             torch._dynamo.reset()
             for ours, loss in zip(losses(GPU, lambda model: torch.compile(model, backend=backend)), theirs):
                 self.assertAlmostEqual(ours, loss, places=5)
+
+    def test_torchscript_runs_operators_where_it_would_fuse_them(self):
+        fused = torch.jit.script(scripted)
+        x = torch.arange(6.0, device=GPU)
+        # Its second call would be of compiled code.
+        for _ in range(4):
+            self.close(fused(x), scripted(torch.arange(6.0)))
 
     def test_the_seed_gives_the_numbers_of_a_card(self):
         # Of torch.manual_seed(0) on NVIDIA cards.

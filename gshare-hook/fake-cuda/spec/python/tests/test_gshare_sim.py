@@ -86,6 +86,11 @@ class WithPyTorch(OfGshareRun):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("kernel `theirs` refused", done.stderr)
 
+    def test_collectives_give_every_rank_its_values_and_training_those_of_one_process(self):
+        for world in (1, 2, 4):
+            done = self.run_it(HERE / "collectives.py", world, sim="--sim=a100,devices=4")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_values_hold_under_limits(self):
         # 256 MiB each.
         done = self.run_it("-c", LIMITED, options=["--mem=2GiB", "--quota=0.5:0.5"])
