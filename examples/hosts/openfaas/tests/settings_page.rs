@@ -32,9 +32,12 @@ fn the_page_has_a_row_for_each_key_of_the_host() {
 
 /// The commands of `gshare` have the other options: see its test.
 #[test]
-fn the_host_has_seven_options() {
+fn the_host_has_few_options() {
     let command = gshare_openfaas::Options::command();
     let shown = command.get_arguments().filter(|option| !option.is_hide_set());
     let names: Vec<_> = shown.filter_map(|option| option.get_long()).collect();
-    assert_eq!(names, ["listen", "state", "sim", "credentials", "settings", "set", "demo"]);
+    let (own, of_pods) = names.split_at(7);
+    assert_eq!(own, ["listen", "state", "sim", "credentials", "settings", "set", "demo"]);
+    let expected: &[&str] = if cfg!(feature = "kubernetes") { &["kubernetes", "crd"] } else { &[] };
+    assert_eq!(of_pods, expected);
 }

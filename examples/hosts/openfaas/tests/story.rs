@@ -319,7 +319,8 @@ fn three_functions_take_turns_in_the_memory_of_two_devices_and_all_are_in_time()
     let parked = sum("gshare_instances_parked") - before;
     println!("{parked} parkings in 20 s; waits: median {:?}, longest {:?}", waits[60], waits[119]);
     assert_eq!(sum("gshare_requests_within_slo"), f64::from(3 * (CALLS + 1)), "{waits:?}");
-    assert!((1.0..=22.0).contains(&parked), "{parked} parkings");
+    // An instance stays four times as long as its moves take, some 0.3 s.
+    assert!((1.0..=30.0).contains(&parked), "{parked} parkings");
 }
 
 #[test]
