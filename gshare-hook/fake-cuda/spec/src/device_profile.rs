@@ -404,13 +404,18 @@ impl Profile {
     }
 }
 
+/// Whether a kernel's name states a time above 0, such as `spin_5us`: such a kernel is launched for its time, not for an output.
+pub fn states_time(name: &str) -> bool {
+    by_name(name, 0).is_some_and(|named| named.duration != Duration::Fixed(0))
+}
+
 fn by_name(name: &str, all: u32) -> Option<Named> {
     let with_number = name.rsplit_once("_sm").and_then(|(rest, n)| Some((rest, Some(n.parse().ok()?))));
     let full = name.strip_suffix("_full").map(|rest| (rest, Some(all)));
     let (rest, sms) = full.or(with_number).unwrap_or((name, None));
     let uses = rest.strip_prefix("use_");
     let duration = match rest.strip_prefix("spin_").or(uses) {
-        _ if rest.starts_with("zero") => Duration::Fixed(0),
+        _ if rest == "zero" => Duration::Fixed(0),
         Some("ns") if uses.is_some() => return None,
         Some("ns") => Duration::FirstArgument,
         time => {
@@ -470,9 +475,20 @@ mod tests {
         assert_eq!(p.named("spin_30ms_full"), fixed(30_000_000, Some(108)));
         assert_eq!(p.named("spin_7ns_sm12"), fixed(7, Some(12)));
         assert_eq!(p.named("spin_ns_sm3"), Named { duration: Duration::FirstArgument, sms: Some(3) });
-        for other in ["spin_", "spin_5", "spin_5h", "matmul_small", "spin_99999999999999999999ns"] {
+        for other in [
+            "spin_",
+            "spin_5",
+            "spin_5h",
+            "matmul_small",
+            "spin_99999999999999999999ns",
+            "zero_fill",
+            "use_flags",
+        ] {
             assert_eq!(p.named(other), Named { duration: Duration::BySize, sms: None }, "{other}");
+            assert!(!states_time(other), "{other}");
         }
+        assert!(["spin_1000us", "spin_7ns_sm12", "spin_ns", "use_3us_full"].into_iter().all(states_time));
+        assert!(!states_time("zero"), "a program may have a kernel of this name");
     }
 
     #[test]

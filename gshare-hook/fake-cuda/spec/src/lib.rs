@@ -18,6 +18,7 @@ pub use compute::write_compute;
 pub use cuda_release::{CudaRelease, CudaReleaseError};
 pub use device_profile::{
     Board, Calls, Cost, Duration, KernelCost, MigSlice, Named, Profile, ProfileError, built_in, load_text,
+    states_time,
 };
 pub use text::{DEFAULT_PROFILE, MAX_DEVICES, Spec, SpecError};
 

@@ -13,6 +13,8 @@ use gshare_fake_cuda_spec::{Duration, Named, Profile};
 pub(crate) struct Module {
     image: Image,
     is_library: bool,
+    /// Whether the program makes the values of its kernels itself.
+    for_time: bool,
     functions: Mutex<BTreeMap<String, Ref<Function>>>,
     /// By the context's number and the variable's name.
     globals: Mutex<BTreeMap<(u64, String), Global>>,
@@ -35,9 +37,13 @@ object!(Module, b"gshareMO");
 
 /// A function of a module, or a kernel of a library: the same object serves as `CUfunction` and `CUkernel`.
 pub(crate) struct Function {
-    name: CString,
+    pub(crate) name: CString,
     module: Ref<Module>,
     pub(crate) named: Named,
+    /// Whether nothing is missing after a launch: the program makes its values, or it has none.
+    pub(crate) complete: bool,
+    /// Whether a launch takes no time, and need not be looked at.
+    free: bool,
     shape: Shape,
     /// Attributes which a program may set, by number of `CUfunction_attribute`.
     attributes: [AtomicI32; 16],
@@ -128,7 +134,7 @@ impl Launch {
 
     /// Makes the driver's checks before a launch.
     fn check(&self) -> Answer {
-        driver()?.values.launch(&self.function.name)?;
+        driver()?.values.launch(self.function)?;
         const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
         let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
         invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;
@@ -179,7 +185,7 @@ unsafe fn first_argument(function: &Function, (params, extra): Arguments) -> Opt
 #[inline(always)]
 unsafe fn start(f: sys::CUfunction, geometry: Geometry, stream: StreamArg, arguments: Arguments) -> Answer {
     calls::launch();
-    let free = Object::<Function>::get(f).is_ok_and(|function| function.named.duration == Duration::Fixed(0));
+    let free = Object::<Function>::get(f).is_ok_and(|function| function.free);
     if free && geometry.is_small() && !any_capture() && count_if_idle(stream) {
         return Ok(());
     }
@@ -267,8 +273,17 @@ impl Module {
     /// A module is for one device and needs code for it. A library may have none.
     fn create(image: Image, is_library: bool) -> Res<Ref<Self>> {
         refuse_if(image.is_empty() && !is_library, NO_BINARY)?;
+        Ok(Self::holding(image, is_library, false))
+    }
+
+    /// A library with a kernel of every name, for their time.
+    fn for_time() -> Ref<Self> {
+        Self::holding(Image::new(Vec::new(), true), true, true)
+    }
+
+    fn holding(image: Image, is_library: bool, for_time: bool) -> Ref<Self> {
         let (functions, globals) = (Mutex::default(), Mutex::default());
-        Ok(Object::create(Self { image, is_library, functions, globals }))
+        Object::create(Self { image, is_library, for_time, functions, globals })
     }
 
     fn function(this: Ref<Self>, name: &CStr) -> Res<Ref<Function>> {
@@ -283,7 +298,8 @@ impl Module {
             Found::Yes(shape) => shape,
             Found::Unknown => Shape::default(),
         };
-        let named = driver()?.profile().named(&text);
+        let driver = driver()?;
+        let named = driver.profile().named(&text);
         let attributes = [const { AtomicI32::new(0) }; 16];
         attributes[SHARED_MAX].store((48 << 10) - shape.shared.min(48 << 10) as i32, Relaxed);
         attributes[CARVEOUT].store(-1, Relaxed);
@@ -291,6 +307,8 @@ impl Module {
             name: name.to_owned(),
             module: this,
             named,
+            complete: this.for_time || values::only_takes_time(&text),
+            free: named.duration == Duration::Fixed(0) && !driver.values.asked(),
             shape,
             attributes,
             block: Mutex::new([1, 1, 1]),
@@ -448,6 +466,20 @@ entry!(cuKernelSetAttribute, |attrib, value, function: Function, _device: Device
 alias!(cuFuncSetAttribute(function, attrib, value) = cuKernelSetAttribute(attrib, value, function.cast(), 0));
 
 entry!(cuKernelSetCacheConfig, |kernel, _, _dev: Device| Object::<Function>::get(kernel).map(drop));
+
+/// For `gshare_sim`: the kernel of an operator or a collective whose values the package makes. 0, or a `CUresult`.
+///
+/// # Safety
+/// `kernel` is writable, and `name` a string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gshare_sim_kernel(kernel: *mut sys::CUkernel, name: *const c_char) -> c_int {
+    static ALL: OnceLock<Ref<Module>> = OnceLock::new();
+    // SAFETY: by the contract.
+    let made = guard(|| unsafe {
+        put(kernel, Module::function(ALL.get_or_init(Module::for_time), name_of(name)?)?.handle())
+    });
+    made.0.cast_signed()
+}
 
 // --- Occupancy -------------------------------------------------------------------------------------
 

@@ -4,21 +4,16 @@
 //! launches a kernel of the operator's name for its time. Every other kernel leaves its output as it was, which the program would take for
 //! values. So the driver says the kernel's name: in a process with that package the launch fails, and as a library may not look at this
 //! error, so do copies to the host until the package has seen that the program did; elsewhere (CuPy, JAX, Numba) the first copy to the host
-//! warns. Kernels named for their time (`Profile::named`) and PyTorch's `_sleep` have no output.
+//! warns. Kernels named for their time (`states_time`) and PyTorch's `_sleep` have no output.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{c_int, c_void};
 
+use super::module::Function;
 use super::*;
 
-/// How the names of kernels begin whose values the program makes itself: operators and collectives. NCCL's own begin with `nccl`, without
-/// the underscore.
-const OPERATORS: [&str; 2] = ["aten_", "nccl_"];
-/// How the names of kernels begin that have time and no output.
-const ONLY_TIME: [&str; 3] = ["spin_", "zero", "use_"];
-
-/// Whether nothing is missing after a kernel of this name. PyTorch's `_sleep` is `at::cuda::…::spin_kernel`.
-fn is_complete(kernel: &str) -> bool {
-    OPERATORS.iter().chain(&ONLY_TIME).any(|name| kernel.starts_with(name))
+/// Whether a kernel of this name has no output. PyTorch's `_sleep` is `at::cuda::…::spin_kernel`.
+pub(crate) fn only_takes_time(kernel: &str) -> bool {
+    gshare_fake_cuda_spec::states_time(kernel)
         || kernel.starts_with("_ZN2at4cuda") && kernel.contains("spin_kernel")
 }
 
@@ -27,7 +22,26 @@ fn is_complete(kernel: &str) -> bool {
 pub(crate) struct Values {
     mode: AtomicU32,
     empty: Mutex<Option<String>>,
-    refused: AtomicBool,
+    /// Who knows of a refusal: a thread, or `UNKNOWN`; 0 without a refusal.
+    refused: AtomicU32,
+    /// Where the runtime library lies that keeps the errors of its threads for `gshare_sim`.
+    runtime: AtomicUsize,
+}
+
+/// No thread's last error tells whether the program has looked at the refusal.
+const UNKNOWN: u32 = u32::MAX;
+
+fn this_thread() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// The start of the library with this address; 0 for none.
+fn library_of(address: *const c_void) -> usize {
+    // SAFETY: only looks the address up.
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(address, &raw mut found) == 0 { 0 } else { found.dli_fbase as usize }
+    }
 }
 
 const WARN: u32 = 1;
@@ -41,27 +55,46 @@ impl Values {
         Self { mode: AtomicU32::new(if asked { WARN } else { 0 }), ..Self::default() }
     }
 
+    /// Whether the environment asks for values.
+    pub(crate) fn asked(&self) -> bool {
+        self.mode.load(Relaxed) != 0
+    }
+
+    /// Who knows of the error of this call: the calling thread, if the runtime library makes the call.
+    fn witness(&self) -> u32 {
+        const MOST: c_int = 64;
+        let mut frames = [null_mut(); MOST as usize];
+        // SAFETY: as many places.
+        let count = unsafe { libc::backtrace(frames.as_mut_ptr(), MOST) };
+        let runtime = self.runtime.load(Relaxed);
+        let called =
+            runtime != 0 && frames[..count as usize].iter().any(|&frame| library_of(frame) == runtime);
+        if called { this_thread() } else { UNKNOWN }
+    }
+
     /// Whether the program itself writes to device memory.
     pub(crate) fn by_program(&self) -> bool {
         self.mode.load(Relaxed) == REFUSE
     }
 
     /// A kernel is about to be queued, or to become a node of a graph.
-    pub(crate) fn launch(&self, kernel: &CStr) -> Answer {
+    pub(crate) fn launch(&self, kernel: &Function) -> Answer {
         let mode = self.mode.load(Relaxed);
-        if mode == 0 || mode == TOLD {
+        if mode == 0 || mode == TOLD || kernel.complete {
             return Ok(());
         }
-        let kernel = kernel.to_string_lossy();
-        if is_complete(&kernel) {
-            return Ok(());
-        }
+        let kernel = kernel.name.to_string_lossy();
         if mode == REFUSE {
             eprintln!(
                 "gshare simulated CUDA driver: kernel `{kernel}` refused: it has no values here; only PyTorch's own operators compute on \
                  a simulated GPU (gshare run --sim --compute)"
             );
-            self.refused.store(true, Release);
+            let witness = self.witness();
+            // Two refusals have two witnesses.
+            let known = self.refused.compare_exchange(0, witness, AcqRel, Acquire);
+            if known.is_err_and(|other| other != witness) {
+                self.refused.store(UNKNOWN, Release);
+            }
             return Err(NOT_SUPPORTED);
         }
         lock(&self.empty).get_or_insert_with(|| kernel.into_owned());
@@ -71,7 +104,12 @@ impl Values {
     /// The program copies from the device to the host.
     pub(crate) fn read_back(&self) -> Answer {
         if self.mode.load(Relaxed) != WARN {
-            return refuse_if(self.refused.load(Acquire), NOT_SUPPORTED);
+            if self.refused.load(Acquire) == 0 {
+                return Ok(());
+            }
+            // The copy's error tells the program of the refusal.
+            self.refused.store(self.witness(), Release);
+            return Err(NOT_SUPPORTED);
         }
         let Some(kernel) = lock(&self.empty).take() else { return Ok(()) };
         if self.mode.swap(TOLD, Relaxed) == WARN {
@@ -85,20 +123,29 @@ impl Values {
 }
 
 /// For `gshare_sim`: from now on the process makes its values itself, and kernels without values fail. The program knows of those that
-/// have. 0, or a `CUresult`.
+/// have. `runtime` is an address in the library whose last error the package can look at. 0, or a `CUresult`.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn gshare_sim_compute() -> c_int {
+pub(crate) extern "C" fn gshare_sim_compute(runtime: *const c_void) -> c_int {
     let begun = guard(|| {
         let values = &driver()?.values;
+        refuse_if(!values.asked(), NOT_SUPPORTED)?;
+        values.runtime.store(library_of(runtime), Relaxed);
         values.mode.store(REFUSE, Relaxed);
-        values.refused.store(false, Release);
+        values.refused.store(0, Release);
         Ok(())
     });
     begun.0.cast_signed()
 }
 
+/// For `gshare_sim`: an operator of a graph has failed. As after a fault on a GPU, every further call fails.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gshare_sim_compute_failed() {
+    lock(&CONTEXTS).values().for_each(|context| context.fault());
+}
+
 /// For `gshare_sim`: 0 where an operator may touch memory at once, since all that was queued has; 1 while host functions are pending that
-/// may still change it; 2 while the stream captures; 3 after a kernel was refused; below 0 without a driver or stream.
+/// may still change it; 2 while the stream captures; 3 after a kernel was refused, and 4 if the last error of the calling thread
+/// tells whether the program knows; below 0 without a driver or stream.
 ///
 /// # Safety
 /// `stream` is a stream's handle.
@@ -110,9 +157,10 @@ pub(crate) unsafe extern "C" fn gshare_sim_compute_state(stream: sys::CUstream) 
         let captures = unsafe { StreamArg(Flavor::Legacy, stream).find()? }.capturing.load(Acquire);
         let driver = driver()?;
         state = match (driver.values.refused.load(Acquire), captures) {
-            (true, _) => 3,
-            (_, true) => 2,
-            _ => (driver.hosts_pending.load(Acquire) > 0).into(),
+            (0, true) => 2,
+            (0, false) => (driver.hosts_pending.load(Acquire) > 0).into(),
+            (thread, _) if thread == this_thread() => 4,
+            _ => 3,
         };
         Ok(())
     });

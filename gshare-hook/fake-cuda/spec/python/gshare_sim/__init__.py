@@ -21,8 +21,9 @@ recurrent layers and attention take PyTorch's native forms, not cuDNN's (`torch.
 exist for CUDA only, `_random` CUDA's random numbers. Groups of torch.distributed with NCCL's name have Gloo (`_collectives`).
 
 Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed` with its name. The driver refuses every other kernel of
-the process (a CUDA extension, compiled Triton, CuPy) and says its name. Where a library ignores that error, the next operator or copy
-to the host raises. An untested release of PyTorch is refused.
+the process (a CUDA extension, compiled Triton, CuPy) and says its name. Unless PyTorch's runtime library has given that error to the
+program, the next operator or copy to the host raises. Where an operator of a graph fails in a replay, every later call fails. An untested
+release of PyTorch is refused.
 
 Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Operators whose sizes depend
 on values cannot be captured, as on a GPU. `torch.compile` traces and differentiates as ever, and then runs the graph's operators

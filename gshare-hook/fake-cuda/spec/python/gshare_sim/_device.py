@@ -10,11 +10,11 @@ import torch
 
 from . import NotComputed
 
-_IDLE, _PENDING, _CAPTURES, _REFUSED = range(4)
+# _REFUSED_HERE: this thread's last error tells whether the program knows.
+_IDLE, _PENDING, _CAPTURES, _REFUSED, _REFUSED_HERE = range(5)
 # Elements of a block: 256 threads of 4, as PyTorch's own kernels have.
 _BLOCK = 1024
 _MOST_BLOCKS = 0x7FFFFFFF
-_PTX = ".version 8.0\n.target sm_50\n.address_size 64\n.visible .entry {}() {{ ret; }}\n"
 _NO_CONTEXT = 201
 
 _pointer, _word = ctypes.c_void_p, ctypes.c_uint
@@ -35,10 +35,10 @@ def _function(name: str, *types: Any) -> Any:
 
 
 _state = _function("gshare_sim_compute_state", _pointer)
-_compute = _function("gshare_sim_compute")
+_compute = _function("gshare_sim_compute", _pointer)
+_kernel = _function("gshare_sim_kernel", _pointer, ctypes.c_char_p)
+_fault = _function("gshare_sim_compute_failed")
 _launch = _function("cuLaunchKernel", _pointer, *[_word] * 7, _pointer, _pointer, _pointer)
-_load = _function("cuLibraryLoadData", _pointer, ctypes.c_char_p, _pointer, _pointer, _word, _pointer, _pointer, _word)
-_kernel = _function("cuLibraryGetKernel", _pointer, _pointer, ctypes.c_char_p)
 _synchronize = _function("cuStreamSynchronize", _pointer)
 _host_function = _function("cuLaunchHostFunc", _pointer, _pointer, _pointer)
 _error_name = _function("cuGetErrorName", ctypes.c_int, _pointer)
@@ -54,6 +54,8 @@ _begun = False
 
 
 def _check(code: int, call: str) -> None:
+    if _failed:
+        raise RuntimeError(f"host work failed in the replay of a graph:\n{_failed[0]}")
     if code:
         name = ctypes.c_char_p()
         _error_name(code, ctypes.byref(name))
@@ -64,19 +66,15 @@ def kernel(name: str) -> Any:
     """The kernel that stands for an operator's time; a profile finds it by its name, such as `aten_mm` or `nccl_allreduce`."""
     global _begun
     if not _begun:
-        _check(_compute(), "gshare_sim_compute")
+        _check(_compute(_last_error), "gshare_sim_compute")
         _begun = True
-    symbol = name.replace(".", "_").encode()
-    library, found = _pointer(), _pointer()
-    _check(_load(ctypes.byref(library), _PTX.format(symbol.decode()).encode(), None, None, 0, None, None, 0), "cuLibraryLoadData")
-    _check(_kernel(ctypes.byref(found), library, symbol), "cuLibraryGetKernel")
+    found = _pointer()
+    _check(_kernel(ctypes.byref(found), name.replace(".", "_").encode()), "gshare_sim_kernel")
     return found.value
 
 
 def begin(kernel: int, device: int, elements: int) -> int | None:
     """Launches an operator's kernel, for its time, and waits until the bytes of earlier work are there. The stream, if it captures."""
-    if _failed:
-        raise RuntimeError(f"host work failed in the replay of a graph:\n{_failed[0]}")
     stream = _raw_stream(device)
     # The default stream is that of the thread's device.
     if not stream and device != _device():
@@ -88,13 +86,13 @@ def begin(kernel: int, device: int, elements: int) -> int | None:
         # A thread of autograd before its first call of the runtime library.
         torch._C._cuda_setDevice(device)
         code = _launch(kernel, blocks, 1, 1, 256, 1, 1, 0, stream, None, None)
-    if code:
+    if code or _failed:
         _check(code, "cuLaunchKernel")
     state = _state(stream)
-    if state == _REFUSED:
-        _check(_compute(), "gshare_sim_compute")
-        if _last_error():
-            raise NotComputed("a kernel without values was refused, and nobody looked at the error: standard error names the kernel")
+    if state >= _REFUSED:
+        _check(_compute(_last_error), "gshare_sim_compute")
+        if _last_error() or state == _REFUSED:
+            raise NotComputed("a kernel without values was refused, and maybe nobody looked at the error: standard error names the kernel")
         # The program has had its error.
         return begin(kernel, device, elements)
     if state == _PENDING:
@@ -110,8 +108,7 @@ def wait(device: int) -> None:
 def give_way(device: int) -> None:
     """Waits as `wait` does where host functions are pending, before a call that holds the interpreter's lock."""
     stream = _raw_stream(device)
-    if _state(stream) == _PENDING:
-        _check(_synchronize(stream), "cuStreamSynchronize")
+    _check(_synchronize(stream) if _state(stream) == _PENDING else 0, "cuStreamSynchronize")
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -120,6 +117,8 @@ def _run(number: int | None) -> None:
         _recorded[(number or 0) - 1]()
     except BaseException:
         _failed.append(traceback.format_exc())
+        _fault()
+        traceback.print_exc()
 
 
 def record(stream: int, again: Callable[[], None]) -> None:

@@ -37,6 +37,10 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
     return (x * 2 + 1).relu() / (x + 3) - x
 
 
+class Dim3(ctypes.Structure):
+    _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
         return 8
@@ -273,6 +277,39 @@ class Values(unittest.TestCase):
         self.assertEqual(cuda.cuModuleLoadData(ctypes.byref(module), b".version 8.0\n.visible .entry theirs() { ret; }\n"), 0)
         self.assertEqual(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"theirs"), 0)
         self.assertEqual(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, none, none, none), 801)
+        # It does not look at the error, and the runtime library has none.
+        with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+            torch.ones(3, device=GPU)
+        self.assertEqual((torch.ones(3, device=GPU) * 4).tolist(), [4, 4, 4])
+
+    def test_a_refusal_is_settled_only_where_the_program_took_the_error(self):
+        runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+        library, kernel, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        text = b".version 8.0\n.visible .entry theirs() { ret; }\n"
+        self.assertEqual(runtime.cudaLibraryLoadData(ctypes.byref(library), text, none, none, 0, none, none, 0), 0)
+        self.assertEqual(runtime.cudaLibraryGetKernel(ctypes.byref(kernel), library, b"theirs"), 0)
+
+        def launch():
+            self.assertEqual(runtime.cudaLaunchKernel(kernel, Dim3(1, 1, 1), Dim3(1, 1, 1), none, ctypes.c_size_t(0), none), 801)
+
+        def elsewhere(act):
+            worker = threading.Thread(target=act)
+            worker.start()
+            worker.join()
+
+        def add():
+            return (torch.ones(2, device=GPU) + 1).tolist()
+
+        self.assertEqual(add(), [2, 2])
+        # As PyTorch's own checks do.
+        launch()
+        self.assertEqual(runtime.cudaGetLastError(), 801)
+        self.assertEqual(add(), [2, 2])
+        for act in (launch, lambda: elsewhere(launch)):
+            act()
+            with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+                add()
+            self.assertEqual(add(), [2, 2])
 
 
 if __name__ == "__main__":

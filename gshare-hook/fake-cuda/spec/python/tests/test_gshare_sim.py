@@ -38,6 +38,24 @@ torch.cuda.synchronize()
 print(time.monotonic() - begun, y.sum().item(), flush=True)
 """
 
+# An operator fails in a replay: an index is out of range.
+FAILED = """
+import sys, torch
+table, places = torch.arange(4.0, device="cuda"), torch.zeros(2, dtype=torch.long, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    out = table.index_select(0, places)
+graph.replay()
+print(out.tolist(), flush=True)
+places.fill_(9)
+graph.replay()
+for read in sys.argv[1:]:
+    try:
+        print(eval(read), flush=True)
+    except RuntimeError as error:
+        print(type(error).__name__, " ".join(str(error).split())[:200], flush=True)
+"""
+
 
 class OfGshareRun(unittest.TestCase):
     def setUp(self):
@@ -97,6 +115,17 @@ class WithPyTorch(OfGshareRun):
         count, total, megabytes = done.stdout.split()[:3]
         self.assertEqual((int(count), float(total), int(megabytes)), (8, 28.0, 2048), done.stderr)
         self.assertEqual(done.stdout.split()[3], "100.0")
+
+    def test_nothing_is_read_after_an_operator_of_a_replay_has_failed(self):
+        reads = ("out[0].item()", "out.cpu()", "out + 1", "torch.cuda.synchronize()")
+        for order in (reads, reads[::-1]):
+            done = self.run_it("-c", FAILED, *order)
+            first, *rest = done.stdout.splitlines()
+            self.assertEqual(first, "[0.0, 0.0]", done.stderr)
+            self.assertEqual(len(rest), len(reads), done.stdout + done.stderr)
+            for line in rest:
+                self.assertRegex(line, "Error .*(illegal memory access|host work failed in the replay)")
+            self.assertIn("index out of range", done.stderr)
 
     def test_a_share_of_time_holds_for_operators_of_a_profiles_length(self):
         profile = self.place / "profile.toml"
