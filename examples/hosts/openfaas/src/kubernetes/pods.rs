@@ -221,6 +221,7 @@ impl Pods {
         let (namespace, injected) = (&self.namespace, &self.injected);
         let pod = PodOf {
             name: (namespace, &name),
+            run: gshare_runner::new_run().map_err(|error| format!("its run: {error}"))?,
             launch,
             part,
             share: &share,
