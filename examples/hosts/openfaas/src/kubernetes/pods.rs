@@ -258,7 +258,7 @@ impl Pods {
             if !sent && let Some(why) = self.still_refused(&pod) {
                 return self.has_ended(node, &name, Err(why));
             }
-            sent = true;
+            let again = core::mem::replace(&mut sent, true);
             let made = answered(self.api.create(&post(MANAGER), &pod)).await;
             drop(turn);
             match made {
@@ -268,11 +268,26 @@ impl Pods {
                 Err(error) if is_refused(&error) => {
                     let why = format!("its pod is refused: {}", said(&error));
                     self.refuse(&pod, &why);
+                    // An earlier attempt may have made it. Then the watch reports its end.
+                    if again && self.delete(&name, false).await {
+                        state.lock().made = true;
+                        return;
+                    }
                     return self.has_ended(node, &name, Err(why));
                 }
                 Err(error) => eprintln!("openfaas: pod {name} is not made yet: {}", said(&error)),
             }
             tokio::time::sleep(pause).await;
+            // The watch may have seen it meanwhile.
+            let (made, ended) = {
+                let state = state.lock();
+                (state.made, state.ended.is_some())
+            };
+            match () {
+                () if ended => return,
+                () if made => break,
+                () => {}
+            }
             pause = (pause * 2).min(PAUSES.1);
         }
         // A deletion that came earlier waits for this.
@@ -300,20 +315,21 @@ impl Pods {
         refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
     }
 
-    /// Deletes a pod, until the server has none of this name or has marked it.
-    async fn delete(&self, name: &str) {
+    /// Deletes a pod, until the server has none of this name or has marked it. False: the server has none. `comes`: its creation may be on
+    /// its way.
+    async fn delete(&self, name: &str, comes: bool) -> bool {
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         while !self.stopped() {
-            let Ok(turn) = self.turns.acquire().await else { return };
+            let Ok(turn) = self.turns.acquire().await else { return true };
             let deleted = answered(self.api.delete(name, &parameters)).await;
             drop(turn);
             match deleted {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(kube::Error::Api(status)) if status.code == 404 => {
                     let known = self.known.lock().get(name).cloned();
-                    if known.is_none_or(|known| known.state.lock().made) {
-                        return;
+                    if !comes || known.is_none_or(|known| known.state.lock().made) {
+                        return false;
                     }
                     // Not there yet: its creation is on its way, or was never sent.
                 }
@@ -322,6 +338,7 @@ impl Pods {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
+        true
     }
 
     /// Watches the pods of the host, and reports.
@@ -395,7 +412,7 @@ impl Pods {
 
     fn end(self: &Arc<Self>, name: String) {
         let pods = Arc::clone(self);
-        self.runtime.spawn(async move { pods.delete(&name).await });
+        self.runtime.spawn(async move { pods.delete(&name, true).await });
     }
 
     /// A pod has ended: its host is told.
