@@ -252,34 +252,66 @@ impl Objects {
                 Ok(Some(watcher::Event::InitDone)) => {
                     let all = app.node.host().names();
                     for name in all.iter().filter(|name| !seen.contains(*name)) {
-                        self.gone(app, name).await;
+                        while let Err(why) = self.check_gone(app, name).await {
+                            eprintln!("openfaas: function {name}: {}", said(&why));
+                            tokio::time::sleep(LOOK).await;
+                        }
                     }
                 }
                 Ok(Some(watcher::Event::Apply(object))) => self.apply(app, object).await,
-                Ok(Some(watcher::Event::Delete(object))) => self.gone(app, &object.name_any()).await,
+                Ok(Some(watcher::Event::Delete(object))) => {
+                    let _alone = app.node.changes.lock().await;
+                    // Another object of its name stays.
+                    let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
+                    if !self.known.lock().get(&object.name_any()).is_some_and(other) {
+                        self.gone(app, &object.name_any());
+                    }
+                }
                 Ok(None) => return,
                 Err(error) => eprintln!("openfaas: watch of functions: {error}"),
             }
         }
     }
 
-    async fn gone(&self, app: &App, name: &str) {
+    /// Removes a function that a list was without, unless a deployment by REST has made it meanwhile. Without an answer it stays.
+    async fn check_gone(&self, app: &App, name: &str) -> Result<(), kube::Error> {
         let _alone = app.node.changes.lock().await;
-        // A deployment by REST may have made it meanwhile.
-        if matches!(answered(self.functions.get_opt(name)).await, Ok(Some(_))) {
-            return;
+        if answered(self.functions.get_opt(name)).await?.is_none() {
+            self.gone(app, name);
         }
+        Ok(())
+    }
+
+    fn gone(&self, app: &App, name: &str) {
         self.forget(name);
         if app.node.host().remove(app.node.now(), name) {
             app.node.logs.forget(name);
         }
     }
 
+    /// Whether a later state of a function is known. Generations count from 1 in each object of its name.
+    async fn is_older(&self, object: &GpuFunction) -> bool {
+        let (name, meta) = (object.name_any(), &object.metadata);
+        let known = self.known.lock().get(&name).map(|known| known.metadata.clone());
+        match known {
+            None => false,
+            Some(known) if known.uid == meta.uid => known.generation > meta.generation,
+            Some(_) => {
+                let newest = answered(self.functions.get_opt(&name)).await;
+                let other =
+                    newest.is_ok_and(|newest| newest.is_none_or(|newest| newest.metadata.uid != meta.uid));
+                if !other {
+                    self.forget(&name);
+                }
+                other
+            }
+        }
+    }
+
     async fn apply(&self, app: &App, object: GpuFunction) {
         let _alone = app.node.changes.lock().await;
         let (name, replicas, deployment) = (object.name_any(), object.spec.replicas, object.deployment());
-        let older = |known: &GpuFunction| known.metadata.generation > object.metadata.generation;
-        if object.metadata.deletion_timestamp.is_some() || self.known.lock().get(&name).is_some_and(older) {
+        if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
         let record = record(&object);
@@ -287,10 +319,14 @@ impl Objects {
         let newest = app.node.host().newest(&name);
         let told = match newest {
             Some(version) if version.deployment == deployment => {
-                let has = app.node.host().replicas(&name);
-                match replicas.filter(|wanted| has != Some(*wanted)) {
-                    Some(wanted) => app.node.host().set_replicas(app.node.now(), &name, wanted),
-                    None => Ok(()),
+                let (mut host, now) = (app.node.host(), app.node.now());
+                match replicas {
+                    wanted if wanted == host.replicas(&name) => Ok(()),
+                    Some(wanted) => host.set_replicas(now, &name, wanted),
+                    None => {
+                        host.free_replicas(now, &name);
+                        Ok(())
+                    }
                 }
             }
             _ => deploy(app, record, false),
