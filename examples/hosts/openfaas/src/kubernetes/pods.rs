@@ -54,6 +54,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
+/// A new leader's longest wait for the pods that it does not take over, and the pause between two looks at them.
+const STRAYS: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The pods of a host.
 #[derive(Debug)]
@@ -440,6 +443,22 @@ impl Pods {
     /// Whether a pod that was to end is left on a node.
     pub(super) fn is_left(&self, node: &str) -> bool {
         self.known.lock().values().any(|known| known.node == node && known.state.lock().killed)
+    }
+
+    /// Waits, within a bound, for the end of the pods that are to end on open nodes: the platform may give their shares out.
+    pub async fn strays_ended(&self) {
+        let left = || {
+            let nodes = self.places.lock().given();
+            nodes.iter().any(|node| self.is_left(node))
+        };
+        let ended = async {
+            while left() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(STRAYS, ended).await.is_err() {
+            eprintln!("openfaas: pods of an earlier leader have not ended within {} s", STRAYS.as_secs());
+        }
     }
 
     /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.

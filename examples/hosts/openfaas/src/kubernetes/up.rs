@@ -25,6 +25,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
@@ -162,6 +163,11 @@ async fn lead(
         }
     }
     let adopted = pods.adopt_all(&node).await.context("pods")?;
+    let mut pods_watch = pin!(Arc::clone(&pods).watch(Arc::downgrade(&node)));
+    tokio::select! {
+        () = &mut pods_watch => anyhow::bail!("the watch of pods has ended"),
+        () = pods.strays_ended() => {}
+    }
     for object in &functions {
         node.host().keep_minimum(node.now(), &object.name_any());
     }
@@ -176,7 +182,7 @@ async fn lead(
     let app: Arc<App> = Arc::new(app);
     tokio::select! {
         served = guard::serve(listener, routes::router(Arc::clone(&app))) => served?,
-        () = Arc::clone(&pods).watch(Arc::downgrade(&node)) => {}
+        () = pods_watch => {}
         () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
         () = objects.watch(&app) => {}
         () = objects.tell(&app) => {}
