@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const ATTEMPTS: usize = 5;
 /// Label of the secrets that clients of the host made.
 const SECRET: &str = "gshare.io/secret";
+/// Reason of a training job that is done.
+const COMPLETED: &str = "Completed";
 
 /// The objects of the host's namespace.
 #[derive(Debug)]
@@ -390,6 +392,13 @@ pub fn record(object: &GpuFunction) -> Record {
     Record { deployment: object.deployment(), created_ms, replicas: object.spec.replicas }
 }
 
+/// Whether the object as it is was a training job, and is done.
+pub fn is_completed(object: &GpuFunction) -> bool {
+    let conditions = object.status.iter().flat_map(|status| &status.conditions);
+    let now = |one: &Condition| one.observed_generation == object.metadata.generation;
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.reason == COMPLETED && now(one))
+}
+
 /// Deploys a function that an object says. `found`: an earlier leader did so before, and its minimum is told later.
 ///
 /// # Errors
@@ -418,7 +427,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
     let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
     let state = match () {
         () if refused.is_some() => ("Refused", "the object is not deployed as it is"),
-        () if brief.is_some_and(|brief| brief.completed) => ("Completed", "the job is done"),
+        () if brief.is_some_and(|brief| brief.completed) => (COMPLETED, "the job is done"),
         () if measuring.is_some() => ("Measuring", "it is measured first"),
         () if !is_ready => ("Starting", "instances start"),
         () if ready == 0 => ("Idle", "the next request starts an instance"),

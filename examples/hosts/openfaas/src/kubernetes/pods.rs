@@ -468,7 +468,11 @@ impl Pods {
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
         let all = self.api.list(&ListParams::default().labels(FUNCTION)).await?.items;
         let mut adopted = 0;
-        for pod in all.iter().filter(|pod| !is_over(pod)) {
+        for pod in &all {
+            if is_over(pod) {
+                self.was_done(node, pod);
+                continue;
+            }
             match self.adoptable(node, pod) {
                 Ok((instance, on)) => {
                     self.adopt(node, pod, &on, (instance, 0));
@@ -481,6 +485,15 @@ impl Pods {
             }
         }
         Ok(adopted)
+    }
+
+    /// A job that was done while nobody led does not start again.
+    fn was_done(&self, node: &Node, pod: &Pod) {
+        let Some(given) = Given::of(pod).filter(|_| end_of(pod).is_ok()) else { return };
+        let record = self.objects.record(&given.function);
+        if record.is_some_and(|record| version_of(&record.deployment) == given.version) {
+            node.host().completed_before(&given.function);
+        }
     }
 
     /// The instance that a pod is from now on, and its node.

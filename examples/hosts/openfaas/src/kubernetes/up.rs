@@ -4,7 +4,7 @@
 //! one. A leader that has lost its lease sends no further write, and its program ends.
 
 use super::injection::{Injected, Injection, Mounts};
-use super::objects::{deploy, record};
+use super::objects::{deploy, is_completed, record};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
 use super::{hash, lease};
@@ -169,7 +169,11 @@ async fn lead(
         () = pods.strays_ended() => {}
     }
     for object in &functions {
-        node.host().keep_minimum(node.now(), &object.name_any());
+        let name = object.name_any();
+        if is_completed(object) {
+            node.host().completed_before(&name);
+        }
+        node.host().keep_minimum(node.now(), &name);
     }
     waits.abort();
     let listener = tokio::net::TcpListener::from_std(listener)?;
