@@ -47,6 +47,9 @@ fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
     let set = |key: &str| options.set.iter().find(|(own, _)| own == key).map(|(_, value)| value.clone());
     assert_eq!(set("host.kubernetes.namespace"), Some(json!("gshare-functions")));
     assert_eq!(set("host.kubernetes.lease"), Some(json!("gshare-system/gshare-up")));
+    assert_eq!(set("platform.start_timeout_ns"), Some(json!(600_000_000_000_u64)));
+    // The replica that waits is never ready.
+    assert_eq!(deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"], "100%");
     for example in documents(include_str!("../../../../kubernetes/host/example.yaml")) {
         let read: GpuFunction = serde_json::from_value(example.clone()).unwrap();
         assert_eq!(json!(read.spec), example["spec"], "no other field");
