@@ -414,7 +414,43 @@ fn an_instance_of_an_earlier_host_is_kept_where_it_runs_and_counts_towards_the_m
     assert!(refused(&mut host, found(0)).contains("at most 2 instances"));
     host.deploy(1, FunctionSpec::new(Work::Training { workers: 1, share: GpuShare::WHOLE }, gib(4)));
     let trains = PlatformEvent::InstanceFound { function: FunctionId::new(1), gpu: GpuId::new(0), quota, sm };
-    assert!(refused(&mut host, trains).contains("need inference on one device"));
+    assert!(refused(&mut host, trains).contains("need the share of the job"));
+}
+
+#[test]
+fn a_job_of_an_earlier_host_starts_after_its_bounds_alone_and_its_worker_is_kept() {
+    let mut host = Host::with(&[16, 16, 16]);
+    let job = |workers| {
+        let spec = FunctionSpec::new(Work::Training { workers, share: GpuShare::WHOLE }, gib(4));
+        spec.with_found(true)
+    };
+    let bounds = |function| PlatformEvent::BoundsChanged {
+        function: FunctionId::new(function),
+        min_instances: 1,
+        max_instances: 1,
+    };
+    let (quota, sm) = (Quota::WHOLE, SmShare::WHOLE);
+    let found = |function, gpu| PlatformEvent::InstanceFound {
+        function: FunctionId::new(function),
+        gpu: GpuId::new(gpu),
+        quota,
+        sm,
+    };
+    for (function, workers) in [(0, 1), (1, 1), (2, 2)] {
+        host.deploy(function, job(workers));
+    }
+    host.run(Duration::from_secs(60));
+    assert!(host.instances.is_empty(), "none is told yet");
+    host.tell(found(0, 1)).unwrap();
+    assert_eq!(devices_of(&host, 0), [1]);
+    assert!(host.tell(found(0, 2)).unwrap_err().to_string().contains("need a job that does not run"));
+    assert!(host.tell(found(2, 0)).unwrap_err().to_string().contains("need a job of one worker"));
+    for function in [0, 1] {
+        host.tell(bounds(function)).unwrap();
+    }
+    host.run(Duration::from_secs(60));
+    assert_eq!((devices_of(&host, 0).len(), devices_of(&host, 1).len()), (1, 1));
+    assert!(devices_of(&host, 2).is_empty());
 }
 
 #[test]

@@ -94,6 +94,10 @@ pub struct FunctionSpec {
     /// request.
     #[cfg_attr(feature = "serde", serde(default))]
     pub batches: bool,
+    /// An earlier host deployed it, and workers of it may run: a training job starts none before the first
+    /// [`BoundsChanged`](super::PlatformEvent::BoundsChanged).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub found: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -110,6 +114,7 @@ gshare_core::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota => Some),
     with_devices(devices: u32),
     with_batches(batches: bool),
+    with_found(found: bool),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
     with_tenant(tenant: TenantId),
@@ -136,6 +141,7 @@ impl FunctionSpec {
             devices: 1,
             weights: None,
             batches: false,
+            found: false,
         }
     }
 

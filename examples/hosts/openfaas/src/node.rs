@@ -47,6 +47,8 @@ const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
 const SLOWEST_PROBE: std::time::Duration = std::time::Duration::from_secs(2);
 /// Pause between questions to the daemon, and between checks of a process that cannot be watched.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
+/// Longest wait for a connection to an instance: a node that is cut off answers nothing.
+const CONNECT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Surroundings of the functions' processes: hook, daemon, devices and directories.
 #[derive(Debug)]
@@ -118,6 +120,14 @@ pub enum Line {
     Used(Sender, SocketAddr),
     /// A new connection.
     New(TcpStream),
+}
+
+/// A new connection to an instance's process.
+///
+/// # Errors
+/// If the process takes none, or says nothing for [`CONNECT`].
+pub(super) async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    tokio::time::timeout(CONNECT, TcpStream::connect(address)).await?
 }
 
 /// The locked host, for one event. Must not be held over an await.
@@ -234,7 +244,7 @@ impl Node {
         if let Some(sender) = self.idle(instance, stage) {
             return Some(Line::Used(sender, address));
         }
-        let stream = TcpStream::connect(address).await.ok()?;
+        let stream = connect(address).await.ok()?;
         let _ = stream.set_nodelay(true);
         Some(Line::New(stream))
     }

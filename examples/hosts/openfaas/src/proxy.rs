@@ -212,7 +212,7 @@ pub(super) async fn ask(
                     },
                 }
             }
-            let stream = tokio::net::TcpStream::connect(address).await;
+            let stream = super::node::connect(address).await;
             stream.map_err(|error| {
                 broken.store(true, Ordering::Relaxed);
                 ApiError::new(

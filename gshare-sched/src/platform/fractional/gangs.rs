@@ -3,7 +3,7 @@
 use super::pool_config::RESTART_AFTER;
 use super::{Cluster, Duration, FractionalPool, FunctionId, RequestRate, Timer};
 use crate::pack::{Demand, Workload};
-use gshare_core::GpuShare;
+use gshare_core::{GpuShare, Quota, SmShare};
 
 /// The longest pause before the restart of a job that ended by itself.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -17,11 +17,22 @@ pub(super) struct Gang {
     /// The pause before the next start.
     pause: Duration,
     completed: bool,
+    /// Its workers of an earlier host are not all told yet.
+    found: bool,
 }
 
 impl Gang {
-    pub(super) const fn new(workers: u32, share: GpuShare) -> Self {
-        Self { workers, share, pause: RESTART_AFTER, completed: false }
+    pub(super) const fn new(workers: u32, share: GpuShare, found: bool) -> Self {
+        Self { workers, share, pause: RESTART_AFTER, completed: false, found }
+    }
+
+    /// What a worker books.
+    fn demand(&self, function: FunctionId, cluster: &Cluster) -> Demand {
+        let memory = self.share.memory().unwrap_or(cluster.functions[&function].spec.memory);
+        Demand::from(&self.share)
+            .with_memory(memory)
+            .with_function(function)
+            .with_workload(Workload::Training)
     }
 }
 
@@ -31,16 +42,12 @@ impl FractionalPool {
         let Some(of) = self.functions.get(&function).filter(|_| !cluster.is_removed(function)) else {
             return;
         };
-        let Some(Gang { workers, share, completed, .. }) = of.gang else { return };
-        if !of.instances.is_empty() || completed || self.timers.has(Timer::Restart(function)) {
+        let Some(gang) = of.gang.filter(|gang| !gang.completed && !gang.found) else { return };
+        if !of.instances.is_empty() || self.timers.has(Timer::Restart(function)) {
             return;
         }
-        let memory = share.memory().unwrap_or(cluster.functions[&function].spec.memory);
-        let demand = Demand::from(&share)
-            .with_memory(memory)
-            .with_function(function)
-            .with_workload(Workload::Training);
-        let demands: Vec<Demand> = (0..workers).map(|_| demand).collect();
+        let demand = gang.demand(function, cluster);
+        let demands: Vec<Demand> = (0..gang.workers).map(|_| demand).collect();
         let mut placed = Vec::new();
         let found = match cluster.functions[&function].spec.weights {
             Some(weights) => {
@@ -58,6 +65,35 @@ impl FractionalPool {
             self.hold(instance, one.placement.id, one.placement.gpu);
         }
         self.order_start(instance, cluster);
+    }
+
+    /// The worker of a job of one, which runs already, with what it books.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub(super) fn gang_found(
+        &self,
+        function: FunctionId,
+        (quota, sm): (Quota, SmShare),
+        cluster: &Cluster,
+    ) -> Result<Option<Demand>, &'static str> {
+        let Some(of) = self.functions.get(&function) else { return Ok(None) };
+        let Some(gang) = of.gang else { return Ok(None) };
+        let demand = gang.demand(function, cluster);
+        match () {
+            () if gang.workers > 1 => Err("need a job of one worker"),
+            () if gang.completed || !of.instances.is_empty() => Err("need a job that does not run"),
+            () if (demand.quota, demand.sm) != (quota, sm) => Err("need the share of the job"),
+            () => Ok(Some(demand)),
+        }
+    }
+
+    /// All workers of an earlier host are told: a job of which none runs starts.
+    pub(super) fn release_gang(&mut self, function: FunctionId, cluster: &mut Cluster) {
+        let gang = self.functions.get_mut(&function).and_then(|of| of.gang.as_mut());
+        if gang.is_some_and(|gang| core::mem::take(&mut gang.found)) {
+            self.start_gang(function, cluster);
+        }
     }
 
     /// A running job earns a short pause before its next start.

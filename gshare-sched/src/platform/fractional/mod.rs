@@ -219,7 +219,7 @@ impl FractionalPool {
         match &spec.work {
             Work::Training { workers, share } => {
                 let share = if self.config.sm_partitions { *share } else { share.on_all_sms() };
-                gang = Some(Gang::new(*workers, share));
+                gang = Some(Gang::new(*workers, share, spec.found));
             }
             Work::Inference { profile: Some(profile) } => {
                 let of = FunctionScale {
@@ -311,6 +311,7 @@ impl Pool for FractionalPool {
     fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
         let spec = &cluster.functions[&function].spec;
         let bounds = (spec.min_instances, spec.max_instances);
+        self.release_gang(function, cluster);
         self.set_bounds(function, bounds, cluster).map_err(|error| REGIME.unsuitable(function, error))
     }
 

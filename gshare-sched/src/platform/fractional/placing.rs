@@ -121,6 +121,16 @@ impl FractionalPool {
     ) -> Result<(), PoolError> {
         let refused =
             |why: &dyn Display| REGIME.refused(format!("an instance of {function} on {gpu}: {why}"));
+        let only = BTreeSet::from([gpu]);
+        let within = Within { node: self.devices.get(&gpu).copied(), homes: &only, ..Within::ANYWHERE };
+        if let Some(demand) = self.gang_found(function, share, cluster).map_err(|why| refused(&why))? {
+            let placed =
+                self.place_beside(function, &demand, &within, cluster).map_err(|why| refused(&why))?;
+            let instance = self.insert(function, demand, (0, RequestRate::ZERO), cluster);
+            self.idle_gangs.remove(&function);
+            self.start_at(instance, placed, cluster);
+            return Ok(());
+        }
         let fleet = self.fleet(function).filter(|_| cluster.functions[&function].spec.devices == 1);
         let fleet = fleet.ok_or_else(|| refused(&"need inference on one device"))?;
         if fleet.room() == 0 {
@@ -135,8 +145,7 @@ impl FractionalPool {
             ))
         })?;
         let at = points[point];
-        let (demand, only) = (self.demand(function, &at, cluster), BTreeSet::from([gpu]));
-        let within = Within { node: self.devices.get(&gpu).copied(), homes: &only, ..Within::ANYWHERE };
+        let demand = self.demand(function, &at, cluster);
         let placed = self.place_beside(function, &demand, &within, cluster).map_err(|why| refused(&why))?;
         let instance = self.insert(function, demand, (at.batch.max(1), at.throughput), cluster);
         if let Some(fleet) = self.fleet_mut(function) {

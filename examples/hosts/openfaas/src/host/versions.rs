@@ -21,7 +21,7 @@ impl Host {
         replicas: Option<u32>,
     ) -> Result<(), ApiError> {
         let bounds = bounds(&version.plan, replicas);
-        self.deploy_within(now, version, created_ms, (replicas, bounds))
+        self.deploy_within(now, version, created_ms, (replicas, bounds), false)
     }
 
     /// Deploys a function of an earlier host, some of whose instances may run: none starts before [`Host::keep_minimum`].
@@ -36,16 +36,31 @@ impl Host {
         replicas: Option<u32>,
     ) -> Result<(), ApiError> {
         let (_, most) = bounds(&version.plan, replicas);
-        self.deploy_within(now, version, created_ms, (replicas, (0, most)))
+        self.deploy_within(now, version, created_ms, (replicas, (0, most)), true)
     }
 
     /// A function deployed by [`Host::deploy_found`] keeps its least number of instances from now on.
     pub fn keep_minimum(&mut self, now: Timestamp, name: &str) {
         let Some(function) = self.functions.get(name) else { return };
         let (newest, replicas) = (function.next.unwrap_or(function.serving), function.replicas);
-        let Some(known) = self.versions.get(&newest) else { return };
+        let Some(known) = self.versions.get(&newest).filter(|known| !known.completed) else { return };
         let (min_instances, max_instances) = bounds(&known.version.plan, replicas);
         self.inform(now, PlatformEvent::BoundsChanged { function: newest, min_instances, max_instances });
+    }
+
+    /// A function deployed by [`Host::deploy_found`] was a training job, and is done: it does not start again.
+    pub fn completed_before(&mut self, name: &str) {
+        let Some(id) = self.functions.get(name).map(|function| function.serving) else { return };
+        if let Some(known) = self.versions.get_mut(&id) {
+            known.completed = known.trains();
+        }
+    }
+
+    /// Lets a function have as many instances as its deployment says, and no client's number.
+    pub fn free_replicas(&mut self, now: Timestamp, name: &str) {
+        let Some(function) = self.functions.get_mut(name) else { return };
+        function.replicas = None;
+        self.keep_minimum(now, name);
     }
 
     /// Number of instances that a function keeps at any load.
@@ -73,9 +88,10 @@ impl Host {
         version: Version,
         created_ms: u64,
         (replicas, bounds): (Option<u32>, (u32, u32)),
+        found: bool,
     ) -> Result<(), ApiError> {
         let name = version.deployment.service.clone();
-        let spec = version.plan.spec(bounds, self.guess)?;
+        let spec = version.plan.spec(bounds, self.guess)?.with_found(found);
         if let Wants::Profile { table, .. } = &version.plan.wants
             && let Some(why) = self.unmet(&version, table, version.plan.measured.as_ref())
         {

@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const ATTEMPTS: usize = 5;
 /// Label of the secrets that clients of the host made.
 const SECRET: &str = "gshare.io/secret";
+/// Reason of a training job that is done.
+const COMPLETED: &str = "Completed";
 
 /// The objects of the host's namespace.
 #[derive(Debug)]
@@ -252,34 +254,66 @@ impl Objects {
                 Ok(Some(watcher::Event::InitDone)) => {
                     let all = app.node.host().names();
                     for name in all.iter().filter(|name| !seen.contains(*name)) {
-                        self.gone(app, name).await;
+                        while let Err(why) = self.check_gone(app, name).await {
+                            eprintln!("openfaas: function {name}: {}", said(&why));
+                            tokio::time::sleep(LOOK).await;
+                        }
                     }
                 }
                 Ok(Some(watcher::Event::Apply(object))) => self.apply(app, object).await,
-                Ok(Some(watcher::Event::Delete(object))) => self.gone(app, &object.name_any()).await,
+                Ok(Some(watcher::Event::Delete(object))) => {
+                    let _alone = app.node.changes.lock().await;
+                    // Another object of its name stays.
+                    let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
+                    if !self.known.lock().get(&object.name_any()).is_some_and(other) {
+                        self.gone(app, &object.name_any());
+                    }
+                }
                 Ok(None) => return,
                 Err(error) => eprintln!("openfaas: watch of functions: {error}"),
             }
         }
     }
 
-    async fn gone(&self, app: &App, name: &str) {
+    /// Removes a function that a list was without, unless a deployment by REST has made it meanwhile. Without an answer it stays.
+    async fn check_gone(&self, app: &App, name: &str) -> Result<(), kube::Error> {
         let _alone = app.node.changes.lock().await;
-        // A deployment by REST may have made it meanwhile.
-        if matches!(answered(self.functions.get_opt(name)).await, Ok(Some(_))) {
-            return;
+        if answered(self.functions.get_opt(name)).await?.is_none() {
+            self.gone(app, name);
         }
+        Ok(())
+    }
+
+    fn gone(&self, app: &App, name: &str) {
         self.forget(name);
         if app.node.host().remove(app.node.now(), name) {
             app.node.logs.forget(name);
         }
     }
 
+    /// Whether a later state of a function is known. Generations count from 1 in each object of its name.
+    async fn is_older(&self, object: &GpuFunction) -> bool {
+        let (name, meta) = (object.name_any(), &object.metadata);
+        let known = self.known.lock().get(&name).map(|known| known.metadata.clone());
+        match known {
+            None => false,
+            Some(known) if known.uid == meta.uid => known.generation > meta.generation,
+            Some(_) => {
+                let newest = answered(self.functions.get_opt(&name)).await;
+                let other =
+                    newest.is_ok_and(|newest| newest.is_none_or(|newest| newest.metadata.uid != meta.uid));
+                if !other {
+                    self.forget(&name);
+                }
+                other
+            }
+        }
+    }
+
     async fn apply(&self, app: &App, object: GpuFunction) {
         let _alone = app.node.changes.lock().await;
         let (name, replicas, deployment) = (object.name_any(), object.spec.replicas, object.deployment());
-        let older = |known: &GpuFunction| known.metadata.generation > object.metadata.generation;
-        if object.metadata.deletion_timestamp.is_some() || self.known.lock().get(&name).is_some_and(older) {
+        if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
         let record = record(&object);
@@ -287,10 +321,14 @@ impl Objects {
         let newest = app.node.host().newest(&name);
         let told = match newest {
             Some(version) if version.deployment == deployment => {
-                let has = app.node.host().replicas(&name);
-                match replicas.filter(|wanted| has != Some(*wanted)) {
-                    Some(wanted) => app.node.host().set_replicas(app.node.now(), &name, wanted),
-                    None => Ok(()),
+                let (mut host, now) = (app.node.host(), app.node.now());
+                match replicas {
+                    wanted if wanted == host.replicas(&name) => Ok(()),
+                    Some(wanted) => host.set_replicas(now, &name, wanted),
+                    None => {
+                        host.free_replicas(now, &name);
+                        Ok(())
+                    }
                 }
             }
             _ => deploy(app, record, false),
@@ -354,6 +392,13 @@ pub fn record(object: &GpuFunction) -> Record {
     Record { deployment: object.deployment(), created_ms, replicas: object.spec.replicas }
 }
 
+/// Whether the object as it is was a training job, and is done.
+pub fn is_completed(object: &GpuFunction) -> bool {
+    let conditions = object.status.iter().flat_map(|status| &status.conditions);
+    let now = |one: &Condition| one.observed_generation == object.metadata.generation;
+    conditions.into_iter().any(|one| one.type_ == "Ready" && one.reason == COMPLETED && now(one))
+}
+
 /// Deploys a function that an object says. `found`: an earlier leader did so before, and its minimum is told later.
 ///
 /// # Errors
@@ -382,7 +427,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
     let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
     let state = match () {
         () if refused.is_some() => ("Refused", "the object is not deployed as it is"),
-        () if brief.is_some_and(|brief| brief.completed) => ("Completed", "the job is done"),
+        () if brief.is_some_and(|brief| brief.completed) => (COMPLETED, "the job is done"),
         () if measuring.is_some() => ("Measuring", "it is measured first"),
         () if !is_ready => ("Starting", "instances start"),
         () if ready == 0 => ("Idle", "the next request starts an instance"),

@@ -64,6 +64,12 @@ impl Places {
         Some(GpuId::new(place.first + number))
     }
 
+    /// The nodes with GPUs that the platform has.
+    pub fn given(&self) -> Vec<String> {
+        let given = self.nodes.iter().filter(|(_, place)| place.given);
+        given.map(|(name, _)| name.clone()).collect()
+    }
+
     /// The description of a GPU for the platform.
     fn spec(&mut self, place: &Place) -> DeviceSpec {
         let known = self.products.iter().position(|product| *product == place.product);
@@ -146,24 +152,19 @@ impl Pods {
 
     /// Gives the GPUs of an open node to the platform, once no pod that was given up is left there.
     pub fn open(&self, node: &Node, name: &str) {
+        // The host is locked before the places, here and in `close`: the host hears of both in their order.
+        let mut host = node.host();
         if self.is_left(name) {
             return;
         }
-        let (place, spec) = {
-            let mut places = self.places.lock();
-            let Some(place) = places.nodes.get(name).filter(|place| place.closed.is_none() && !place.given)
-            else {
-                return;
-            };
-            let place = place.clone();
-            let spec = places.spec(&place);
-            if let Some(place) = places.nodes.get_mut(name) {
-                place.given = true;
-            }
-            (place, spec)
-        };
+        let mut places = self.places.lock();
+        let open = |place: &&Place| place.closed.is_none() && !place.given;
+        let Some(place) = places.nodes.get(name).filter(open).cloned() else { return };
+        let spec = places.spec(&place);
+        if let Some(place) = places.nodes.get_mut(name) {
+            place.given = true;
+        }
         for gpu in place.gpus() {
-            let mut host = node.host();
             if host.why_lost(gpu).is_some() {
                 host.device_back(node.now(), gpu, &spec);
                 continue;
@@ -178,15 +179,15 @@ impl Pods {
 
     /// Takes the GPUs of a node from the platform, with their instances.
     fn close(&self, node: &Node, name: &str, why: &str) {
-        let gpus: Vec<GpuId> = {
-            let mut places = self.places.lock();
-            let Some(place) = places.nodes.get_mut(name) else { return };
-            place.closed = Some(why.to_owned());
-            let given = core::mem::replace(&mut place.given, false);
-            place.gpus().filter(|_| given).collect()
-        };
-        for gpu in gpus {
-            node.host().lose_device(node.now(), gpu, &format!("{name}: {why}"));
+        let mut host = node.host();
+        let mut places = self.places.lock();
+        let Some(place) = places.nodes.get_mut(name) else { return };
+        place.closed = Some(why.to_owned());
+        if !core::mem::replace(&mut place.given, false) {
+            return;
+        }
+        for gpu in place.gpus() {
+            host.lose_device(node.now(), gpu, &format!("{name}: {why}"));
         }
     }
 }

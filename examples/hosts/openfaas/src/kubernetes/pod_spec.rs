@@ -1,15 +1,16 @@
 //! The pod of an instance: made from its launch, and read back by the next leader. Pure.
 
+use super::hash;
 use super::injection::{ENVIRONMENT, Injected, PLACE, inject};
-use super::{hash, run_of};
 use crate::api::FunctionDeployment;
 use crate::deployment::Wants;
 use crate::host::Launch;
-use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshare_core::{QuotaRange, ResourceSpec, RunId, SmShare};
 use gshare_sched::platform::Part;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, ResourceRequirements,
-    SecretProjection, TCPSocketAction, Volume, VolumeMount, VolumeProjection,
+    SeccompProfile, SecretProjection, SecurityContext, TCPSocketAction, Volume, VolumeMount,
+    VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -54,6 +55,8 @@ pub fn share_of(part: &Part, time: QuotaRange) -> Result<ResourceSpec, String> {
 pub struct PodOf<'a> {
     /// Namespace and name.
     pub name: (&'a str, &'a str),
+    /// The run of its processes: random, since a process with its name and run joins the share.
+    pub run: RunId,
     /// The instance's launch.
     pub launch: &'a Launch,
     /// Its part of a device.
@@ -87,15 +90,15 @@ impl PodOf<'_> {
         let mut annotations: BTreeMap<String, String> = BTreeMap::new();
         let place = format!("{node}/{gpu}");
         if matches!(plan.wants, Wants::NoGpu { .. }) {
+            // NVIDIA's runtime gives it no GPU, whatever its deployment or its image says.
+            set(&mut spec, "NVIDIA_VISIBLE_DEVICES", "void");
             // The host books the least share for it.
             set(&mut spec, PLACE, &place);
             set(&mut spec, QUOTA, &self.share.quota().to_string());
         } else {
             let full = format!("{namespace}/{name}");
-            // Pods are made once, and their names are not used again.
-            let run = run_of("", &full);
             self.injected.ask(&mut spec);
-            let file = inject(&mut spec, (&full, run), self.share, &place, self.injected);
+            let file = inject(&mut spec, (&full, self.run), self.share, &place, self.injected);
             annotations.insert(ENVIRONMENT.into(), file);
             if let Some(class) = plan.class {
                 set(&mut spec, "GSHARE_CLASS", &class.to_string());
@@ -156,6 +159,15 @@ impl PodOf<'_> {
                     read_only: Some(true),
                     ..VolumeMount::default()
                 }]
+            }),
+            security_context: Some(SecurityContext {
+                allow_privilege_escalation: Some(false),
+                read_only_root_filesystem: Some(deployment.read_only_root_filesystem),
+                seccomp_profile: Some(SeccompProfile {
+                    type_: "RuntimeDefault".into(),
+                    ..SeccompProfile::default()
+                }),
+                ..SecurityContext::default()
             }),
             ..Container::default()
         }
@@ -266,7 +278,17 @@ mod tests {
         let part = &launch.own_parts()[0];
         let share = share_of(part, part.share.time()).unwrap();
         let name = ("team", "f-1");
-        PodOf { name, launch: &launch, part, share: &share, place: ("n1", 3), injected, trial: false }.make()
+        PodOf {
+            name,
+            run: RunId::new(7),
+            launch: &launch,
+            part,
+            share: &share,
+            place: ("n1", 3),
+            injected,
+            trial: false,
+        }
+        .make()
     }
 
     #[test]

@@ -54,6 +54,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
+/// A new leader's longest wait for the pods that it does not take over, and the pause between two looks at them.
+const STRAYS: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The pods of a host.
 #[derive(Debug)]
@@ -221,6 +224,7 @@ impl Pods {
         let (namespace, injected) = (&self.namespace, &self.injected);
         let pod = PodOf {
             name: (namespace, &name),
+            run: gshare_runner::new_run().map_err(|error| format!("its run: {error}"))?,
             launch,
             part,
             share: &share,
@@ -257,7 +261,7 @@ impl Pods {
             if !sent && let Some(why) = self.still_refused(&pod) {
                 return self.has_ended(node, &name, Err(why));
             }
-            sent = true;
+            let again = core::mem::replace(&mut sent, true);
             let made = answered(self.api.create(&post(MANAGER), &pod)).await;
             drop(turn);
             match made {
@@ -267,11 +271,26 @@ impl Pods {
                 Err(error) if is_refused(&error) => {
                     let why = format!("its pod is refused: {}", said(&error));
                     self.refuse(&pod, &why);
+                    // An earlier attempt may have made it. Then the watch reports its end.
+                    if again && self.delete(&name, false).await {
+                        state.lock().made = true;
+                        return;
+                    }
                     return self.has_ended(node, &name, Err(why));
                 }
                 Err(error) => eprintln!("openfaas: pod {name} is not made yet: {}", said(&error)),
             }
             tokio::time::sleep(pause).await;
+            // The watch may have seen it meanwhile.
+            let (made, ended) = {
+                let state = state.lock();
+                (state.made, state.ended.is_some())
+            };
+            match () {
+                () if ended => return,
+                () if made => break,
+                () => {}
+            }
             pause = (pause * 2).min(PAUSES.1);
         }
         // A deletion that came earlier waits for this.
@@ -299,20 +318,21 @@ impl Pods {
         refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
     }
 
-    /// Deletes a pod, until the server has none of this name or has marked it.
-    async fn delete(&self, name: &str) {
+    /// Deletes a pod, until the server has none of this name or has marked it. False: the server has none. `comes`: its creation may be on
+    /// its way.
+    async fn delete(&self, name: &str, comes: bool) -> bool {
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         while !self.stopped() {
-            let Ok(turn) = self.turns.acquire().await else { return };
+            let Ok(turn) = self.turns.acquire().await else { return true };
             let deleted = answered(self.api.delete(name, &parameters)).await;
             drop(turn);
             match deleted {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(kube::Error::Api(status)) if status.code == 404 => {
                     let known = self.known.lock().get(name).cloned();
-                    if known.is_none_or(|known| known.state.lock().made) {
-                        return;
+                    if !comes || known.is_none_or(|known| known.state.lock().made) {
+                        return false;
                     }
                     // Not there yet: its creation is on its way, or was never sent.
                 }
@@ -321,6 +341,7 @@ impl Pods {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);
         }
+        true
     }
 
     /// Watches the pods of the host, and reports.
@@ -394,7 +415,7 @@ impl Pods {
 
     fn end(self: &Arc<Self>, name: String) {
         let pods = Arc::clone(self);
-        self.runtime.spawn(async move { pods.delete(&name).await });
+        self.runtime.spawn(async move { pods.delete(&name, true).await });
     }
 
     /// A pod has ended: its host is told.
@@ -424,6 +445,22 @@ impl Pods {
         self.known.lock().values().any(|known| known.node == node && known.state.lock().killed)
     }
 
+    /// Waits, within a bound, for the end of the pods that are to end on open nodes: the platform may give their shares out.
+    pub async fn strays_ended(&self) {
+        let left = || {
+            let nodes = self.places.lock().given();
+            nodes.iter().any(|node| self.is_left(node))
+        };
+        let ended = async {
+            while left() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if tokio::time::timeout(STRAYS, ended).await.is_err() {
+            eprintln!("openfaas: pods of an earlier leader have not ended within {} s", STRAYS.as_secs());
+        }
+    }
+
     /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.
     ///
     /// # Errors
@@ -431,7 +468,11 @@ impl Pods {
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
         let all = self.api.list(&ListParams::default().labels(FUNCTION)).await?.items;
         let mut adopted = 0;
-        for pod in all.iter().filter(|pod| !is_over(pod)) {
+        for pod in &all {
+            if is_over(pod) {
+                self.was_done(node, pod);
+                continue;
+            }
             match self.adoptable(node, pod) {
                 Ok((instance, on)) => {
                     self.adopt(node, pod, &on, (instance, 0));
@@ -444,6 +485,15 @@ impl Pods {
             }
         }
         Ok(adopted)
+    }
+
+    /// A job that was done while nobody led does not start again.
+    fn was_done(&self, node: &Node, pod: &Pod) {
+        let Some(given) = Given::of(pod).filter(|_| end_of(pod).is_ok()) else { return };
+        let record = self.objects.record(&given.function);
+        if record.is_some_and(|record| version_of(&record.deployment) == given.version) {
+            node.host().completed_before(&given.function);
+        }
     }
 
     /// The instance that a pod is from now on, and its node.

@@ -4,7 +4,7 @@
 //! one. A leader that has lost its lease sends no further write, and its program ends.
 
 use super::injection::{Injected, Injection, Mounts};
-use super::objects::{deploy, record};
+use super::objects::{deploy, is_completed, record};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
 use super::{hash, lease};
@@ -25,6 +25,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
@@ -162,8 +163,17 @@ async fn lead(
         }
     }
     let adopted = pods.adopt_all(&node).await.context("pods")?;
+    let mut pods_watch = pin!(Arc::clone(&pods).watch(Arc::downgrade(&node)));
+    tokio::select! {
+        () = &mut pods_watch => anyhow::bail!("the watch of pods has ended"),
+        () = pods.strays_ended() => {}
+    }
     for object in &functions {
-        node.host().keep_minimum(node.now(), &object.name_any());
+        let name = object.name_any();
+        if is_completed(object) {
+            node.host().completed_before(&name);
+        }
+        node.host().keep_minimum(node.now(), &name);
     }
     waits.abort();
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -176,7 +186,7 @@ async fn lead(
     let app: Arc<App> = Arc::new(app);
     tokio::select! {
         served = guard::serve(listener, routes::router(Arc::clone(&app))) => served?,
-        () = Arc::clone(&pods).watch(Arc::downgrade(&node)) => {}
+        () = pods_watch => {}
         () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
         () = objects.watch(&app) => {}
         () = objects.tell(&app) => {}

@@ -85,18 +85,34 @@ impl Ticket {
     /// # Errors
     /// The reason, if no instance will serve the request.
     pub async fn connect(&mut self) -> Result<Vec<Line>, ApiError> {
+        let node = Arc::clone(&self.node);
+        let mut next = None;
         loop {
-            let Go { instance, addresses, load, .. } = self.turn().await?;
-            let mut streams = Vec::with_capacity(addresses.len());
-            for (stage, address) in addresses.iter().enumerate() {
-                match self.node.line(instance, stage, *address).await {
-                    Some(line) => streams.push(line),
-                    None => break,
+            let Go { instance, addresses, load, .. } = match next.take() {
+                Some(go) => go,
+                None => self.turn().await?,
+            };
+            let connects = async {
+                let mut streams = Vec::with_capacity(addresses.len());
+                for (stage, address) in addresses.iter().enumerate() {
+                    streams.push(node.line(instance, stage, *address).await?);
                 }
-            }
-            if streams.is_empty() || streams.len() < addresses.len() {
-                self.node.host().unreachable(instance);
-            } else if self.node.host().reached(self.request, instance) {
+                Some(streams).filter(|streams| !streams.is_empty())
+            };
+            let streams = tokio::select! {
+                biased;
+                streams = connects => streams,
+                // The platform has moved the request, or has given it up.
+                turn = self.turn() => {
+                    next = Some(turn?);
+                    continue;
+                }
+            };
+            let Some(streams) = streams else {
+                node.host().unreachable(instance);
+                continue;
+            };
+            if self.node.host().reached(self.request, instance) {
                 self.instance = Some(instance);
                 (self.times.load, self.times.reached) = (load, Some(self.node.now()));
                 if let Some(traced) = &mut self.traced {
@@ -190,4 +206,27 @@ impl Drop for Ticket {
 /// Whether a process is exiting: the kernel frees its memory before it closes its sockets.
 fn is_ending(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/statm")).map_or(true, |text| text.starts_with("0 "))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::node::connect;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_does_not_answer_a_connection_is_given_up() {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        // Beyond these two, connections wait for the process.
+        let listener = socket.listen(1).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut streams = Vec::new();
+        let error = loop {
+            match connect(address).await {
+                Ok(stream) => streams.push(stream),
+                Err(error) => break error,
+            }
+            assert!(streams.len() < 8, "all were taken");
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    }
 }

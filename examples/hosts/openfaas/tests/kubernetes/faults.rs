@@ -113,3 +113,22 @@ fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
     cluster.api.lock().refuse = None;
     host.replicas("f", 1);
 }
+
+#[test]
+fn a_pod_that_is_refused_after_an_unanswered_creation_is_deleted_before_its_end() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    {
+        let mut api = cluster.api.lock();
+        api.fail(format!("POST {PODS}"), 500, "InternalError");
+        api.refuse = Some(Box::new(|_, object, _| {
+            object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
+        }));
+    }
+    deploy(&host, "f", SHARE);
+    within(|| host.call("GET", "/system/function/f", "").1.contains("exceeded quota"));
+    let api = cluster.api.lock();
+    let made = api.seen.iter().find(|seen| seen.line() == format!("POST {PODS}")).unwrap();
+    let line = format!("DELETE {PODS}/{}", made.body["metadata"]["name"].as_str().unwrap());
+    assert!(api.seen.iter().any(|seen| seen.line() == line), "{line}");
+}

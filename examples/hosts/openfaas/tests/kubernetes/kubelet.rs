@@ -232,7 +232,7 @@ impl Kubelet {
         let ip = std::net::Ipv4Addr::new(127, 77, high, low);
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(&variables).env("HOST", ip.to_string());
-        if let Some(gpu) = variables.get("NVIDIA_VISIBLE_DEVICES") {
+        if let Some(gpu) = variables.get("NVIDIA_VISIBLE_DEVICES").filter(|gpu| *gpu != "void") {
             command.envs(&self.devices).env("CUDA_VISIBLE_DEVICES", gpu);
             command.env("LD_PRELOAD", HOOK.find().unwrap()).env("GSHARE_SOCKET", &self.socket);
         }

@@ -20,6 +20,11 @@ fn writes(cluster: &Cluster) -> usize {
     api.seen.iter().filter(|seen| seen.method != "GET" && seen.path.starts_with(PODS)).count()
 }
 
+/// Pods since the beginning.
+fn posts(cluster: &Cluster) -> usize {
+    cluster.api.lock().seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count()
+}
+
 #[test]
 fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     let cluster = Cluster::start(2, 1);
@@ -82,6 +87,70 @@ fn a_new_leader_gives_up_the_pods_of_a_node_that_is_not_ready_and_waits_for_thei
     node.cut_off.store(false, Ordering::SeqCst);
     host.replicas("f", 1);
     assert!(!names(&cluster).iter().any(|name| before.contains(name)));
+}
+
+#[test]
+fn a_new_leader_waits_for_the_pods_that_it_does_not_take_over() {
+    let cluster = Cluster::start(1, 1);
+    let mut host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let before = names(&cluster);
+    cluster.api.lock().edit(&format!("{FUNCTIONS}/f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    let node = cluster.node(0);
+    node.cut_off.store(true, Ordering::SeqCst);
+    let host = std::thread::scope(|scope| {
+        let host = scope.spawn(|| cluster.host(&[]));
+        within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!((host.is_finished(), names(&cluster)), (false, before.clone()));
+        node.cut_off.store(false, Ordering::SeqCst);
+        host.join().unwrap()
+    });
+    host.replicas("f", 1);
+    assert!(!names(&cluster).iter().any(|name| before.contains(name)));
+}
+
+#[test]
+fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() {
+    let cluster = Cluster::start(1, 1);
+    let mut host = cluster.host(&[]);
+    let annotations =
+        r#""gshare/workload":"training","fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_mem":"1GiB""#;
+    for (name, program) in [("long", "/bin/sleep 300"), ("short", "/bin/true"), ("late", "/bin/sleep 300")] {
+        let body = format!(
+            r#"{{"service":"{name}","image":"localhost/{name}:1","envProcess":"{program}","annotations":{{{annotations}}}}}"#
+        );
+        let (status, said) = host.call("POST", "/system/functions", &body);
+        assert_eq!(status, 202, "{said}");
+    }
+    let state = |name: &str| {
+        let api = cluster.api.lock();
+        let all = api.object(&format!("{FUNCTIONS}/{name}")).unwrap()["status"]["conditions"].clone();
+        let ready = all.as_array().into_iter().flatten().find(|one| one["type"] == "Ready").cloned();
+        ready.map(|one| one["reason"].as_str().unwrap().to_owned()).unwrap_or_default()
+    };
+    let runs = || {
+        let mut all = names(&cluster);
+        all.retain(|name| name.starts_with("long-"));
+        all
+    };
+    let all_begun = || ["long", "late"].iter().all(|name| state(name) == "Serving");
+    within(|| state("short") == "Completed" && all_begun());
+    let (before, made) = (runs(), posts(&cluster));
+    assert_eq!((before.len(), made), (1, 3));
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    // Done while nobody leads.
+    let late = names(&cluster).into_iter().find(|name| name.starts_with("late-")).unwrap();
+    cluster.api.lock().edit(&format!("{PODS}/{late}"), &json!({ "status": { "phase": "Succeeded" } }));
+    let host = cluster.host(&[]);
+    assert!(host.line.contains(" 1 of their pods"), "{}", host.line);
+    within(|| state("late") == "Completed");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((runs(), posts(&cluster), state("short").as_str()), (before, made, "Completed"));
 }
 
 fn ends(host: &mut Provider) {

@@ -2,6 +2,8 @@
 
 use super::common::{Provider, within};
 use super::kubelet::Cluster;
+use gshare_openfaas::kubernetes::run_of;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 pub(crate) const SHARE: &str = r#","annotations":{"fastgshare/gpu_quota_request":"0.4","fastgshare/gpu_sm_partition":"50","fastgshare/gpu_mem":"1GiB"}"#;
@@ -30,6 +32,38 @@ fn a_function_without_a_share_is_measured_in_pods() {
     within(|| {
         cluster.pods().iter().all(|pod| pod.metadata.labels.as_ref().unwrap()["gshare.io/version"] != "trial")
     });
+}
+
+fn variable(pod: &Pod, name: &str) -> Option<String> {
+    let all = pod.spec.as_ref()?.containers[0].env.as_ref()?;
+    all.iter().find(|one| one.name == name)?.value.clone()
+}
+
+#[test]
+fn a_pod_without_a_gpu_sees_none_a_container_gains_no_privileges_and_no_run_can_be_computed() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let env = r#""envVars":{"NVIDIA_VISIBLE_DEVICES":"all","KERNELS":"0"}"#;
+    deploy(
+        &host,
+        "plain",
+        &format!(r#",{env},"readOnlyRootFilesystem":true,"annotations":{{"gshare/profile":"none"}}"#),
+    );
+    host.replicas("plain", 1);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    for pod in cluster.pods() {
+        let plain = pod.metadata.labels.as_ref().unwrap()["gshare.io/function"] == "plain";
+        let security = pod.spec.as_ref().unwrap().containers[0].security_context.clone().unwrap();
+        assert_eq!(security.allow_privilege_escalation, Some(false));
+        assert_eq!(security.seccomp_profile.unwrap().type_, "RuntimeDefault");
+        assert_eq!(security.read_only_root_filesystem, Some(plain));
+        let seen = variable(&pod, "NVIDIA_VISIBLE_DEVICES");
+        assert_eq!(seen.as_deref(), Some(if plain { "void" } else { "0" }));
+        let name = format!("gshare-functions/{}", pod.metadata.name.as_ref().unwrap());
+        let run = variable(&pod, "GSHARE_RUN");
+        assert!(run.is_some() != plain && run != Some(run_of("", &name).to_string()), "{run:?}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use gshare_openfaas::Options;
 use gshare_openfaas::deployment::Plan;
 use gshare_openfaas::kubernetes::function::{GpuFunction, crd};
 use gshare_openfaas::kubernetes::pods::suits;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -46,6 +47,9 @@ fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
     let set = |key: &str| options.set.iter().find(|(own, _)| own == key).map(|(_, value)| value.clone());
     assert_eq!(set("host.kubernetes.namespace"), Some(json!("gshare-functions")));
     assert_eq!(set("host.kubernetes.lease"), Some(json!("gshare-system/gshare-up")));
+    assert_eq!(set("platform.start_timeout_ns"), Some(json!(600_000_000_000_u64)));
+    // The replica that waits is never ready.
+    assert_eq!(deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"], "100%");
     for example in documents(include_str!("../../../../kubernetes/host/example.yaml")) {
         let read: GpuFunction = serde_json::from_value(example.clone()).unwrap();
         assert_eq!(json!(read.spec), example["spec"], "no other field");
@@ -88,6 +92,11 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
     cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": 2 } }));
     cluster.ready(2);
     host.replicas("f", 2);
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": null } }));
+    cluster.ready(1);
+    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": 2 } }));
+    cluster.ready(2);
+    host.replicas("f", 2);
     let before: Vec<_> = cluster.pods().into_iter().map(|pod| pod.metadata.name).collect();
     cluster.api.lock().edit(&at("f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
     within(|| cluster.pods().iter().all(|pod| !before.contains(&pod.metadata.name)));
@@ -112,6 +121,54 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
     // The watch of the host's own writes deploys nothing again.
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(made(&cluster), before + 1);
+}
+
+#[test]
+fn an_object_that_is_made_again_in_a_gap_of_the_watch_is_deployed_and_a_deleted_one_goes_once_the_server_says_so()
+ {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let spec = json!({ "share": { "quota": "0.3", "sm": "50", "memory": "1GiB" } });
+    let of = |name: &str, uid: &str| {
+        let mut object = object(name, &spec);
+        object["metadata"]["uid"] = json!(uid);
+        object
+    };
+    for name in ["f", "g"] {
+        cluster.api.lock().put(&at(name), of(name, "first"));
+        for kernels in ["1", "2"] {
+            cluster.api.lock().edit(&at(name), &json!({ "spec": { "env": { "KERNELS": kernels } } }));
+        }
+    }
+    let serves = |name: &str| condition(&cluster, name, "Ready").is_some_and(|(why, _)| why == "Serving");
+    within(|| serves("f") && serves("g"));
+    let kernels = |wanted: &str| {
+        let of = |pod: &Pod| {
+            let all = pod.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
+            all.into_iter().find(|one| one.name == "KERNELS").and_then(|one| one.value)
+        };
+        let pods = cluster.pods();
+        pods.len() == 1 && pods.iter().all(|pod| of(pod).as_deref() == Some(wanted))
+    };
+    let asks = || {
+        let api = cluster.api.lock();
+        api.seen.iter().filter(|seen| seen.line() == format!("GET {}", at("g"))).count()
+    };
+    let before = asks();
+    {
+        let mut api = cluster.api.lock();
+        api.break_watches(FUNCTIONS, true);
+        for name in ["f", "g"] {
+            api.delete(&at(name));
+        }
+        let mut again = of("f", "second");
+        again["spec"]["env"] = json!({ "KERNELS": "3" });
+        api.put(&at("f"), again);
+        api.fail(format!("GET {}", at("g")), 500, "InternalError");
+    }
+    within(|| kernels("3"));
+    within(|| host.call("GET", "/system/function/g", "").0 == 404);
+    assert_eq!(asks(), before + 2, "one answer was an error");
 }
 
 #[test]
