@@ -71,6 +71,8 @@ NOT_RUN = {
     "url=https://": "`routes.py` installs with it",
     "whl=": "`routes.py` installs with it",
     "pip install": "the release page: `first_test.py` installs the same wheel",
+    "gshare run --sim --compute -- python3 -m pytest --device=cuda": "PyTorch, and the tests of a library",
+    "gshare run --sim=a100,devices=": "PyTorch",
 }
 # First lines of blocks of text, and what they are.
 TEXTS = {
@@ -88,7 +90,7 @@ STORE = "/run/gshare/store.sock"
 HELPERS = ("mkdir",)
 # Programs of the reader.
 THEIRS = ("serve.py", "train.py", "test_training.py", "my_cuda_program", "program")
-CARGO_VALUES = {"-p", "--package", "--bin", "--bench", "--example", "--test", "--path", "--root", "--target-dir"}
+CARGO_VALUES = {"-p", "--package", "--bin", "--bench", "--example", "--test", "--path", "--root", "--target-dir", "--features"}
 CARGO_FLAGS = {"-q", "--quiet", "--release", "--workspace", "--lib", "--locked", "--all-targets"}
 TARGETS = {"--bin": "bin", "--bench": "bench", "--example": "example", "--test": "test"}
 
