@@ -241,7 +241,10 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
         let class = if is_of_nodes { "system-node-critical" } else { "system-cluster-critical" };
         assert_eq!(pod["priorityClassName"], class, "{name}");
         let update = if is_of_nodes { "updateStrategy" } else { "strategy" };
-        assert_eq!(spec[update]["rollingUpdate"]["maxUnavailable"], 1, "{name}");
+        // Of this host the leader alone is ready: an update or a drain that waits for the other would never end.
+        let one_is_ready = *name == "gshare-up";
+        let most = if one_is_ready { json!("100%") } else { json!(1) };
+        assert_eq!(spec[update]["rollingUpdate"]["maxUnavailable"], most, "{name}");
         if is_of_nodes {
             let gpu = json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]);
             assert_eq!(pod["tolerations"], gpu, "{name}");
@@ -253,9 +256,11 @@ fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
             let budget = objects.iter().find(|object| {
                 object["kind"] == "PodDisruptionBudget" && object["metadata"]["name"] == *name
             });
-            let budget = budget.unwrap_or_else(|| panic!("{name}: no PodDisruptionBudget"));
-            assert_eq!(budget["spec"]["selector"]["matchLabels"], *labels, "{name}");
-            assert_eq!(budget["spec"]["maxUnavailable"], 1, "{name}");
+            assert_eq!(budget.is_none(), one_is_ready, "{name}: PodDisruptionBudget");
+            if let Some(budget) = budget {
+                assert_eq!(budget["spec"]["selector"]["matchLabels"], *labels, "{name}");
+                assert_eq!(budget["spec"]["maxUnavailable"], 1, "{name}");
+            }
             assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
         }
         let main = &pod["containers"][0];
