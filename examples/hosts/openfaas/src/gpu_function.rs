@@ -13,7 +13,7 @@
 //!
 //! - With `$KERNELS` 0 the function uses no GPU.
 //! - A kernel takes `$KERNEL_US` (2000) us. With `$KERNEL_SMS` it takes that time on this many SMs, and less time on more.
-//! - The weights take `$WEIGHTS_MIB` (64) MiB, copied from host memory at the start, or come from `$GSHARE_MODEL` in the store at `$GSHARE_STORE`:
+//! - The weights take `$WEIGHTS_MIB` (64) MiB, or come from `$GSHARE_MODEL` in the store at `$GSHARE_STORE`:
 //!   mapped if the store has them on the device, else copied.
 //! - With several devices, each holds a part of the weights and runs the kernels of each request.
 //! - A stage of a pipeline runs `$KERNELS` for each of `$GSHARE_COMPONENTS`, and its JSON answer contains the answer of the previous
@@ -184,7 +184,7 @@ impl Gpu {
                     Ok::<_, anyhow::Error>(Weights::Own(stream.clone_htod(part)?))
                 })?
             }
-            _ => Weights::Own(stream.clone_htod(&vec![0; work.weights.div_ceil(count)])?),
+            _ => Weights::Own(stream.alloc_zeros::<u8>(work.weights.div_ceil(count))?),
         };
         Ok(Self { work, stream, kernels: BTreeMap::new(), micros, _weights: weights })
     }
