@@ -360,6 +360,7 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
         println!("seed {seed}: {late} of {asked} late, parked {:.1} times a minute", parked as f64 / 5.0);
         // The third start from disk comes after the first, a stay and a parking: 4 + 2 + 0.8 + 4 s, and more by jitter.
         assert!(late == 0 && asked > 1_500, "seed {seed}: {late} of {asked} late");
-        assert!((20..=75).contains(&parked), "seed {seed}: parked {parked} times in 5 min");
+        // Moves of 1.6 s take up to a quarter of the devices' time.
+        assert!((20..=100).contains(&parked), "seed {seed}: parked {parked} times in 5 min");
     }
 }

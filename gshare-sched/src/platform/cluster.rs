@@ -197,10 +197,10 @@ impl Cluster {
         of.map_or(0, |of| of.spec.min_instances.saturating_sub(of.staying))
     }
 
-    /// Whether the function has more instances than its minimum; a removed function has none.
+    /// Whether the function has more instances than its minimum, or has no minimum.
     pub(super) fn above_minimum(&self, function: FunctionId) -> bool {
         let of = self.functions.get(&function).filter(|of| of.state == FunctionState::Deployed);
-        of.is_none_or(|of| of.staying > of.spec.min_instances)
+        of.is_none_or(|of| of.spec.min_instances == 0 || of.staying > of.spec.min_instances)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
