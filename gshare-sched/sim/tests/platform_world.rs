@@ -331,9 +331,16 @@ fn batches_answer_in_time_with_less_gpu_time() {
     assert!(many.2.as_secs_f64() < 1.1 * one.2.as_secs_f64(), "mean: {} and {}", many.2, one.2);
 }
 
-/// Three functions of 9 GiB at two requests a second each, on two devices of 16 GiB: loads of a second from host memory, parkings of 0.8 s.
+/// Three functions of 9 GiB at two requests a second each, on two devices of 16 GiB. Copies to host memory and back take 0.8 s each, so
+/// processes live on where a load from host memory takes 3 s. They end where it takes 1 s, and come back more often, since that costs less.
 #[test]
 fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
+    for (load, slo, most) in [("3s", "24s", 75), ("1s", "16s", 100)] {
+        functions_take_turns(load, slo, most);
+    }
+}
+
+fn functions_take_turns(load: &str, slo: &str, most: u64) {
     let function = |name: &str| {
         format!(
             r#"
@@ -341,8 +348,8 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
             name = "{name}"
             work = "inference"
             memory = "9GiB"
-            slo = "16s"
-            loads = ["4s", "1s"]
+            slo = "{slo}"
+            loads = ["4s", "{load}"]
             profile = [{{ sm = "25%", quota = "20%", rps = 20.0, p50 = "13ms", p95 = "28ms" }}]
             load = {{ shape = "poisson", rate = 2 }}
             "#
@@ -360,7 +367,9 @@ fn functions_that_share_too_little_memory_are_in_time_with_few_parkings() {
         println!("seed {seed}: {late} of {asked} late, parked {:.1} times a minute", parked as f64 / 5.0);
         // The third start from disk comes after the first, a stay and a parking: 4 + 2 + 0.8 + 4 s, and more by jitter.
         assert!(late == 0 && asked > 1_500, "seed {seed}: {late} of {asked} late");
-        // Moves of 1.6 s take up to a quarter of the devices' time.
-        assert!((20..=100).contains(&parked), "seed {seed}: parked {parked} times in 5 min");
+        assert!(
+            (20..=most).contains(&parked),
+            "seed {seed}, loads of {load}: parked {parked} times in 5 min"
+        );
     }
 }

@@ -49,7 +49,7 @@ const REFUSE: u32 = 2;
 const TOLD: u32 = 3;
 
 impl Values {
-    /// What the environment asks for.
+    /// The mode that `GSHARE_SIM_COMPUTE` asks for.
     pub(crate) fn of_environment() -> Self {
         let asked = std::env::var_os("GSHARE_SIM_COMPUTE").is_some_and(|text| text == "1");
         Self { mode: AtomicU32::new(if asked { WARN } else { 0 }), ..Self::default() }

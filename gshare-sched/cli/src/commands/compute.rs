@@ -1,6 +1,6 @@
 //! `gshare run --compute`: PyTorch's operators have values on a simulated device.
 //!
-//! The files of the Python package are part of this program, as those of `--shim` are. `gshare_sim/__init__.py` describes their work.
+//! This program contains the files of the Python package, like the files for `--shim`. `gshare_sim/__init__.py` describes the package.
 
 use super::sim::Variables;
 use gshare_runner::Scratch;

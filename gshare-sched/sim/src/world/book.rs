@@ -453,7 +453,7 @@ impl Book {
         }
         entry.instances += 1;
         entry.outcome.starts += 1;
-        // On slices an instance starts before the one that it replaces drains.
+        // On slices a replacement starts before the old instance drains.
         let replaces = up == entry.max_instances && parts.iter().all(|part| part.slice.is_some());
         if entry.instances > entry.max_instances + u32::from(replaces) {
             return Err(format!(

@@ -67,7 +67,7 @@ impl FractionalPool {
         self.order_start(instance, cluster);
     }
 
-    /// The worker of a job of one, which runs already, with what it books.
+    /// The running worker of a job with one worker, with its booking.
     ///
     /// # Errors
     /// Why it cannot be.

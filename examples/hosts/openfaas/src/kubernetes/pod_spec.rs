@@ -90,7 +90,7 @@ impl PodOf<'_> {
         let mut annotations: BTreeMap<String, String> = BTreeMap::new();
         let place = format!("{node}/{gpu}");
         if matches!(plan.wants, Wants::NoGpu { .. }) {
-            // NVIDIA's runtime gives it no GPU, whatever its deployment or its image says.
+            // NVIDIA's runtime gives the container no GPU, even if its image or its deployment asks for all.
             set(&mut spec, "NVIDIA_VISIBLE_DEVICES", "void");
             // The host books the least share for it.
             set(&mut spec, PLACE, &place);

@@ -313,7 +313,7 @@ impl Pods {
         let mut refused = self.refused.lock();
         let pause = refused.get(&function_of(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
         let (now, next) = (Instant::now(), (pause * 2).min(REFUSED.1));
-        // Nobody asks for the pods of others any more.
+        // An expired refusal matters no more.
         refused.retain(|_, refusal| refusal.until + 2 * REFUSED.1 > now);
         refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
     }
@@ -487,7 +487,7 @@ impl Pods {
         Ok(adopted)
     }
 
-    /// A job that was done while nobody led does not start again.
+    /// A training job that ended while no host led does not start again.
     fn was_done(&self, node: &Node, pod: &Pod) {
         let Some(given) = Given::of(pod).filter(|_| end_of(pod).is_ok()) else { return };
         let record = self.objects.record(&given.function);

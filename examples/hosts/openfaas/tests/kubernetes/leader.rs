@@ -41,7 +41,7 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     within(|| cluster.api.lock().object(&object).unwrap()["status"]["profile"].is_object());
     host.child.kill().unwrap();
     host.child.wait().unwrap();
-    // Deleted while nobody leads.
+    // The function is deleted while no host leads.
     let mut before = names(&cluster);
     let gone = before.iter().position(|name| name.starts_with("f-")).unwrap();
     cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
@@ -143,7 +143,7 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
     assert_eq!((before.len(), made), (1, 3));
     host.child.kill().unwrap();
     host.child.wait().unwrap();
-    // Done while nobody leads.
+    // The job ends while no host leads.
     let late = names(&cluster).into_iter().find(|name| name.starts_with("late-")).unwrap();
     cluster.api.lock().edit(&format!("{PODS}/{late}"), &json!({ "status": { "phase": "Succeeded" } }));
     let host = cluster.host(&[]);
