@@ -1,8 +1,7 @@
 """First on PYTHONPATH, this makes PyTorch's operators compute on a simulated GPU: see gshare_sim/__init__.py.
 
-Python imports it at every start, so it imports nothing itself: gshare_sim comes when torch or Triton's interpreter does, and an error of
-it is theirs. A
-`sitecustomize` that stood further back on the path is run as it would have been.
+Python imports this file at every start, so it loads gshare_sim only with torch or with Triton's interpreter. An error of gshare_sim then
+ends that import. A `sitecustomize` of the program, further back on the path, still runs.
 """
 
 import os

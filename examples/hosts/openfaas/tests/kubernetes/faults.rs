@@ -38,7 +38,7 @@ fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_po
     within(|| cluster.pods().iter().any(|pod| number_of(pod) == other));
     host.replicas("f", 1);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
-    // Two more fit beside it on the other node, or not: the third waits for the node with a pod that nobody has ended.
+    // A pod without room on the other node waits until the old pod on the lost node has ended.
     cluster.api.lock().edit(&node.path, &ready(true));
     let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
     assert_eq!(scaled.0, 202, "{}", scaled.1);
