@@ -94,7 +94,8 @@ impl App {
             return Ok(Plan { tenant: tenant.unwrap_or(plan.tenant), ..plan });
         }
         if deployment.annotations.iter().flatten().any(|(key, _)| key == "gshare/pod_template") {
-            let why = "annotations: gshare/pod_template: this host starts processes and no pods: leave it out";
+            let why =
+                "annotations: gshare/pod_template: this host starts processes and no pods: leave it out";
             return Err(ApiError::bad(why));
         }
         match &plan.image {

@@ -54,7 +54,8 @@ impl FractionalPool {
         if count > 1 {
             return self.place_spread(count, demand, within);
         }
-        if within.node.is_none() && within.reserved.is_empty() && within.nodes.is_none() && weights.is_none() {
+        if within.node.is_none() && within.reserved.is_empty() && within.nodes.is_none() && weights.is_none()
+        {
             return Ok(vec![self.packer.place(demand)?]);
         }
         let devices = &self.devices;

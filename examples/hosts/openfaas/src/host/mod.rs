@@ -37,8 +37,8 @@ use gshare_core::{
     Bytes, Duration, Engine as _, FunctionId, GpuId, InstanceId, NodeId, RequestId, TenantId, Timestamp,
 };
 use gshare_sched::platform::{
-    DeviceSpec, FunctionState, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
-    Rejection, StopCause,
+    DeviceSpec, FunctionState, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction,
+    PlatformEvent, Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

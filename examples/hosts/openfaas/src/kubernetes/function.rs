@@ -190,7 +190,8 @@ fn anything(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 
 /// As much of a pod template as makes mistakes plain at once. The host checks the whole of it.
 fn pod_template(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    let anything = || schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let anything =
+        || schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     schemars::json_schema!({
         "type": "object",
         "description": "Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The container `function` is its program: its image and arguments are the fields beside the template.",

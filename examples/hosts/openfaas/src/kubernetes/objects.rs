@@ -8,8 +8,8 @@ use super::function::{GpuFunction, GpuFunctionStatus, in_fields};
 use super::pod_spec::{FUNCTION, own_name};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
-use super::{hash, said};
 use super::writes::{answered, post};
+use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
 use crate::records::{Profile, Record};
@@ -21,10 +21,10 @@ use gshare_sched::platform::Rejection;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
-use k8s_openapi::{ByteString, NamespaceResourceScope, jiff};
+use k8s_openapi::{ByteString, jiff};
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,7 +43,6 @@ const COMPLETED: &str = "Completed";
 /// The objects of the host's namespaces. Functions have the names by which the host knows them.
 #[derive(Debug)]
 pub struct Objects {
-    client: Client,
     scope: Scope,
     secrets: Api<Secret>,
     /// The newest versions that were seen.
@@ -64,25 +63,15 @@ fn error(error: &kube::Error) -> ApiError {
 
 impl Objects {
     /// The objects of these namespaces, and the secrets of the host's own.
-    pub fn new(client: Client, scope: Scope, stopped: Arc<AtomicBool>) -> Self {
+    pub fn new(scope: Scope, stopped: Arc<AtomicBool>) -> Self {
         Self {
-            secrets: Api::namespaced(client.clone(), &scope.home),
-            client,
+            secrets: Api::namespaced(scope.client.clone(), &scope.home),
             scope,
             known: Mutex::default(),
             measured: Mutex::default(),
             refused: Mutex::default(),
             stopped,
         }
-    }
-
-    /// The objects of a function's namespace.
-    fn beside<K>(&self, service: &str) -> Api<K>
-    where
-        K: Resource<Scope = NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
-        Api::namespaced(self.client.clone(), self.scope.namespace_of(service))
     }
 
     /// The function of an object.
@@ -99,7 +88,7 @@ impl Objects {
     }
 
     async fn read(&self, service: &str) -> Result<Option<GpuFunction>, kube::Error> {
-        answered(self.beside::<GpuFunction>(service).get_opt(own_name(service))).await
+        answered(self.scope.beside::<GpuFunction>(service).get_opt(own_name(service))).await
     }
 
     fn leads(&self) -> Result<(), ApiError> {
@@ -114,7 +103,7 @@ impl Objects {
     /// # Errors
     /// The API server's.
     pub async fn list(&self) -> Result<Vec<GpuFunction>, kube::Error> {
-        let all = self.scope.api::<GpuFunction>(&self.client).list(&ListParams::default()).await?.items;
+        let all = self.scope.api::<GpuFunction>().list(&ListParams::default()).await?.items;
         let named = all.iter().map(|object| (self.service(object), object.clone()));
         *self.known.lock() = named.collect();
         Ok(all)
@@ -135,7 +124,7 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn put(&self, record: &Record) -> Result<(), ApiError> {
         let (name, post) = (&record.deployment.service, post(MANAGER));
-        let functions = self.beside::<GpuFunction>(name);
+        let functions = self.scope.beside::<GpuFunction>(name);
         let wanted = GpuFunction::of(&record.deployment, record.replicas);
         let mut known = self.known.lock().get(name).cloned();
         for _ in 0..ATTEMPTS {
@@ -169,7 +158,7 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn delete(&self, name: &str) -> Result<(), ApiError> {
         self.leads()?;
-        let functions = self.beside::<GpuFunction>(name);
+        let functions = self.scope.beside::<GpuFunction>(name);
         match answered(functions.delete(own_name(name), &DeleteParams::default())).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(why) => return Err(error(&why)),
@@ -273,7 +262,7 @@ impl Objects {
 
     /// Watches the functions, and deploys what differs from the host.
     pub async fn watch(&self, app: &App) {
-        let functions = self.scope.api::<GpuFunction>(&self.client);
+        let functions = self.scope.api::<GpuFunction>();
         let mut events = watcher(functions, watcher::Config::default()).default_backoff().boxed();
         let mut seen = BTreeSet::new();
         loop {
@@ -406,13 +395,13 @@ impl Objects {
                 }
                 let news = news(&before, &status);
                 let changed = GpuFunction { status: Some(status), ..object };
-                let functions = self.beside::<GpuFunction>(&name);
-                let written = functions.replace_status(&changed.name_any(), &post(MANAGER), &changed);
-                match answered(written).await {
+                let functions = self.scope.beside::<GpuFunction>(&name);
+                let (own, post) = (own_name(&name), post(MANAGER));
+                match answered(functions.replace_status(own, &post, &changed)).await {
                     Ok(object) => {
                         if let Some(event) = news.map(|news| event(&object, news))
                             && let Err(error) =
-                                answered(self.beside::<Event>(&name).create(&post(MANAGER), &event)).await
+                                answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
                         {
                             eprintln!("openfaas: event of {name}: {}", said(&error));
                         }

@@ -124,7 +124,8 @@ impl Pods {
         let (spec, places) = (self.asks(deployment)?, self.places.lock());
         let out = places.sift(&spec).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
-        let (count, open) = (out.values().sum::<usize>(), places.nodes.values().filter(|place| place.closed.is_none()));
+        let (count, open) =
+            (out.values().sum::<usize>(), places.nodes.values().filter(|place| place.closed.is_none()));
         (count > 0).then(|| format!("{count} of {} nodes are out: {}", open.count(), said.join(", ")))
     }
 

@@ -9,9 +9,8 @@ use crate::host::Launch;
 use gshare_core::{QuotaRange, ResourceSpec, RunId, SmShare};
 use gshare_sched::platform::Part;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource,
-    SeccompProfile, SecretProjection, SecurityContext, TCPSocketAction, Volume, VolumeMount,
-    VolumeProjection,
+    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, SeccompProfile,
+    SecretProjection, TCPSocketAction, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -113,7 +112,8 @@ impl PodOf<'_> {
         set(&mut spec, BOOKED, &self.part.share.sm().to_string());
         let version = if self.trial { TRIAL.to_owned() } else { version_of(deployment) };
         let instance = self.launch.instance.number().to_string();
-        let own = [(FUNCTION, own_name(&deployment.service).to_owned()), (VERSION, version), (INSTANCE, instance)];
+        let own =
+            [(FUNCTION, own_name(&deployment.service).to_owned()), (VERSION, version), (INSTANCE, instance)];
         let mut labels = metadata.labels.unwrap_or_default();
         labels.extend(own.map(|(name, value)| (name.to_owned(), value)));
         Ok(Pod {

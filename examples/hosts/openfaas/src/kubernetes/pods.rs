@@ -36,7 +36,7 @@ use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -63,7 +63,6 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The pods of a host.
 #[derive(Debug)]
 pub struct Pods {
-    client: Client,
     scope: Scope,
     /// Part of the names of this leader's pods.
     leader: String,
@@ -143,18 +142,17 @@ impl Running for PodProcess {
 
 impl Pods {
     /// The pods of a host. `leader` is a part of a DNS label that no leader before had.
-    pub fn new(client: Client, scope: Scope, leader: &str, injected: Injected) -> Self {
+    pub fn new(scope: Scope, leader: &str, injected: Injected) -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
         Self {
-            objects: Objects::new(client.clone(), scope.clone(), Arc::clone(&stopped)),
-            client: client.clone(),
+            objects: Objects::new(scope.clone(), Arc::clone(&stopped)),
+            daemons: Daemons::new(scope.client.clone()),
             scope,
             leader: leader.to_owned(),
             injected,
             places: Mutex::default(),
             known: Mutex::default(),
             made: AtomicU64::new(0),
-            daemons: Daemons::new(client),
             trials: Mutex::default(),
             refused: Mutex::default(),
             turns: Semaphore::new(AT_ONCE),
@@ -256,7 +254,7 @@ impl Pods {
 
     async fn create(&self, node: &Weak<Node>, pod: Pod, state: &Mutex<State>) {
         let (name, namespace) = (path_of(&pod), pod.namespace().unwrap_or_default());
-        let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+        let api = Api::<Pod>::namespaced(self.scope.client.clone(), &namespace);
         let (mut pause, mut sent) = (PAUSES.0, false);
         loop {
             let Ok(turn) = self.turns.acquire().await else { return };
@@ -331,7 +329,7 @@ impl Pods {
     /// its way.
     async fn delete(&self, name: &str, comes: bool) -> bool {
         let (namespace, own) = name.split_once('/').unwrap_or_default();
-        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let api = Api::<Pod>::namespaced(self.scope.client.clone(), namespace);
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         while !self.stopped() {
@@ -358,7 +356,7 @@ impl Pods {
     /// Watches the pods of the host, and reports.
     pub async fn watch(self: Arc<Self>, node: Weak<Node>) {
         let config = watcher::Config::default().labels(FUNCTION);
-        let mut events = watcher(self.scope.api::<Pod>(&self.client), config).default_backoff().boxed();
+        let mut events = watcher(self.scope.api::<Pod>(), config).default_backoff().boxed();
         // Of a new list: the pods that the server had before it, and those that were seen in it.
         let (mut before, mut seen) = (BTreeSet::new(), BTreeSet::new());
         loop {
@@ -478,7 +476,7 @@ impl Pods {
     /// # Errors
     /// The API server's.
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
-        let api = self.scope.api::<Pod>(&self.client);
+        let api = self.scope.api::<Pod>();
         let all = api.list(&ListParams::default().labels(FUNCTION)).await?.items;
         let mut adopted = 0;
         for pod in &all {

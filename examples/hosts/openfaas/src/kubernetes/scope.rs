@@ -6,25 +6,38 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 
 /// The namespaces with functions of the host.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Scope {
+    /// The cluster.
+    pub client: Client,
     /// The host's own: of deployments by REST, and of their secrets.
     pub home: String,
     /// Whether functions may be in any other namespace too.
     pub everywhere: bool,
 }
 
+gshare_core::debug_fields!(Scope { home, everywhere });
+
 impl Scope {
     /// The objects of all its namespaces.
-    pub fn api<K>(&self, client: &Client) -> Api<K>
+    pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope>,
         K::DynamicType: Default,
     {
         match self.everywhere {
-            true => Api::all(client.clone()),
-            false => Api::namespaced(client.clone(), &self.home),
+            true => Api::all(self.client.clone()),
+            false => Api::namespaced(self.client.clone(), &self.home),
         }
+    }
+
+    /// The objects beside a function, in its namespace.
+    pub fn beside<K>(&self, service: &str) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), self.namespace_of(service))
     }
 
     /// The function of an object. A name with a dot is no function's; it is known with its namespace, so that it equals no other.

@@ -123,7 +123,9 @@ mod tests {
                 Err(error) => assert!(!why.is_empty() && error.contains(why), "{text}: {error}"),
             }
         }
-        let read = of(r#"{"spec":{"containers":[{"name":"sidecar"},{"name":"function","ports":[{"containerPort":9}]}]}}"#);
+        let read = of(
+            r#"{"spec":{"containers":[{"name":"sidecar"},{"name":"function","ports":[{"containerPort":9}]}]}}"#,
+        );
         let containers = read.unwrap().spec.unwrap().containers;
         assert_eq!((containers[0].name.as_str(), port_of(&containers[0])), (CONTAINER, 9));
         assert_eq!((containers[1].name.as_str(), port_of(&containers[1])), ("sidecar", PORT));

@@ -23,7 +23,7 @@ use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -56,7 +56,16 @@ pub struct KubernetesSettings {
 impl Default for KubernetesSettings {
     fn default() -> Self {
         let Injected { hook, injection, socket, mps, mounts } = Injected::default();
-        Self { namespace: None, all_namespaces: false, lease: None, hook, inject: injection, socket, mounts, mps }
+        Self {
+            namespace: None,
+            all_namespaces: false,
+            lease: None,
+            hook,
+            inject: injection,
+            socket,
+            mounts,
+            mps,
+        }
     }
 }
 
@@ -131,8 +140,9 @@ async fn lead(
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
     let pods = {
-        let scope = Scope { home: namespace.clone(), everywhere: settings.all_namespaces };
-        Arc::new(Pods::new(client.clone(), scope, &leader, injected))
+        let everywhere = settings.all_namespaces;
+        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+        Arc::new(Pods::new(scope, &leader, injected))
     };
     let _leads = Leads(Arc::clone(&pods));
     // Of this machine only: the parts of a host that a runner of pods does without.

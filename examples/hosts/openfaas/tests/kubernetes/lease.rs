@@ -1,11 +1,8 @@
 //! One leader of several replicas, before a mock of the API server.
 
 use super::api_server::{Api, documents, rights};
-use super::decisions::{fastpod, node};
 use gshare_core::Timestamp;
-use gshare_examples::kubernetes::fastpod::controller::Controller;
-use gshare_examples::kubernetes::fastpod::fastpod_writes::Settings;
-use gshare_examples::kubernetes::lease::{Elector, Leadership, Lost, Terms};
+use gshare_openfaas::kubernetes::lease::{Elector, Leadership, Lost, Terms};
 use k8s_openapi::jiff;
 use kube::Client;
 use serde_json::{Value, json};
@@ -14,13 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-const RBAC: &str = include_str!("../../kubernetes/fastpod/lease.yaml");
-const PLACE: &str = "gshare-system/fastpod";
+const RBAC: &str = include_str!("../../../../kubernetes/host/lease.yaml");
+const PLACE: &str = "gshare-system/gshare-up";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases";
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/fastpod";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
 
 fn server() -> (Api, Client) {
-    Api::start(RBAC, "gshare-fastpod")
+    Api::start(RBAC, "gshare-up")
 }
 
 /// A replica on a machine started `uptime` seconds ago, with its calendar in this year.
@@ -33,7 +30,7 @@ fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
         (Timestamp::from_nanos(u64::try_from(uptime.as_nanos()).unwrap()), wall + passed)
     };
     let elector = Elector::new(name, Terms::default());
-    Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-fastpod", elector, Box::new(clock))
+    Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-up", elector, Box::new(clock))
 }
 
 /// Counts simultaneous leaders.
@@ -96,17 +93,10 @@ async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
 
     let mine = rights(RBAC);
     assert_eq!(api.lock().used, mine, "each right is used, and no other is needed");
-    let knative = include_str!("../../knative/lease.yaml");
-    assert_eq!(rights(knative), mine);
-    for (manifest, name) in [(RBAC, "fastpod"), (knative, "knative")] {
-        let role = documents(manifest).remove(0);
-        assert_eq!(
-            role["rules"][1]["resourceNames"],
-            json!([name]),
-            "a name cannot be asked for to make one"
-        );
-        assert!(role["rules"][0]["resourceNames"].is_null());
-    }
+    let role = documents(RBAC).remove(0);
+    let named = json!(["gshare-up"]);
+    assert_eq!(role["rules"][1]["resourceNames"], named, "a name cannot be asked for to make one");
+    assert!(role["rules"][0]["resourceNames"].is_null());
 }
 
 /// A leader gone without a word: the other replica takes over when the lease has run out, by its own clock.
@@ -177,46 +167,8 @@ async fn a_conflict_is_looked_at_again_and_who_finds_another_one_there_stops_at_
 #[tokio::test(start_paused = true)]
 async fn who_waits_ends_when_asked() {
     let (api, client) = server();
-    api.lock().put(LEASE, json!({ "metadata": { "name": "fastpod" }, "spec": { "holderIdentity": "b" } }));
+    api.lock().put(LEASE, json!({ "metadata": { "name": "gshare-up" }, "spec": { "holderIdentity": "b" } }));
     let work = async { panic!("it does not lead") };
     replica(&client, "a", 0, 2026).lead(seconds(5), work).await.unwrap();
     assert!(api.lock().take().iter().all(|seen| seen.method == "GET"));
-}
-
-/// Two controllers: one writes, and the other continues from the end of the first.
-#[tokio::test(start_paused = true)]
-async fn of_two_controllers_one_works_and_the_next_takes_over_at_once() {
-    const FASTPOD: &str = "/apis/gshare.io/v1alpha1/namespaces/team/fastpods/f";
-    let manifests = format!("{}---\n{RBAC}", include_str!("../../kubernetes/fastpod/rbac.yaml"));
-    let (api, client) = Api::start(&manifests, "gshare-fastpod");
-    api.lock().put("/api/v1/nodes/a", json!(node("a", 1, 16384)));
-    api.lock().put(FASTPOD, json!(fastpod("f", 1, [12, 30, 1024])));
-    let controller = Controller::new(client.clone(), Settings::default());
-    let replicas = || api.lock().object(FASTPOD).unwrap()["status"]["replicas"].clone();
-    let first = async {
-        let stop = seconds(20);
-        replica(&client, "a", 0, 2026).lead(never(), controller.run(stop)).await.unwrap();
-    };
-    let second = async {
-        seconds(1).await;
-        let stop = seconds(60);
-        replica(&client, "b", 0, 2026).lead(never(), controller.run(stop)).await.unwrap();
-    };
-    let scenario = async {
-        seconds(10).await;
-        assert_eq!(replicas(), 1);
-        let seen = api.lock().take();
-        assert_eq!(
-            seen.iter().filter(|seen| seen.line() == "GET /api/v1/nodes" && seen.is_watch()).count(),
-            1
-        );
-        seconds(9).await;
-        api.lock().take();
-        seconds(4).await;
-        assert_eq!(spec(&api, "holderIdentity"), "b");
-        api.lock().edit(FASTPOD, &json!({ "spec": { "replicas": 2 } }));
-        seconds(5).await;
-        assert_eq!(replicas(), 2);
-    };
-    tokio::join!(first, second, scenario);
 }

@@ -2,11 +2,11 @@
 
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::{InfoRequest, RegistrationStatus};
-use gshare_examples::kubernetes::fastpod::kubelet::device_plugin_client::DevicePluginClient;
-use gshare_examples::kubernetes::fastpod::kubelet::*;
-use gshare_examples::kubernetes::fastpod::node_hooks::{Hooks, NAME, RESOURCE};
-use gshare_examples::kubernetes::fastpod::pods::Injected;
+use gshare_examples::kubernetes::device_plugin::device_plugin_client::DevicePluginClient;
+use gshare_examples::kubernetes::device_plugin::*;
+use gshare_examples::kubernetes::node_hooks::{Hooks, NAME};
 use gshare_examples::kubernetes::plugin::Sockets;
+use gshare_openfaas::kubernetes::injection::{Injected, RESOURCE};
 use serde_json::{Value, json};
 use std::path::Path;
 use tempfile::TempDir;

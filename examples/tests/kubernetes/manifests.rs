@@ -1,14 +1,10 @@
 //! The definition, the manifests and the README's examples.
 
 use super::api_server::documents;
-use super::decisions::settled;
 use super::kustomize::{check, one, rendered};
 use clap::Parser as _;
-use gshare_examples::kubernetes::fastpod::pod_share::{Profiles, share};
-use gshare_examples::kubernetes::fastpod::pods::Mounts;
-use gshare_examples::kubernetes::fastpod::{FaSTPod, command};
+use gshare_examples::kubernetes::dra::command::Options;
 use gshare_examples::kubernetes::plugin::Sockets;
-use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,72 +19,8 @@ fn manifest(path: &str) -> String {
 }
 
 #[test]
-fn the_definition_is_the_one_that_is_checked_in() {
-    assert_eq!(command::crd().unwrap(), manifest("fastpod/crd.yaml"), "write it: fastpod --crd");
-}
-
-/// The checked-in schema of the definition, as a JSON schema.
-fn schema() -> jsonschema::Validator {
-    let definition = documents(&manifest("fastpod/crd.yaml")).remove(0);
-    jsonschema::validator_for(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]).unwrap()
-}
-
-#[test]
-fn the_schema_accepts_the_examples_and_refuses_each_bad_one() {
-    let schema = schema();
-    let examples = documents(&manifest("fastpod/example.yaml"));
-    assert!(!examples.is_empty());
-    for example in &examples {
-        assert!(schema.is_valid(example), "{example}");
-        let read: FaSTPod = serde_json::from_value(example.clone()).unwrap();
-        assert!(share(read.annotations(), &Profiles::new()).is_ok(), "what the schema cannot see");
-        // A status as the controller writes it.
-        let mut told = example.clone();
-        told["status"] = settled();
-        assert!(schema.is_valid(&told), "{told}");
-    }
-    let good = &examples[0];
-    for (path, bad) in [
-        ("/spec", Value::Null),
-        ("/spec", json!([])),
-        ("/spec/replicas", json!(-1)),
-        ("/spec/replicas", json!(1001)),
-        ("/spec/replicas", json!(1.5)),
-        ("/spec/replicas", json!("2")),
-        ("/spec/selector", json!("app=rnnt")),
-        ("/spec/selector/matchLabels", json!({"app": 5})),
-        ("/spec/podSpec", json!({})),
-        ("/spec/podSpec", json!("image")),
-        ("/spec/podSpec/containers", json!([])),
-        ("/spec/podSpec/containers", json!({"name": "rnnt"})),
-        // As Figure 4 prints them.
-        ("/spec/podSpec/containers/0", json!({"image": "x"})),
-        ("/spec/podSpec/containers/0", json!({"name": "rnnt"})),
-        ("/spec/podSpec/containers/0/name", json!("Not_A_Name")),
-        ("/spec/podSpec/containers/0/image", json!("")),
-        ("/spec/podSpec/nodeName", json!("a")),
-        ("/spec/podSpec/restartPolicy", json!("Never")),
-        ("/status", json!({"replicas": "two"})),
-        ("/status", json!({"boundDeviceIDs": ["a/0"]})),
-        ("/status", json!({"conditions": [{"type": "Placed"}]})),
-    ] {
-        let mut changed = good.clone();
-        let (parent, key) = path.rsplit_once('/').unwrap();
-        let parent = changed.pointer_mut(parent).unwrap();
-        match key.parse::<usize>() {
-            Ok(index) => parent[index] = bad.clone(),
-            Err(_) => parent[key] = bad.clone(),
-        }
-        assert!(!schema.is_valid(&changed), "{path}: {bad}");
-    }
-    let mut missing = good.clone();
-    missing.as_object_mut().unwrap().remove("spec");
-    assert!(!schema.is_valid(&missing));
-}
-
-#[test]
 fn the_manifests_belong_together_and_kubectl_renders_the_same() {
-    for directory in ["", "daemon", "dra", "fastpod", "by-node", "host"] {
+    for directory in ["", "daemon", "dra", "all-namespaces", "by-node", "host"] {
         // Each object named by a part exists, but for the namespace.
         let objects = check(&folder().join(directory));
         for object in &objects {
@@ -97,46 +29,35 @@ fn the_manifests_belong_together_and_kubectl_renders_the_same() {
             assert!(namespace.is_none_or(|namespace| known.contains(&namespace)), "{object}");
         }
     }
-    // The program takes these arguments.
-    let objects = check(&folder().join("fastpod"));
-    let container = &one(&objects, "Deployment")["spec"]["template"]["spec"]["containers"][0];
-    let words = container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
-    let options = command::Options::try_parse_from(words).unwrap();
-    assert_eq!(options.mounts, Mounts::HostPath);
-    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
-    assert_eq!(options.profiles.as_deref(), Some(Path::new(mount)));
-    // The controller of the other directory leaves mounts to the node's program there, below the kubelet's directory.
+    // The host leaves the mounts to the program of the node, below the kubelet's directory.
     let by_node = rendered(&folder().join("by-node"));
     let named = |name: &str| {
-        by_node.iter().find(|o| o["kind"] != "ServiceAccount" && o["metadata"]["name"] == name).unwrap()
+        let found = by_node.iter().find(|o| o["kind"] != "ServiceAccount" && o["metadata"]["name"] == name);
+        found.unwrap()["spec"]["template"]["spec"].clone()
     };
-    let options_of = |name: &str| {
-        let pod = &named(name)["spec"]["template"]["spec"];
-        let words = pod["containers"][0]["command"].as_array().unwrap().clone();
-        (
-            command::Options::try_parse_from(words.iter().map(|word| word.as_str().unwrap())).unwrap(),
-            pod.clone(),
-        )
+    let of = |name: &str| {
+        let found = by_node.iter().find(|o| o["kind"] == "Deployment" && o["metadata"]["name"] == name);
+        found.unwrap()["spec"]["template"]["spec"]["containers"][0]["command"].clone()
     };
-    assert_eq!(options_of("fastpod").0.mounts, Mounts::Node);
-    let (on_node, pod) = options_of("fastpod-node");
-    assert!(on_node.node);
+    let words = of("gshare-up");
+    for set in ["host.kubernetes.mounts=\"node\"", "host.kubernetes.all_namespaces=true"] {
+        assert!(words.as_array().unwrap().contains(&json!(format!("--set={set}"))), "{words}");
+    }
+    let pod = named("gshare-hook");
+    let words = pod["containers"][0]["command"].as_array().unwrap().iter();
+    let on_node = Options::try_parse_from(words.map(|word| word.as_str().unwrap())).unwrap();
+    assert!(on_node.hooks);
     for volume in pod["volumes"].as_array().unwrap() {
         let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
         let mount = mounts.iter().find(|mount| mount["name"] == volume["name"]).unwrap();
         assert_eq!(mount["mountPath"], volume["hostPath"]["path"], "as the node names it");
     }
     let sockets = Sockets::below(&on_node.kubelet, "x");
-    for path in [&sockets.plugins, &sockets.registry, &on_node.hook_dir] {
+    let hook = Path::new(&on_node.hook).parent().unwrap();
+    for path in [sockets.plugins.as_path(), &sockets.registry, hook] {
         let is_there = |volume: &Value| volume["hostPath"]["path"] == path.to_str().unwrap();
         assert!(pod["volumes"].as_array().unwrap().iter().any(is_there), "{}", path.display());
     }
-    // Two replicas need a lease, and its rights agree with the manifest.
-    assert_eq!(one(&objects, "Deployment")["spec"]["replicas"], 2);
-    let role = one(&objects, "Role");
-    let lease = [&role["metadata"]["namespace"], &role["rules"][1]["resourceNames"][0]];
-    let lease = lease.map(|part| part.as_str().unwrap()).join("/");
-    assert_eq!(options.lease.unwrap().to_string(), lease);
 }
 
 /// The first field of an object which its type lacks; or the reason why it is unreadable.
@@ -176,7 +97,7 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
     use k8s_openapi::api::{admissionregistration, apps, core, networking, policy, rbac, resource};
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
     let mut objects = Vec::new();
-    for directory in ["", "by-node", "host", "kind", "../knative"] {
+    for directory in ["", "by-node", "host", "kind"] {
         objects.extend(rendered(&folder().join(directory)));
     }
     for example in ["dra/example.yaml", "dra/allocated-claim.yaml"] {
@@ -225,14 +146,11 @@ fn every_object_has_the_type_that_it_says_and_no_other_field() {
 /// Settings which operators look for first, in each manifest of both hosts.
 #[test]
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
-    let mut objects = rendered(&folder().join("by-node"));
-    objects.extend(rendered(&folder().with_file_name("knative")));
-    let is_new = |one: &Value| one["metadata"]["name"] == "gshare-up";
-    objects.extend(rendered(&folder().join("host")).into_iter().filter(is_new));
+    let objects = rendered(&folder().join("by-node"));
     let workloads: Vec<_> =
         objects.iter().filter(|object| object.pointer("/spec/template/spec/containers").is_some()).collect();
     let names: Vec<_> = workloads.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["gshared", "gshare-dra", "fastpod", "fastpod-node", "knative", "gshare-up"]);
+    assert_eq!(names, ["gshared", "gshare-up", "gshare-dra", "gshare-hook"]);
     for workload in workloads {
         let (name, spec) = (&workload["metadata"]["name"], &workload["spec"]);
         let pod = &spec["template"]["spec"];
@@ -347,12 +265,6 @@ fn the_daemon_brings_the_hook_and_the_preload_that_names_it() {
     assert!(!run());
 }
 
-fn fastpod(arguments: &[&str]) -> (bool, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_fastpod")).args(arguments).output().unwrap();
-    let said = if output.status.success() { output.stdout } else { output.stderr };
-    (output.status.success(), String::from_utf8(said).unwrap())
-}
-
 /// Two recipes of one image: the second compiles nothing.
 const RECIPES: [&str; 2] = ["Containerfile", "Containerfile.prebuilt"];
 
@@ -384,7 +296,6 @@ fn the_image_has_the_hook_for_an_old_c_library() {
 #[test]
 fn the_image_has_the_programs_that_the_manifests_start() {
     for file in [
-        "fastpod/controller.yaml",
         "host/host.yaml",
         "by-node/node.yaml",
         "dra/driver.yaml",
@@ -403,60 +314,4 @@ fn the_image_has_the_programs_that_the_manifests_start() {
             }
         }
     }
-}
-
-#[test]
-fn without_a_cluster_the_places_are_printed_as_the_readme_shows() {
-    let example = folder().join("fastpod/example.yaml");
-    let (ok, printed) = fastpod(&["--dry-run", example.to_str().unwrap()]);
-    assert!(ok && printed.lines().count() == 4, "{printed}");
-    assert!(include_str!("../../README.md").contains(&printed), "{printed}");
-}
-
-#[test]
-fn a_dry_run_takes_shares_from_profiles_and_names_what_does_not_read() {
-    let directory = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| {
-        let path = directory.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let fastpods = write(
-        "f.yaml",
-        "apiVersion: gshare.io/v1alpha1\nkind: FaSTPod\nmetadata:\n  name: f\n  annotations:\n    gshare.io/profile: resnet\n\
-         spec:\n  replicas: 5\n  podSpec:\n    containers:\n      - name: f\n        image: f\n",
-    );
-    let profiles = directory.path().to_str().unwrap();
-    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles]);
-    assert!(
-        ok && said.contains("f: BadShare: annotations: gshare.io/profile: `resnet`: not one of []"),
-        "{said}"
-    );
-    let table = write(
-        "resnet.json",
-        r#"{"sparse": true, "points": [{"sm_basis_points": 5000, "quota_basis_points": 6000, "batch": 1,
-            "throughput_milli_rps": 9000, "p50_ns": 5, "p95_ns": 6}]}"#,
-    );
-    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles, "--gpus", "2"]);
-    assert!(ok && said.contains("f: NoRoom: 1 of 5 new pods"), "{said}");
-    assert_eq!(said.matches("60%    50%").count(), 4, "{said}");
-    std::fs::write(&table, "{}").unwrap();
-    let (ok, said) = fastpod(&["--dry-run", &fastpods, "--profiles", profiles]);
-    assert!(!ok && said.contains("resnet.json") && said.contains("points"), "{said}");
-    let bad = write("bad.yaml", "kind: FaSTPod\n");
-    let (ok, said) = fastpod(&["--dry-run", &bad]);
-    assert!(!ok && said.contains("bad.yaml"), "{said}");
-}
-
-#[test]
-fn without_a_cluster_it_says_so() {
-    let home = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_fastpod"));
-    command.env("HOME", home.path()).env("KUBECONFIG", home.path().join("none"));
-    let output = command.env_remove("KUBERNETES_SERVICE_HOST").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        !output.status.success() && said.contains("no API server. Without a cluster: --dry-run"),
-        "{said}"
-    );
 }

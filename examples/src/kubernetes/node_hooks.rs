@@ -1,4 +1,4 @@
-//! The part of a node in the injection of FaSTPods: the kubelet brings hook and socket into containers, instead of volumes
+//! The part of a node in the injection of functions: the kubelet brings hook and socket into containers, instead of volumes
 //! of the pod.
 //!
 //! # Problem
@@ -14,25 +14,24 @@
 //! - A **device plugin** does: a container that asks for the extended resource [`RESOURCE`] gets the plugin's answer to `Allocate`. Every
 //!   runtime supports mounts. CDI devices need a runtime with CDI enabled (containerd 1.7 with `enable_cdi = true`, 2.0 and later by
 //!   default; CRI-O 1.23): a containerd 1.7 without it silently starts the container *without* them, and the program would run without its
-//!   limits. So the plugin answers with mounts, and with CDI only by the operator's `--cdi`.
+//!   limits. So the plugin answers with mounts, and with CDI only by the operator's `--by-cdi`.
 //!
 //! # Algorithm
 //! The kubelet's plugin watcher finds the plugin, like a driver, also after a restart of the kubelet. It offers `slots`
-//! devices, of which each container takes one: they count nothing, since shares are packed by the controller. The devices
-//! are healthy while all files exist: a node without the files offers no device, and the controller sends it no pod
-//! ([`super::nodes::Excluded::Resource`]); a kubelet would start a pod with an unknown resource.
+//! devices, of which each container takes one: they count nothing, since the host places the shares. The devices
+//! are healthy while all files exist: a node without the files offers no device, and the host sends it no pod
+//! ([`Excluded::Resource`](gshare_openfaas::kubernetes::nodes::Excluded::Resource)). A kubelet would start a pod with an unknown resource.
 //!
-//! With `--cdi` the plugin writes one CDI spec at its start, for all containers of the node.
+//! With `--by-cdi` the plugin writes one CDI spec at its start, for all containers of the node.
 
-use super::kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use super::kubelet::*;
-use super::pods::{File, Injected};
+use super::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use super::device_plugin::*;
 use crate::kubernetes::controller_metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
 use crate::kubernetes::dra::cdi;
 use crate::kubernetes::plugin::{Plugin, ServeError, Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-pub use gshare_openfaas::kubernetes::injection::RESOURCE;
+use gshare_openfaas::kubernetes::injection::{File, Injected, RESOURCE};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -154,8 +153,8 @@ impl DevicePlugin for Hooks {
                     let offered = if missing.is_none() { hooks.slots as usize } else { 0 };
                     hooks.metrics.set(&HOOK_OFFERED, None, offered);
                     match missing {
-                        Some(file) => println!("fastpod: {} is not there: none offered", file.display()),
-                        None => println!("fastpod: {} of {RESOURCE} offered", hooks.slots),
+                        Some(file) => println!("gshare-dra: {} is not there: none offered", file.display()),
+                        None => println!("gshare-dra: {} of {RESOURCE} offered", hooks.slots),
                     }
                     let (devices, told) = (hooks.devices(missing.is_none()), missing.is_none());
                     return Some((Ok(devices), (hooks, Some(told))));
