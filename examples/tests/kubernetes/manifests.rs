@@ -295,12 +295,7 @@ fn the_image_has_the_hook_for_an_old_c_library() {
 
 #[test]
 fn the_image_has_the_programs_that_the_manifests_start() {
-    for file in [
-        "host/host.yaml",
-        "by-node/node.yaml",
-        "dra/driver.yaml",
-        "daemon/daemon.yaml",
-    ] {
+    for file in ["host/host.yaml", "by-node/node.yaml", "dra/driver.yaml", "daemon/daemon.yaml"] {
         for object in documents(&manifest(file)) {
             let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
             for container in

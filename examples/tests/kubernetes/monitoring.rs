@@ -96,8 +96,10 @@ fn monitors_ask_the_port_of_each_namespace_and_the_policies_let_the_label_in() {
     for monitor in &monitors {
         let port = &monitor["spec"]["podMetricsEndpoints"][0]["port"];
         let space = &monitor["metadata"]["namespace"];
-        let policy =
-            objects.iter().filter(lets_all).find(|o| o["kind"] == "NetworkPolicy" && o["metadata"]["namespace"] == *space);
+        let policy = objects
+            .iter()
+            .filter(lets_all)
+            .find(|o| o["kind"] == "NetworkPolicy" && o["metadata"]["namespace"] == *space);
         let ingress = &policy.unwrap()["spec"]["ingress"][0];
         assert_eq!(ingress["ports"][0]["port"], *port);
         let labels = &ingress["from"][0]["namespaceSelector"]["matchLabels"];

@@ -163,11 +163,8 @@ impl Kubelet {
             let is_ours = pod.metadata.labels.as_ref().is_some_and(|all| all.contains_key(FUNCTION));
             is_ours && pod.spec.as_ref().unwrap().node_name.as_deref() == Some(self.name.as_str())
         };
-        let pods: BTreeMap<String, Pod> = pods
-            .into_iter()
-            .filter(here)
-            .map(|pod| (path_of(&pod), pod))
-            .collect();
+        let pods: BTreeMap<String, Pod> =
+            pods.into_iter().filter(here).map(|pod| (path_of(&pod), pod)).collect();
         // No GPU is given out twice. Shares of the SMs do not count without MPS.
         let mut booked: BTreeMap<u32, f64> = BTreeMap::new();
         for given in

@@ -44,7 +44,10 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     let (labels, spec) = (pod.metadata.labels.clone().unwrap(), pod.spec.clone().unwrap());
     assert_eq!((labels["app"].as_str(), labels["gshare.io/function"].as_str()), ("rnnt", "f"));
     let notes = pod.metadata.annotations.unwrap();
-    assert!(notes.contains_key("example.com/note") && notes.contains_key("gshare.io/environment"), "{notes:?}");
+    assert!(
+        notes.contains_key("example.com/note") && notes.contains_key("gshare.io/environment"),
+        "{notes:?}"
+    );
     assert_eq!(spec.service_account_name.as_deref(), Some("rnnt"));
     assert_eq!(spec.automount_service_account_token, Some(true), "an account is named for its token");
     assert_eq!(spec.image_pull_secrets.unwrap()[0].name, "registry");
@@ -75,9 +78,12 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     let events = super::api_server::listed::<Value>(&cluster.api, "/apis/events.k8s.io/v1/events");
     let about: Vec<_> = events.iter().filter(|event| event["type"] == "Warning").collect();
-    assert!(about.iter().any(|event| event["regarding"]["name"] == "f"
-        && event["regarding"]["kind"] == "GpuFunction"
-        && event["note"].as_str().unwrap().starts_with("spec.template.spec.nodeSelecter")), "{events:?}");
+    assert!(
+        about.iter().any(|event| event["regarding"]["name"] == "f"
+            && event["regarding"]["kind"] == "GpuFunction"
+            && event["note"].as_str().unwrap().starts_with("spec.template.spec.nodeSelecter")),
+        "{events:?}"
+    );
 }
 
 #[test]
@@ -103,7 +109,9 @@ fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there
     put("g", tolerant, 2);
     within(|| cluster.pods().iter().filter(|pod| node_of(pod) == "n2").count() == 2);
     put("h", zone("y"), 1);
-    within(|| condition(&cluster, "h", "Degraded").is_some_and(|(_, why)| why.contains("3 of 3 nodes are out")));
+    within(|| {
+        condition(&cluster, "h", "Degraded").is_some_and(|(_, why)| why.contains("3 of 3 nodes are out"))
+    });
     let (_, why) = condition(&cluster, "h", "Degraded").unwrap();
     assert!(why.ends_with("3 not selected by the nodeSelector"), "{why}");
     // A changed label of a node is enough.
@@ -149,9 +157,13 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
     cluster.api.lock().put(&at("f.team"), object("f.team", &json!({ "share": share("0.3") })));
     let says = |path: &str, why: &str| {
         let path = path.to_owned();
-        within(|| status(&path)["conditions"].as_array().into_iter().flatten().any(|one| {
-            one["type"] == "Degraded" && one["message"].as_str().unwrap().contains(why)
-        }));
+        within(|| {
+            status(&path)["conditions"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|one| one["type"] == "Degraded" && one["message"].as_str().unwrap().contains(why))
+        });
     };
     says(&format!("{TEAM}/g"), "spec.tenant: `rich`: need `team`");
     says(&at("f.team"), "metadata.name: has a dot");
