@@ -36,7 +36,7 @@ const SIZED: [(Id, usize, &[usize]); 8] = [
     (INTEGRITY, 3, &[1]),
     (CONTEXT, 95, &[3, 4, 39, 51]),
     (MODULE, 56, &[7]),
-    (PROFILER, 1, &[]),
+    (PROFILER, 96, &[]),
 ];
 
 const fn id(hex: &str) -> Id {
