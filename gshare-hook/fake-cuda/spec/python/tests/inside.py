@@ -229,6 +229,17 @@ class Values(unittest.TestCase):
             for ours, grad in zip(torch.autograd.grad(out.float().square().sum(), given), grads):
                 self.close(ours, grad, rtol=2e-2, atol=2e-2)
 
+    def test_a_softmax_of_halves_may_be_one_of_floats(self):
+        for of in (functional.softmax, functional.log_softmax):
+            pairs = []
+            for device in (HERE, GPU):
+                x = torch.linspace(-3, 3, 12, dtype=torch.float16).reshape(3, 4).to(device).requires_grad_()
+                out = of(x, 1, dtype=torch.float32)
+                out.square().sum().backward()
+                pairs.append((out.detach(), x.grad))
+            for ours, theirs in zip(pairs[1], pairs[0]):
+                self.close(ours, theirs)
+
     def test_transforms_of_functions_and_loaders(self):
         x = torch.arange(6.0, device=GPU).reshape(2, 3)
         self.close(torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x), 3 * torch.arange(6.0).reshape(2, 3) ** 2)
