@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 
 HERE, GPU = "cpu", "cuda"
+# Its operators live as long.
+LIBRARY = torch.library.Library("theirs", "DEF")
 
 
 def network():
@@ -269,10 +271,9 @@ class Values(unittest.TestCase):
         self.assertIn("aten::mm", [event.key for event in seen.key_averages()])
 
     def test_an_operator_of_a_library_has_its_cpu_kernel_unless_python_has_written_one(self):
-        library = torch.library.Library("theirs", "DEF")
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: x * 3, "CPU")
-        library.impl("twice", lambda x: x * 2, "CUDA")
+        LIBRARY.define("twice(Tensor x) -> Tensor")
+        LIBRARY.impl("twice", lambda x: x * 3, "CPU")
+        LIBRARY.impl("twice", lambda x: x * 2, "CUDA")
         self.assertEqual(torch.ops.theirs.twice(torch.ones(2, device=GPU)).tolist(), [2, 2])
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.ops import nms, roi_align
