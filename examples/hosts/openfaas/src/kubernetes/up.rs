@@ -4,9 +4,10 @@
 //! one. A leader that has lost its lease sends no further write, and its program ends.
 
 use super::injection::{Injected, Injection, Mounts};
-use super::objects::{deploy, is_completed, record};
+use super::objects::{deploy, is_completed};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use super::{hash, lease};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
@@ -22,7 +23,7 @@ use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -35,6 +36,8 @@ use tokio::task::JoinHandle;
 pub struct KubernetesSettings {
     /// Namespace of the functions and their pods; without it, the namespace of the host's own account.
     pub namespace: Option<String>,
+    /// Whether functions of all other namespaces are the host's too, known as `NAME.NAMESPACE`.
+    pub all_namespaces: bool,
     /// The Lease `NAMESPACE/NAME` by which one replica leads. Without it there must be one replica at most.
     #[serde(deserialize_with = "gshare_core::text::some_text")]
     pub lease: Option<lease::Place>,
@@ -53,7 +56,16 @@ pub struct KubernetesSettings {
 impl Default for KubernetesSettings {
     fn default() -> Self {
         let Injected { hook, injection, socket, mps, mounts } = Injected::default();
-        Self { namespace: None, lease: None, hook, inject: injection, socket, mounts, mps }
+        Self {
+            namespace: None,
+            all_namespaces: false,
+            lease: None,
+            hook,
+            inject: injection,
+            socket,
+            mounts,
+            mps,
+        }
     }
 }
 
@@ -127,7 +139,11 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected));
+    let pods = {
+        let everywhere = settings.all_namespaces;
+        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+        Arc::new(Pods::new(scope, &leader, injected))
+    };
     let _leads = Leads(Arc::clone(&pods));
     // Of this machine only: the parts of a host that a runner of pods does without.
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
@@ -150,6 +166,8 @@ async fn lead(
     let store = Store::open(folder.path())?;
     let node = Node::start(store, runner, platform, options.host.guess)?;
     let app = app(Arc::clone(&node), &options, credentials)?;
+    let chooser = Arc::clone(&pods);
+    node.host().choose_nodes(move |deployment| chooser.nodes_for(deployment));
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
     for kubelet in kubelets.context("nodes")? {
@@ -158,8 +176,8 @@ async fn lead(
     let objects = &pods.objects;
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
-        if let Err(error) = deploy(&app, record(object), true) {
-            objects.refuse(object.name_any(), &error);
+        if let Err(error) = deploy(&app, objects.record_of(object), true) {
+            objects.refuse(objects.service(object), &error);
         }
     }
     let adopted = pods.adopt_all(&node).await.context("pods")?;
@@ -169,7 +187,7 @@ async fn lead(
         () = pods.strays_ended() => {}
     }
     for object in &functions {
-        let name = object.name_any();
+        let name = objects.service(object);
         if is_completed(object) {
             node.host().completed_before(&name);
         }
@@ -189,7 +207,7 @@ async fn lead(
         () = pods_watch => {}
         () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
         () = objects.watch(&app) => {}
-        () = objects.tell(&app) => {}
+        () = objects.tell(&app, &pods) => {}
     }
     anyhow::bail!("a watch has ended")
 }

@@ -10,5 +10,7 @@ mod common;
 mod faults;
 mod kubelet;
 mod leader;
+mod lease;
 mod life;
 mod objects;
+mod templates;
