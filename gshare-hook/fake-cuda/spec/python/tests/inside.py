@@ -242,6 +242,16 @@ class Values(unittest.TestCase):
             for ours, theirs in zip(pairs[1], pairs[0]):
                 self.close(ours, theirs)
 
+    def test_a_type_that_the_cpu_lacks_is_computed_in_float32(self):
+        x = torch.linspace(-3, 3, 64).half().reshape(1, 1, 4, 4, 4)
+        ours = x.to(GPU).requires_grad_()
+        theirs = x.float().requires_grad_()
+        outs = [functional.avg_pool3d(given, 2) for given in (ours, theirs)]
+        for out in outs:
+            out.sum().backward()
+        self.close(outs[0], outs[1].half(), rtol=0, atol=0)
+        self.close(ours.grad, theirs.grad.half(), rtol=0, atol=0)
+
     def test_transforms_of_functions_and_loaders(self):
         x = torch.arange(6.0, device=GPU).reshape(2, 3)
         self.close(torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x), 3 * torch.arange(6.0).reshape(2, 3) ** 2)
