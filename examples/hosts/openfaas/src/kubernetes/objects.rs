@@ -422,7 +422,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
     let (replicas, ready) = brief.map_or((0, 0), |brief| (brief.replicas, brief.ready));
-    let problem = refused.or_else(|| brief?.problem.as_deref());
+    let problem = refused.map(str::to_owned).or_else(|| Some(in_fields(brief?.problem.as_ref()?)));
     let measuring = brief.and_then(|brief| brief.measuring.as_deref());
     let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
     let state = match () {
@@ -441,7 +441,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
             "Degraded",
             problem.is_some(),
             if problem.is_some() { "Problem" } else { "AsExpected" },
-            problem.unwrap_or_default().to_owned(),
+            problem.unwrap_or_default(),
         ),
     ];
     let condition = |(kind, is, reason, message): (&str, bool, &str, String)| {

@@ -72,7 +72,7 @@ pub struct Pods {
     /// Number of pods so far.
     made: AtomicU64,
     /// Daemons of the nodes, and the last pod of each trial with its node.
-    daemons: Daemons,
+    pub(super) daemons: Daemons,
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
     /// Functions with refused pods.
     refused: Mutex<BTreeMap<String, Refusal>>,
@@ -217,7 +217,7 @@ impl Pods {
         of: Option<(InstanceId, usize)>,
     ) -> Result<(PodProcess, impl FnOnce() + use<>), String> {
         let part = launch.own_parts().first().ok_or("an instance without parts")?;
-        let (on, gpu) = self.places.lock().of(part.gpu).ok_or("its device is gone")?;
+        let (on, gpu, slice) = self.places.lock().of(part).ok_or("its device is gone")?;
         let share = share_of(part, node.time(part))?;
         let service = &launch.version.deployment.service;
         let name = name(service, &self.leader, self.made.fetch_add(1, Ordering::Relaxed));
@@ -229,6 +229,7 @@ impl Pods {
             part,
             share: &share,
             place: (&on, gpu),
+            slice: slice.as_deref(),
             injected,
             trial: of.is_none(),
         };
@@ -560,7 +561,8 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
                 .to_owned()
         }
         Wants::Pipeline { .. } => {
-            "annotations: gshare/dag: pods get no MIG devices: need a host on the node itself".to_owned()
+            "annotations: gshare/dag: stages in pods would not find each other's files: need a host on the node itself"
+                .to_owned()
         }
         _ => return Ok(()),
     };

@@ -5,7 +5,7 @@
 
 use super::injection::{Injected, Injection, Mounts};
 use super::objects::{deploy, is_completed, record};
-use super::places::NODE_LABEL;
+use super::places::{NODE_LABEL, Unlisted};
 use super::pods::{MANAGER, Pods};
 use super::{hash, lease};
 use crate::builder::Builder;
@@ -152,9 +152,12 @@ async fn lead(
     let app = app(Arc::clone(&node), &options, credentials)?;
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
+    let mut unlisted = Unlisted::new();
     for kubelet in kubelets.context("nodes")? {
-        pods.see_node(&node, &kubelet);
+        pods.see_node(&node, kubelet, &mut unlisted);
     }
+    // A daemon that does not answer is asked again by the watch.
+    pods.list(&node, &mut unlisted).await;
     let objects = &pods.objects;
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {

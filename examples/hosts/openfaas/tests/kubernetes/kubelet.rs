@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,6 +36,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Nodes `n0`, `n1` and so on, each with `gpus` simulated GPUs of 16 GiB.
     pub(crate) fn start(nodes: usize, gpus: u32) -> Self {
+        let board = format!("v100,devices={gpus}");
+        let labels = json!({ "nvidia.com/gpu.count": gpus.to_string() });
+        Self::of(&vec![(board.as_str(), labels); nodes])
+    }
+
+    /// Nodes with these simulated boards and labels.
+    pub(crate) fn of(boards: &[(&str, Value)]) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (api, address) = runtime.block_on(Api::serve(RBAC, "gshare-up"));
@@ -47,7 +55,8 @@ impl Cluster {
              users: [{{name: u, user: {{}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u, namespace: {NAMESPACE}}}}}]\n"
         );
         std::fs::write(dir.path().join("config"), config).unwrap();
-        let nodes = (0..nodes).map(|number| FakeNode::start(&api, dir.path(), number, gpus)).collect();
+        let nodes = boards.iter().enumerate();
+        let nodes = nodes.map(|(number, board)| FakeNode::start(&api, dir.path(), number, board)).collect();
         Self { api, dir, nodes, _runtime: runtime }
     }
 
@@ -94,11 +103,11 @@ impl Drop for FakeNode {
 }
 
 impl FakeNode {
-    fn start(api: &Api, dir: &Path, number: usize, gpus: u32) -> Self {
+    fn start(api: &Api, dir: &Path, number: usize, (board, own): &(&str, Value)) -> Self {
         let (name, folder) = (format!("n{number}"), dir.join(format!("n{number}")));
         std::fs::create_dir(&folder).unwrap();
-        let (spec, simulator) = (format!("v100,devices={gpus}"), SimulatorDir::new().unwrap());
-        let spec: fake_cuda::Spec = spec.parse().unwrap();
+        let simulator = SimulatorDir::new().unwrap();
+        let spec: fake_cuda::Spec = board.parse().unwrap();
         let mut devices: BTreeMap<String, OsString> =
             spec.variables().into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
         devices.insert("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", simulator.path()));
@@ -108,13 +117,18 @@ impl FakeNode {
         let ip = std::net::Ipv4Addr::new(127, 77, high, low);
         let mut config = gshared::Config::at(socket.clone());
         config.metrics = Some(gshared::config::MetricsAddress::Tcp((ip, 9478).into()));
-        let daemon = gshared::Daemon::builder(config).build().unwrap().spawn().unwrap();
+        let mut daemon = gshared::Daemon::builder(config);
+        if !spec.mig.is_empty() {
+            daemon = daemon.health(news(&devices));
+        }
+        let daemon = daemon.build().unwrap().spawn().unwrap();
         let of_daemon = json!({ "metadata": { "name": format!("gshared-{name}"), "labels": { "app": "gshared" } },
             "spec": { "nodeName": name, "containers": [] }, "status": { "podIP": ip.to_string() } });
         api.lock().put(&format!("/api/v1/namespaces/gshare-system/pods/gshared-{name}"), of_daemon);
         let path = format!("/api/v1/nodes/{name}");
-        let labels = json!({ "gshare.io/host": "true", "nvidia.com/gpu.count": gpus.to_string(),
-            "nvidia.com/gpu.memory": "16384", "nvidia.com/gpu.product": "Tesla-V100" });
+        let mut labels = json!({ "gshare.io/host": "true", "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "16384",
+            "nvidia.com/gpu.product": "Tesla-V100" });
+        labels.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         let status = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
         api.lock().put(&path, json!({ "metadata": { "name": name, "labels": labels }, "status": status }));
         let (over, cut_off) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
@@ -136,6 +150,20 @@ impl FakeNode {
             }
         });
         Self { path, socket, over, cut_off, kubelet: Some(kubelet), _daemon: daemon }
+    }
+}
+
+/// The news of a node's board, by a program that sees its driver.
+fn news(devices: &BTreeMap<String, OsString>) -> impl FnMut() -> Option<gshared::nvml::News> + Send + use<> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    command.arg("--print-lost").envs(devices).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    move || {
+        let mut line = String::new();
+        writeln!(child.stdin.as_mut()?).ok()?;
+        answers.read_line(&mut line).ok()?;
+        serde_json::from_str(&line).ok()?
     }
 }
 

@@ -12,3 +12,4 @@ mod kubelet;
 mod leader;
 mod life;
 mod objects;
+mod story;

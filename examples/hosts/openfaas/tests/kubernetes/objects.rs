@@ -13,19 +13,19 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-fn object(name: &str, spec: &Value) -> Value {
+pub(crate) fn object(name: &str, spec: &Value) -> Value {
     let mut all = json!({ "image": "localhost/f:1", "args": [env!("CARGO_BIN_EXE_gpu_function")] });
     all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
     json!({ "apiVersion": "gshare.io/v1alpha1", "kind": "GpuFunction", "spec": all,
         "metadata": { "name": name, "namespace": "gshare-functions", "generation": 1 } })
 }
 
-fn at(name: &str) -> String {
+pub(crate) fn at(name: &str) -> String {
     format!("{FUNCTIONS}/{name}")
 }
 
 /// Reason and message of a condition that is true.
-fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
+pub(crate) fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
     let api = cluster.api.lock();
     let all = api.object(&at(name))?["status"]["conditions"].as_array()?.clone();
     let found = all.iter().find(|one| one["type"] == kind && one["status"] == "True")?;
@@ -222,4 +222,19 @@ fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
         let (status, said) = host.call(method, "/system/secrets", body);
         assert!(status == 409 && said.contains("of another client"), "{status}: {said}");
     }
+}
+
+#[test]
+fn a_function_that_suits_no_device_is_deployed_once_one_comes() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let spec = json!({ "regime": "whole", "share": { "memory": "1GiB" }, "slo": "2s" });
+    cluster.api.lock().put(&at("f"), object("f", &spec));
+    within(|| {
+        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.regime: `whole`"))
+    });
+    let labels = json!({ "metadata": { "labels": { "gshare.io/regime": "whole" } } });
+    cluster.api.lock().edit(&cluster.node(0).path, &labels);
+    within(|| host.call("POST", "/function/f", "").0 == 200);
+    within(|| condition(&cluster, "f", "Degraded").is_none());
 }
