@@ -1,5 +1,9 @@
 //! Kubernetes as the runner of instances: the common parts of its programs, and a host that runs pods.
 
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of other hosts use the rest")]
+#[path = "../../../../tests/support/api_server.rs"]
+mod api_server;
 pub mod daemons;
 pub mod function;
 pub mod injection;
@@ -11,6 +15,8 @@ pub mod pod_spec;
 pub mod pod_state;
 pub mod pods;
 pub mod up;
+#[cfg(test)]
+mod world;
 pub mod writes;
 
 use gshare_core::{ResourceSpec, RunId};
