@@ -90,12 +90,6 @@ impl Places {
         Some(GpuId::new(place.first + number))
     }
 
-    /// The nodes with GPUs that the platform has.
-    pub fn given(&self) -> Vec<String> {
-        let given = self.nodes.iter().filter(|(_, place)| place.given);
-        given.map(|(name, _)| name.clone()).collect()
-    }
-
     /// The node takes pods: under its earlier numbers, if it has the same devices.
     fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>) {
         let layouts = |all: &[Cut]| -> Vec<Option<MigLayout>> {

@@ -25,7 +25,6 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
@@ -194,11 +193,6 @@ pub(super) async fn follow(
         }
     }
     let adopted = pods.adopt_all(node).await.context("pods")?;
-    let mut pods_watch = pin!(Arc::clone(pods).watch(Arc::downgrade(node)));
-    tokio::select! {
-        () = &mut pods_watch => anyhow::bail!("the watch of pods has ended"),
-        () = pods.strays_ended() => {}
-    }
     for object in &functions {
         let name = object.name_any();
         if is_completed(object) {
@@ -208,7 +202,7 @@ pub(super) async fn follow(
     }
     tokio::select! {
         served = serve(functions.len(), adopted) => served?,
-        () = pods_watch => {}
+        () = Arc::clone(pods).watch(Arc::downgrade(node)) => {}
         () = Arc::clone(pods).watch_nodes(Arc::downgrade(node), client) => {}
         () = objects.watch(app) => {}
         () = objects.tell(app) => {}

@@ -33,6 +33,7 @@ use crossbeam_channel::Receiver;
 use futures::StreamExt as _;
 use gshare_core::Timestamp;
 use gshare_runner::Scratch;
+use gshare_sched::platform::Life;
 use gshare_sim::Rng;
 use gshare_sim::world::Book;
 use k8s_openapi::jiff;
@@ -57,7 +58,7 @@ const LEASE: &str = include_str!("../../../../kubernetes/host/lease.yaml");
 const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
 
 /// The clocks of all replicas move by this.
-const STEP: Duration = Duration::from_millis(20);
+const STEP: Duration = Duration::from_millis(50);
 /// Time with load, changes and faults, and the longest time until all is well afterwards.
 const LENGTH: Duration = Duration::from_secs(240);
 const SETTLE: Duration = Duration::from_secs(240);
@@ -208,7 +209,8 @@ impl Replica {
             let ahead = Duration::from_secs(rng.below(100_000));
             let clock = move || {
                 let time = u64::try_from((begins.elapsed() + ahead).as_nanos()).unwrap();
-                (Timestamp::from_nanos(time), jiff::Timestamp::UNIX_EPOCH)
+                let of_day = jiff::Timestamp::from_nanosecond(time.into()).unwrap();
+                (Timestamp::from_nanos(time), of_day)
             };
             let (client, elector) = (client(api, &link), Elector::new(&*name, Terms::default()));
             let place = "gshare-system/gshare-up".parse().unwrap();
@@ -387,15 +389,19 @@ impl World {
         world
     }
 
-    fn note(&mut self, line: String) {
+    fn note(&mut self, line: &str) {
         self.story.push_back(format!("{:>9.3} {line}", self.now.as_secs_f64()));
-        if self.story.len() > 80 {
+        if self.story.len() > 200 {
             self.story.pop_front();
         }
     }
 
     fn within(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.between(least, most))
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        usize::try_from(self.rng.below(count as u64)).unwrap()
     }
 
     fn node_is(&mut self, number: u64, ready: &str) {
@@ -416,7 +422,7 @@ impl World {
         let object = json!({ "apiVersion": "gshare.io/v1alpha1", "kind": "GpuFunction", "spec": spec,
             "metadata": { "name": format!("f{number}"), "namespace": NAMESPACE, "generation": 1, "uid": format!("u{}", self.names) } });
         serde_json::from_value::<GpuFunction>(object.clone()).unwrap();
-        self.note(format!("f{number} is deployed, with {least} at least"));
+        self.note(&format!("f{number} is deployed, with {least} at least"));
         self.api.lock().put(&path, object);
     }
 
@@ -429,21 +435,21 @@ impl World {
         }
         match self.rng.below(4) {
             0 => {
-                self.note(format!("f{number} is deleted"));
+                self.note(&format!("f{number} is deleted"));
                 self.api.lock().delete(&path);
             }
             1 => {
                 let text = self.rng.next_u64().to_string();
-                self.note(format!("f{number} has another version"));
+                self.note(&format!("f{number} has another version"));
                 self.api.lock().edit(&path, &json!({ "spec": { "env": { "VERSION": text } } }));
             }
             2 => {
                 let replicas = self.rng.below(3);
-                self.note(format!("f{number} is scaled to {replicas}"));
+                self.note(&format!("f{number} is scaled to {replicas}"));
                 self.api.lock().edit(&path, &json!({ "spec": { "replicas": replicas } }));
             }
             _ => {
-                self.note(format!("f{number} scales by load"));
+                self.note(&format!("f{number} scales by load"));
                 self.api.lock().edit(&path, &json!({ "spec": { "replicas": null } }));
             }
         }
@@ -451,13 +457,12 @@ impl World {
 
     /// A fault of the cluster.
     fn strike(&mut self) {
-        let replica = self.rng.below(self.replicas.len() as u64) as usize;
-        let machine = self.rng.below(MACHINES) as usize;
+        let (replica, machine) = (self.below(self.replicas.len()), self.below(self.machines.len()));
         match self.rng.below(8) {
             0 if !self.replicas.is_empty() => {
                 let again = self.now + self.within(500, 10_000);
                 let gone = self.replicas.remove(replica);
-                self.note(format!("{} is killed", gone.name));
+                self.note(&format!("{} is killed", gone.name));
                 self.restarts.push(again);
                 gone.kill();
             }
@@ -465,19 +470,19 @@ impl World {
                 let until = self.now + self.within(1_000, 40_000);
                 self.replicas[replica].stopped = Some(until);
                 let name = self.replicas[replica].name.clone();
-                self.note(format!("{name} is stopped until {until:?}"));
+                self.note(&format!("{name} is stopped until {until:?}"));
             }
             2 if !self.replicas.is_empty() => {
                 self.replicas[replica].link.cut.store(true, Ordering::Relaxed);
                 let name = self.replicas[replica].name.clone();
-                self.note(format!("{name} is cut off from the server"));
+                self.note(&format!("{name} is cut off from the server"));
             }
             3 => {
                 self.away = Some(self.now + self.within(5_000, 60_000));
-                self.note(format!("the server is away until {:?}", self.away));
+                self.note(&format!("the server is away until {:?}", self.away));
             }
             4 => {
-                self.note("all watches are too old".to_owned());
+                self.note("all watches are too old");
                 for collection in [PODS, FUNCTIONS, NODES] {
                     self.api.lock().break_watches(collection, true);
                 }
@@ -493,17 +498,17 @@ impl World {
                         of.containers.values_mut().for_each(|one| one.phase = Phase::Over("Failed"));
                     }
                     let (name, how) = (of.name.clone(), if dies { "is down" } else { "is cut off" });
-                    self.note(format!("{name} {how} until {until:?}"));
+                    self.note(&format!("{name} {how} until {until:?}"));
                 }
             }
             _ => {
-                let up: Vec<_> = self.machines[machine].containers.values_mut().collect();
-                let mut up: Vec<_> = up.into_iter().filter(|one| one.phase == Phase::Up).collect();
-                let index = self.rng.below(up.len() as u64) as usize;
-                if let Some(one) = up.get_mut(index) {
+                let up = self.machines[machine].containers.values().filter(|one| one.phase == Phase::Up);
+                let index = self.below(up.count());
+                let mut up = self.machines[machine].containers.values_mut();
+                if let Some(one) = up.by_ref().filter(|one| one.phase == Phase::Up).nth(index) {
                     one.phase = Phase::Ends(self.now, Some("Failed"));
                     let ip = one.ip;
-                    self.note(format!("the container at {ip} crashes"));
+                    self.note(&format!("the container at {ip} crashes"));
                 }
             }
         }
@@ -512,12 +517,12 @@ impl World {
     fn heal(&mut self, all: bool) {
         let now = self.now;
         if self.away.take_if(|until| all || *until <= now).is_some() {
-            self.note("the server is back".to_owned());
+            self.note("the server is back");
         }
         let mut lines = Vec::new();
         for replica in &mut self.replicas {
-            // A part of a tenth of the seconds ends it.
-            let ends = all || self.rng.below(400) == 0;
+            // After some eight seconds.
+            let ends = all || self.rng.below(160) == 0;
             if replica.link.is_cut()
                 && ends
                 && self.away.is_none()
@@ -546,7 +551,7 @@ impl World {
                 self.node_is(number as u64, "Unknown");
             }
         }
-        lines.into_iter().for_each(|line| self.note(line));
+        lines.into_iter().for_each(|line| self.note(&line));
     }
 
     /// The kubelet of a machine looks at its pods.
@@ -601,10 +606,10 @@ impl World {
                     }
                 }
                 None if self.rng.percent(5) => {
-                    patches.push((path, json!({ "phase": "Failed", "reason": "OutOfcpu" })))
+                    patches.push((path, json!({ "phase": "Failed", "reason": "OutOfcpu" })));
                 }
                 None if !pod["status"]["phase"].is_null() => {
-                    patches.push((path, json!({ "phase": "Failed" })))
+                    patches.push((path, json!({ "phase": "Failed" })));
                 }
                 None => {
                     let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
@@ -640,7 +645,8 @@ impl World {
                 }
                 Some(one) if going && !matches!(one.phase, Phase::Ends(..)) => match one.runs() {
                     true => {
-                        one.phase = Phase::Ends(now + Duration::from_millis(self.rng.between(0, 1_200)), None)
+                        one.phase =
+                            Phase::Ends(now + Duration::from_millis(self.rng.between(0, 1_200)), None);
                     }
                     false => {
                         machine.containers.remove(&path);
@@ -684,7 +690,7 @@ impl World {
             }
         }
         drop(api);
-        lines.into_iter().for_each(|line| self.note(line));
+        lines.into_iter().for_each(|line| self.note(&line));
     }
 
     /// No GPU is given out twice.
@@ -692,14 +698,13 @@ impl World {
         for machine in &self.machines {
             for gpu in 0..machine.gpus {
                 let there = machine.containers.iter().filter(|(_, one)| one.gpu == gpu && one.runs());
-                let (mut time, mut memory, mut names) = (0, 0, Vec::new());
-                for (path, one) in there {
-                    (time, memory) = (time + one.time, memory + one.memory);
-                    names.push(format!("{} {:?}", path.rsplit('/').next().unwrap_or_default(), one.phase));
-                }
+                let (time, memory) =
+                    there.clone().fold((0, 0), |sum, (_, one)| (sum.0 + one.time, sum.1 + one.memory));
                 if time > 10_000 || memory > GPU_MIB {
+                    let names: Vec<_> =
+                        there.map(|(path, one)| (path.rsplit('/').next(), one.phase)).collect();
                     return Err(format!(
-                        "GPU {gpu} of {} has {time} bp and {memory} MiB of {names:?}",
+                        "GPU {gpu} of {} has {time} bp and {memory} MiB: {names:?}",
                         machine.name
                     ));
                 }
@@ -718,7 +723,7 @@ impl World {
             self.restarts.remove(at);
             self.names += 1;
             let name = format!("r{}", self.names);
-            self.note(format!("{name} starts"));
+            self.note(&format!("{name} starts"));
             let replica = Replica::start(&self.api, name, now, &mut self.rng);
             self.replicas.push(replica);
         }
@@ -739,14 +744,16 @@ impl World {
         // A replica that has lost its lease ends, and its kubelet starts it again.
         while let Some(at) = self.replicas.iter().position(|replica| replica.ended) {
             let gone = self.replicas.remove(at);
-            self.note(format!("{} leads no longer", gone.name));
+            self.note(&format!("{} leads no longer", gone.name));
             gone.kill();
             let again = self.now + self.within(500, 5_000);
             self.restarts.push(again);
         }
         self.heal(false);
-        if self.now.subsec_millis() == 0 {
-            self.api.lock().take();
+        let seen = self.api.lock().take();
+        for write in seen.iter().filter(|seen| seen.method != "GET" && seen.path.starts_with(PODS)) {
+            let name = write.body["metadata"]["name"].as_str().unwrap_or_default();
+            self.note(&format!("{} {name}", write.line().replace(PODS, "")));
         }
         self.check()
     }
@@ -783,20 +790,23 @@ impl World {
             let name = object["metadata"]["name"].as_str().unwrap();
             let Some(view) = node.view(name) else { return Some(format!("{path} is not deployed")) };
             let least = u64::from(node.host().least(name));
-            let (ready, all) = (view.available(), view.instances.len());
+            let ready = view.available();
+            // What makes room for others has no pod.
+            let is_still = view.instances.iter().all(|one| matches!(one.life, Life::Ready | Life::Parked));
             let of = pods.iter().filter(|(_, pod)| pod["metadata"]["labels"]["gshare.io/function"] == name);
-            let up = of.clone().filter(|(_, pod)| pod["status"]["conditions"][0]["status"] == "True").count();
-            if ready < least || ready != all as u64 || up != all || of.count() != all {
-                return Some(format!(
-                    "{name} has {ready} of {least} ready instances, {all} in all, and {up} ready pods"
-                ));
+            let (all, up) = of.fold((0, 0), |(all, up), (_, pod)| {
+                (all + 1, up + u64::from(pod["status"]["conditions"][0]["status"] == "True"))
+            });
+            if view.replicas() < least || !is_still || (all, up) != (ready, ready) {
+                let lives: Vec<_> = view.instances.iter().map(|one| (one.instance, one.life)).collect();
+                return Some(format!("{name} has {up} of {all} pods ready, and needs {least}: {lives:?}"));
             }
             if object["status"]["readyReplicas"].as_u64() != Some(ready) {
                 return Some(format!("the status of {name}: {}", object["status"]));
             }
-            instances += all;
+            instances += ready;
         }
-        (instances != pods.len()).then(|| format!("{} pods are of no instance", pods.len() - instances))
+        (instances != pods.len() as u64).then(|| format!("{} pods for {instances} instances", pods.len()))
     }
 
     fn until_settled(&mut self, wanted: impl Fn(&Self) -> Option<String>) -> Result<(), String> {
@@ -816,7 +826,7 @@ impl World {
         let (mut fault, mut change) = (Duration::from_secs(20), Duration::from_secs(30));
         while self.now < LENGTH {
             self.step()?;
-            if self.rng.below(20) == 0 {
+            if self.rng.below(8) == 0 {
                 self.call();
             }
             if self.now >= fault {
@@ -828,7 +838,7 @@ impl World {
                 change = self.now + self.within(5_000, 40_000);
             }
         }
-        self.note("the faults are over".to_owned());
+        self.note("the faults are over");
         self.heal(true);
         self.until_settled(Self::unsettled)?;
         for number in 0..4 {
@@ -838,7 +848,7 @@ impl World {
                 api.delete(&path);
             }
         }
-        self.note("the functions are deleted".to_owned());
+        self.note("the functions are deleted");
         self.until_settled(|world| {
             let containers: usize = world.machines.iter().map(|machine| machine.containers.len()).sum();
             let pods = world.api.lock().objects(PODS).len();

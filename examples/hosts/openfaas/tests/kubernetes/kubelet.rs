@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -23,8 +23,12 @@ const CRD: &str = include_str!("../../../../kubernetes/host/crd.yaml");
 const LEASE: &str = include_str!("../../../../kubernetes/host/lease.yaml");
 const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
 
-/// Addresses of pods, of all clusters of this program.
-static NEXT: AtomicU16 = AtomicU16::new(1);
+/// An address of a pod or a daemon that no other has, in this program or another one that runs beside it.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
+    Ipv4Addr::new(127, 64 + (std::process::id() % 128) as u8, high, low)
+}
 
 pub(crate) struct Cluster {
     pub(crate) api: Api,
@@ -113,8 +117,7 @@ impl FakeNode {
         devices.insert("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", simulator.path()));
         devices.insert("GSHARE_SIM_DEVICE".into(), folder.join("device").into());
         let socket = folder.join("gshare.sock");
-        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
-        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let ip = address();
         let mut config = gshared::Config::at(socket.clone());
         config.metrics = Some(gshared::config::MetricsAddress::Tcp((ip, 9478).into()));
         let mut daemon = gshared::Daemon::builder(config);
@@ -153,15 +156,25 @@ impl FakeNode {
     }
 }
 
-/// The news of a node's board, by a program that sees its driver.
+/// A program that sees the driver of a node's board.
+struct Driver(Child);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The news of a node's board.
 fn news(devices: &BTreeMap<String, OsString>) -> impl FnMut() -> Option<gshared::nvml::News> + Send + use<> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
     command.arg("--print-lost").envs(devices).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    let mut driver = Driver(command.spawn().unwrap());
+    let mut answers = BufReader::new(driver.0.stdout.take().unwrap());
     move || {
         let mut line = String::new();
-        writeln!(child.stdin.as_mut()?).ok()?;
+        writeln!(driver.0.stdin.as_mut()?).ok()?;
         answers.read_line(&mut line).ok()?;
         serde_json::from_str(&line).ok()?
     }
@@ -256,8 +269,7 @@ impl Kubelet {
         let variables = container.env.iter().flatten();
         let variables: BTreeMap<_, _> =
             variables.map(|one| (one.name.clone(), one.value.clone().unwrap_or_default())).collect();
-        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
-        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let ip = address();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(&variables).env("HOST", ip.to_string());
         if let Some(gpu) = variables.get("NVIDIA_VISIBLE_DEVICES").filter(|gpu| *gpu != "void") {
