@@ -247,6 +247,13 @@ impl Server {
         }
     }
 
+    /// The same, of which no watch tells.
+    pub(crate) fn edit_unseen(&mut self, path: &str, patch: &Value) {
+        let watches = std::mem::take(&mut self.watches);
+        self.edit(path, patch);
+        self.watches = watches;
+    }
+
     pub(crate) fn delete(&mut self, path: &str) {
         let object = self.objects.remove(path).unwrap();
         self.tell(path, object, "DELETED");

@@ -376,8 +376,14 @@ impl Objects {
                             self.see(object);
                         }
                     }
-                    // Deleted, or changed: the watch says so.
-                    Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+                    // Deleted: the watch says so.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    // Changed. The watch may have said so before a late answer brought the earlier version back.
+                    Err(kube::Error::Api(status)) if status.code == 409 => {
+                        if let Ok(Some(object)) = answered(self.functions.get_opt(&name)).await {
+                            self.see(object);
+                        }
+                    }
                     Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
                 }
             }

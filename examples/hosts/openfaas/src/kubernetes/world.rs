@@ -907,3 +907,25 @@ fn whatever_fails_no_gpu_is_given_out_twice_every_function_converges_and_nothing
     assert!(wrong.is_empty(), "{} of {seeds} seeds: {wrong:?}", wrong.len());
     assert!(total[1] * 2 > total[0], "most requests are answered");
 }
+
+/// Found by the World: a late answer to an earlier write hid a change, and each status after that was a conflict.
+#[test]
+fn a_status_is_written_although_its_object_was_changed_unseen() {
+    let mut world = World::new(0);
+    world.until_settled(World::unsettled).unwrap();
+    let ready = |object: &Value| object["status"]["readyReplicas"].as_u64() > Some(0);
+    let paths: Vec<String> = {
+        let api = world.api.lock();
+        let all = api.objects(FUNCTIONS).into_iter().filter(|(_, object)| ready(object));
+        all.map(|(path, _)| path.clone()).collect()
+    };
+    assert!(!paths.is_empty());
+    for path in paths {
+        world.api.lock().edit_unseen(&path, &json!({ "status": { "readyReplicas": 9 } }));
+    }
+    let now = world.now;
+    for container in world.machines.iter_mut().flat_map(|machine| machine.containers.values_mut()) {
+        container.phase = Phase::Ends(now, Some("Failed"));
+    }
+    world.until_settled(World::unsettled).unwrap();
+}
