@@ -32,7 +32,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// The MIG devices of a GPU with their UUIDs; none of a GPU that is not cut.
 type Cut = Option<(MigLayout, Vec<(SliceAt, String)>)>;
 
-/// Nodes whose daemons are to list their MIG devices, each with the last reason why not.
+/// Nodes without a list of their MIG devices, each with the last reason why not.
 pub type Unlisted = BTreeMap<String, (Kubelet, String)>;
 
 /// The numbers of all GPUs.

@@ -2,7 +2,7 @@
 //!
 //! # Model
 //! Each replica of the host is the shipped program without its listener: [`Leadership`], [`follow`], its watches and its writes. It runs on a
-//! runtime of its own whose clock stands still, and moves by [`STEP`] with the world. So a replica can be killed, and it can be stopped: its
+//! runtime of its own; the clock there stands still, and moves by [`STEP`] with the world. So a replica can be killed, and it can be stopped: its
 //! clock then jumps, with all of its deadlines at once. Replicas share a mock of the API server. Each request, each answer and each event of a
 //! watch takes time, and gets lost with its connection.
 //!

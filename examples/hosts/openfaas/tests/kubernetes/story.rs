@@ -1,4 +1,4 @@
-//! The whole story on three nodes: GPUs whose time is shared, a GPU that is cut into MIG devices, and a GPU for one request at a time. Clients
+//! The whole story on three nodes: a GPU with shared time, a GPU that is cut into MIG devices, and a GPU for one request at a time. Clients
 //! write `GpuFunction`s and call the host, and everything else follows.
 
 use super::common::{Provider, call, within};
