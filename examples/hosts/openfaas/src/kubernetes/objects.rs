@@ -5,10 +5,11 @@
 //! the measurement, and the conditions with the reasons.
 
 use super::function::{GpuFunction, GpuFunctionStatus, in_fields};
-use super::pod_spec::FUNCTION;
-use super::pods::MANAGER;
-use super::said;
+use super::pod_spec::{FUNCTION, own_name};
+use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use super::writes::{answered, post};
+use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
 use crate::records::{Profile, Record};
@@ -16,13 +17,14 @@ use crate::routes::App;
 use crate::trials::Measured;
 use axum::http::StatusCode;
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::ByteString;
+use gshare_sched::platform::Rejection;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
-use k8s_openapi::jiff;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
+use k8s_openapi::{ByteString, jiff};
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,10 +40,10 @@ const SECRET: &str = "gshare.io/secret";
 /// Reason of a training job that is done.
 const COMPLETED: &str = "Completed";
 
-/// The objects of the host's namespace.
+/// The objects of the host's namespaces. Functions have the names by which the host knows them.
 #[derive(Debug)]
 pub struct Objects {
-    functions: Api<GpuFunction>,
+    scope: Scope,
     secrets: Api<Secret>,
     /// The newest versions that were seen.
     known: Mutex<BTreeMap<String, GpuFunction>>,
@@ -60,16 +62,33 @@ fn error(error: &kube::Error) -> ApiError {
 }
 
 impl Objects {
-    /// The objects of a namespace.
-    pub fn new(client: Client, namespace: &str, stopped: Arc<AtomicBool>) -> Self {
+    /// The objects of these namespaces, and the secrets of the host's own.
+    pub fn new(scope: Scope, stopped: Arc<AtomicBool>) -> Self {
         Self {
-            functions: Api::namespaced(client.clone(), namespace),
-            secrets: Api::namespaced(client, namespace),
+            secrets: Api::namespaced(scope.client.clone(), &scope.home),
+            scope,
             known: Mutex::default(),
             measured: Mutex::default(),
             refused: Mutex::default(),
             stopped,
         }
+    }
+
+    /// The function of an object.
+    pub fn service(&self, object: &GpuFunction) -> String {
+        self.scope.service(&object.name_any(), object.metadata.namespace.as_deref())
+    }
+
+    /// An object as a record.
+    pub fn record_of(&self, object: &GpuFunction) -> Record {
+        let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond());
+        let created_ms = u64::try_from(created).unwrap_or(0);
+        let deployment = object.spec.deployment(&self.service(object));
+        Record { deployment, created_ms, replicas: object.spec.replicas }
+    }
+
+    async fn read(&self, service: &str) -> Result<Option<GpuFunction>, kube::Error> {
+        answered(self.scope.beside::<GpuFunction>(service).get_opt(own_name(service))).await
     }
 
     fn leads(&self) -> Result<(), ApiError> {
@@ -84,19 +103,19 @@ impl Objects {
     /// # Errors
     /// The API server's.
     pub async fn list(&self) -> Result<Vec<GpuFunction>, kube::Error> {
-        let all = self.functions.list(&ListParams::default()).await?.items;
-        let named = all.iter().map(|object| (object.name_any(), object.clone()));
+        let all = self.scope.api::<GpuFunction>().list(&ListParams::default()).await?.items;
+        let named = all.iter().map(|object| (self.service(object), object.clone()));
         *self.known.lock() = named.collect();
         Ok(all)
     }
 
     fn see(&self, object: GpuFunction) {
-        self.known.lock().insert(object.name_any(), object);
+        self.known.lock().insert(self.service(&object), object);
     }
 
     /// A function as it was last seen.
     pub fn record(&self, name: &str) -> Option<Record> {
-        self.known.lock().get(name).map(record)
+        self.known.lock().get(name).map(|object| self.record_of(object))
     }
 
     /// Writes a function.
@@ -105,6 +124,7 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn put(&self, record: &Record) -> Result<(), ApiError> {
         let (name, post) = (&record.deployment.service, post(MANAGER));
+        let functions = self.scope.beside::<GpuFunction>(name);
         let wanted = GpuFunction::of(&record.deployment, record.replicas);
         let mut known = self.known.lock().get(name).cloned();
         for _ in 0..ATTEMPTS {
@@ -113,9 +133,9 @@ impl Objects {
                 Some(known) if known.spec == wanted.spec => return Ok(()),
                 Some(known) => {
                     let changed = GpuFunction { spec: wanted.spec.clone(), ..known.clone() };
-                    answered(self.functions.replace(name, &post, &changed)).await
+                    answered(functions.replace(own_name(name), &post, &changed)).await
                 }
-                None => answered(self.functions.create(&post, &wanted)).await,
+                None => answered(functions.create(&post, &wanted)).await,
             };
             match written {
                 Ok(object) => {
@@ -124,7 +144,7 @@ impl Objects {
                 }
                 // Another client was faster.
                 Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
-                    known = answered(self.functions.get_opt(name)).await.map_err(|why| error(&why))?;
+                    known = self.read(name).await.map_err(|why| error(&why))?;
                 }
                 Err(why) => return Err(error(&why)),
             }
@@ -138,7 +158,8 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn delete(&self, name: &str) -> Result<(), ApiError> {
         self.leads()?;
-        match answered(self.functions.delete(name, &DeleteParams::default())).await {
+        let functions = self.scope.beside::<GpuFunction>(name);
+        match answered(functions.delete(own_name(name), &DeleteParams::default())).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(why) => return Err(error(&why)),
             Ok(_) => {}
@@ -241,14 +262,14 @@ impl Objects {
 
     /// Watches the functions, and deploys what differs from the host.
     pub async fn watch(&self, app: &App) {
-        let mut events =
-            watcher(self.functions.clone(), watcher::Config::default()).default_backoff().boxed();
+        let functions = self.scope.api::<GpuFunction>();
+        let mut events = watcher(functions, watcher::Config::default()).default_backoff().boxed();
         let mut seen = BTreeSet::new();
         loop {
             match events.try_next().await {
                 Ok(Some(watcher::Event::Init)) => seen.clear(),
                 Ok(Some(watcher::Event::InitApply(object))) => {
-                    seen.insert(object.name_any());
+                    seen.insert(self.service(&object));
                     self.apply(app, object).await;
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
@@ -265,8 +286,9 @@ impl Objects {
                     let _alone = app.node.changes.lock().await;
                     // Another object of its name stays.
                     let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
-                    if !self.known.lock().get(&object.name_any()).is_some_and(other) {
-                        self.gone(app, &object.name_any());
+                    let name = self.service(&object);
+                    if !self.known.lock().get(&name).is_some_and(other) {
+                        self.gone(app, &name);
                     }
                 }
                 Ok(None) => return,
@@ -278,7 +300,7 @@ impl Objects {
     /// Removes a function that a list was without, unless a deployment by REST has made it meanwhile. Without an answer it stays.
     async fn check_gone(&self, app: &App, name: &str) -> Result<(), kube::Error> {
         let _alone = app.node.changes.lock().await;
-        if answered(self.functions.get_opt(name)).await?.is_none() {
+        if self.read(name).await?.is_none() {
             self.gone(app, name);
         }
         Ok(())
@@ -293,13 +315,13 @@ impl Objects {
 
     /// Whether a later state of a function is known. Generations count from 1 in each object of its name.
     async fn is_older(&self, object: &GpuFunction) -> bool {
-        let (name, meta) = (object.name_any(), &object.metadata);
+        let (name, meta) = (self.service(object), &object.metadata);
         let known = self.known.lock().get(&name).map(|known| known.metadata.clone());
         match known {
             None => false,
             Some(known) if known.uid == meta.uid => known.generation > meta.generation,
             Some(_) => {
-                let newest = answered(self.functions.get_opt(&name)).await;
+                let newest = self.read(&name).await;
                 let other =
                     newest.is_ok_and(|newest| newest.is_none_or(|newest| newest.metadata.uid != meta.uid));
                 if !other {
@@ -312,11 +334,12 @@ impl Objects {
 
     async fn apply(&self, app: &App, object: GpuFunction) {
         let _alone = app.node.changes.lock().await;
-        let (name, replicas, deployment) = (object.name_any(), object.spec.replicas, object.deployment());
+        let record = self.record_of(&object);
+        let (name, replicas, deployment) =
+            (self.service(&object), object.spec.replicas, record.deployment.clone());
         if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
-        let record = record(&object);
         self.see(object);
         let newest = app.node.host().newest(&name);
         let told = match newest {
@@ -345,17 +368,24 @@ impl Objects {
     }
 
     /// Writes the statuses that have changed.
-    pub async fn tell(&self, app: &App) {
+    pub async fn tell(&self, app: &App, pods: &Pods) {
         loop {
             tokio::time::sleep(LOOK).await;
             let briefs = app.node.host().briefs();
             let all: Vec<GpuFunction> = self.known.lock().values().cloned().collect();
             for object in all {
-                let name = object.name_any();
+                let name = self.service(&object);
                 let refused = self.refused.lock().get(&name).cloned();
                 let kept = self.measured.lock().get(&name).cloned();
                 let before = object.status.clone().unwrap_or_default();
-                let mut status = status(&object, briefs.get(&name), refused.as_deref());
+                let mut brief = briefs.get(&name).cloned();
+                if let Some(Brief { problem: Some(why), .. }) = &mut brief
+                    && *why == Rejection::NeverFits.to_string()
+                    && let Some(out) = pods.why_out(&object.spec.deployment(&name))
+                {
+                    *why = format!("{why}: {out}");
+                }
+                let mut status = status(&object, brief.as_ref(), refused.as_deref());
                 status.profile = match &kept {
                     Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
                     None => before.profile.clone(),
@@ -363,9 +393,18 @@ impl Objects {
                 if object.status.as_ref() == Some(&status) || self.leads().is_err() {
                     continue;
                 }
+                let news = news(&before, &status);
                 let changed = GpuFunction { status: Some(status), ..object };
-                match answered(self.functions.replace_status(&name, &post(MANAGER), &changed)).await {
+                let functions = self.scope.beside::<GpuFunction>(&name);
+                let (own, post) = (own_name(&name), post(MANAGER));
+                match answered(functions.replace_status(own, &post, &changed)).await {
                     Ok(object) => {
+                        if let Some(event) = news.map(|news| event(&object, news))
+                            && let Err(error) =
+                                answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
+                        {
+                            eprintln!("openfaas: event of {name}: {}", said(&error));
+                        }
                         // Measured again meanwhile: the next look keeps that.
                         let mut measured = self.measured.lock();
                         if measured.get(&name) == kept.as_ref() {
@@ -380,7 +419,7 @@ impl Objects {
                     Err(kube::Error::Api(status)) if status.code == 404 => {}
                     // Changed. The watch may have said so before a late answer brought the earlier version back.
                     Err(kube::Error::Api(status)) if status.code == 409 => {
-                        if let Ok(Some(object)) = answered(self.functions.get_opt(&name)).await {
+                        if let Ok(Some(object)) = self.read(&name).await {
                             self.see(object);
                         }
                     }
@@ -389,13 +428,6 @@ impl Objects {
             }
         }
     }
-}
-
-/// An object as a record.
-pub fn record(object: &GpuFunction) -> Record {
-    let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond());
-    let created_ms = u64::try_from(created).unwrap_or(0);
-    Record { deployment: object.deployment(), created_ms, replicas: object.spec.replicas }
 }
 
 /// Whether the object as it is was a training job, and is done.
@@ -411,6 +443,9 @@ pub fn is_completed(object: &GpuFunction) -> bool {
 /// 400 with the name of the field.
 pub fn deploy(app: &App, record: Record, found: bool) -> Result<(), ApiError> {
     let Record { deployment, created_ms, replicas } = record;
+    if deployment.service.matches('.').count() > 1 {
+        return Err(ApiError::bad("metadata.name: has a dot: need a DNS label of a-z, 0-9 and -"));
+    }
     let mut plan = app.plan(&deployment)?;
     app.recall(&mut plan, &deployment, true);
     let name = deployment.service.clone();
@@ -469,6 +504,47 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
         selector: format!("{FUNCTION}={}", object.name_any()),
         profile: None,
         conditions: wanted.into_iter().map(condition).collect(),
+    }
+}
+
+/// Longest note of an Event, in bytes.
+const NOTE: usize = 1024;
+
+/// What an Event says of a change: a new problem as a warning, or the state without one. None: no problem came or went.
+fn news(before: &GpuFunctionStatus, after: &GpuFunctionStatus) -> Option<(&'static str, String, String)> {
+    let of = |status: &GpuFunctionStatus, kind: &str| {
+        status.conditions.iter().find(|one| one.type_ == kind).cloned()
+    };
+    let (old, new) = (of(before, "Degraded"), of(after, "Degraded")?);
+    let is = |one: &Condition| one.status == "True";
+    match (old.filter(is), is(&new)) {
+        (Some(old), true) if old.message == new.message => None,
+        (_, true) => Some(("Warning", new.reason, new.message)),
+        (Some(_), false) => of(after, "Ready").map(|ready| ("Normal", ready.reason, ready.message)),
+        (None, false) => None,
+    }
+}
+
+/// An Event about a function, in its namespace.
+fn event(object: &GpuFunction, (kind, reason, note): (&str, String, String)) -> Event {
+    let now = jiff::Timestamp::now();
+    let uid = object.uid().unwrap_or_default();
+    let id = hash(&format!("{uid} {reason} {}", now.as_nanosecond()));
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}.{id:016x}", object.name_any())),
+            namespace: object.namespace(),
+            ..ObjectMeta::default()
+        },
+        action: Some("Deploy".into()),
+        event_time: Some(MicroTime(now)),
+        note: Some(note[..note.floor_char_boundary(NOTE)].to_owned()),
+        reason: Some(reason),
+        regarding: Some(object.object_ref(&())),
+        reporting_controller: Some(MANAGER.into()),
+        reporting_instance: Some(MANAGER.into()),
+        type_: Some(kind.to_owned()),
+        ..Event::default()
     }
 }
 

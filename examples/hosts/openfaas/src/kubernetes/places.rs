@@ -6,8 +6,11 @@
 //! Labels count MIG devices and name none of them. The node's daemon lists them with their UUIDs each time that the node opens, and until it
 //! does so the node stays closed.
 
-use super::nodes::{Offer, closed, slim};
+use super::injection::Mounts;
+use super::nodes::{Excluded, Offer, closed, excluded, slim};
 use super::pods::Pods;
+use super::template::{TEMPLATE, template};
+use crate::api::FunctionDeployment;
 use crate::inventory::layout;
 use crate::node::Node;
 use anyhow::{Context as _, ensure};
@@ -17,7 +20,7 @@ use gshare_core::{GpuId, GpuKind, NodeId};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshared::nvml::Sensors;
-use k8s_openapi::api::core::v1::Node as Kubelet;
+use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +36,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 type Cut = Option<(MigLayout, Vec<(SliceAt, String)>)>;
 
 /// Nodes without a list of their MIG devices, each with the last reason why not.
-pub type Unlisted = BTreeMap<String, (Kubelet, String)>;
+pub type Unlisted = BTreeMap<String, (Arc<Kubelet>, String)>;
 
 /// The numbers of all GPUs.
 #[derive(Debug, Default)]
@@ -54,6 +57,8 @@ struct Place {
     offer: Offer,
     /// By GPU; empty where no GPU is cut.
     cut: Vec<Cut>,
+    /// The newest version of its object.
+    kubelet: Arc<Kubelet>,
     /// Why the node takes no pods now.
     closed: Option<String>,
     /// Whether the platform has the devices.
@@ -91,20 +96,34 @@ impl Places {
     }
 
     /// The node takes pods: under its earlier numbers, if it has the same devices.
-    fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>) {
+    fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>, kubelet: &Arc<Kubelet>) {
         let layouts = |all: &[Cut]| -> Vec<Option<MigLayout>> {
             all.iter().map(|of| of.as_ref().map(|(layout, _)| layout.clone())).collect()
         };
         let same = |place: &&mut Place| place.offer == offer && layouts(&place.cut) == layouts(&cut);
         if let Some(place) = self.nodes.get_mut(name).filter(same) {
-            (place.closed, place.cut) = (None, cut);
+            (place.closed, place.cut, place.kubelet) = (None, cut, Arc::clone(kubelet));
             return;
         }
         let first = self.next;
         self.next += offer.count;
         self.firsts.insert(first, name.to_owned());
-        let place = Place { first, offer, cut, closed: None, given: false };
+        let kubelet = Arc::clone(kubelet);
+        let place = Place { first, offer, cut, kubelet, closed: None, given: false };
         self.nodes.insert(name.to_owned(), place);
+    }
+
+    /// The nodes that take pods of a spec when they are open, and why open ones do not.
+    fn sift(&self, spec: &PodSpec) -> (BTreeSet<NodeId>, BTreeMap<Excluded, usize>) {
+        let (mut taken, mut out) = (BTreeSet::new(), BTreeMap::new());
+        for place in self.nodes.values() {
+            match excluded(&place.kubelet, spec) {
+                None => drop(taken.insert(NodeId::new(place.first))),
+                Some(why) if place.closed.is_none() => *out.entry(why).or_default() += 1,
+                Some(_) => {}
+            }
+        }
+        (taken, out)
     }
 
     /// The description of a GPU for the platform.
@@ -143,6 +162,32 @@ fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
 }
 
 impl Pods {
+    /// What the pods of a deployment ask of their nodes; none: nothing.
+    fn asks(&self, deployment: &FunctionDeployment) -> Option<PodSpec> {
+        let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);
+        if !has_template && self.injected().mounts == Mounts::HostPath {
+            return None;
+        }
+        let mut spec = template(deployment).ok()?.spec?;
+        self.injected().ask(&mut spec);
+        Some(spec)
+    }
+
+    /// The nodes that take new pods of a deployment; none: all.
+    pub fn nodes_for(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
+        Some(self.places.lock().sift(&self.asks(deployment)?).0)
+    }
+
+    /// Why no node takes a pod of a deployment.
+    pub fn why_out(&self, deployment: &FunctionDeployment) -> Option<String> {
+        let (spec, places) = (self.asks(deployment)?, self.places.lock());
+        let out = places.sift(&spec).1;
+        let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
+        let (count, open) =
+            (out.values().sum::<usize>(), places.nodes.values().filter(|place| place.closed.is_none()));
+        (count > 0).then(|| format!("{count} of {} nodes are out: {}", open.count(), said.join(", ")))
+    }
+
     /// Watches the nodes, and tells the platform of their GPUs.
     pub async fn watch_nodes(self: Arc<Self>, node: Weak<Node>, client: Client) {
         let config = watcher::Config::default().labels(&format!("{NODE_LABEL}=true"));
@@ -197,19 +242,33 @@ impl Pods {
         if let Some(closed) = closed(&kubelet) {
             return self.close(node, &name, &format!("the node is {closed}"));
         }
-        let known = self.places.lock().nodes.get(&name).map(|place| (place.offer == offer, place.given));
-        match known {
-            Some((true, true)) => return,
-            Some((false, _)) => self.close(node, &name, "the labels of its node were changed"),
-            _ => {}
+        let known = self.places.lock().nodes.get(&name).cloned();
+        if known.as_ref().is_some_and(|place| place.offer != offer) {
+            self.close(node, &name, "the labels of its node were changed");
         }
-        let listed = self.places.lock().listed.remove(&name);
-        if offer.mig.is_empty() || listed.is_some() {
-            self.places.lock().take(&name, offer, listed.unwrap_or_default());
-            return self.open(node, &name);
+        let kubelet = Arc::new(slim(kubelet));
+        if known.as_ref().is_some_and(|place| place.offer == offer && place.given) {
+            if let Some(place) = self.places.lock().nodes.get_mut(&name) {
+                place.kubelet = Arc::clone(&kubelet);
+            }
+        } else {
+            let listed = self.places.lock().listed.remove(&name);
+            if !offer.mig.is_empty() && listed.is_none() {
+                let why = before.map(|(_, why)| why).unwrap_or_default();
+                unlisted.insert(name, (kubelet, why));
+                return;
+            }
+            self.places.lock().take(&name, offer, listed.unwrap_or_default(), &kubelet);
+            self.open(node, &name);
         }
-        let why = before.map(|(_, why)| why).unwrap_or_default();
-        unlisted.insert(name, (slim(kubelet), why));
+        let asked = |of: &Kubelet| {
+            let taints = of.spec.as_ref().and_then(|spec| spec.taints.clone());
+            let offered = of.status.as_ref().and_then(|status| status.allocatable.clone());
+            (of.metadata.labels.clone(), taints, offered)
+        };
+        if known.is_none_or(|place| asked(&place.kubelet) != asked(&kubelet)) {
+            node.host().nodes_changed(node.now());
+        }
     }
 
     /// Asks the daemons of nodes for their MIG devices, and opens the nodes that are listed.
@@ -222,7 +281,7 @@ impl Pods {
         for (name, answer) in join_all(asks).await {
             match (answer, unlisted.get_mut(&name)) {
                 (Ok(cut), Some((kubelet, _))) => {
-                    let kubelet = kubelet.clone();
+                    let kubelet = Kubelet::clone(kubelet);
                     self.places.lock().listed.insert(name, cut);
                     self.see_node(node, kubelet, unlisted);
                 }
@@ -300,14 +359,14 @@ mod tests {
 
     #[test]
     fn a_node_that_opens_again_keeps_its_numbers_while_its_layout_is_the_same() {
-        let mut places = Places::default();
+        let (mut places, node) = (Places::default(), Arc::default());
         let list = |profiles: &[&str]| cut(&offer(1), &[gpu(profiles)]).unwrap();
-        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]));
-        places.take("b", offer(1), list(&["1g.10gb"]));
+        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]), &node);
+        places.take("b", offer(1), list(&["1g.10gb"]), &node);
         let gpu = places.gpu("a", 0).unwrap();
-        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]));
+        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]), &node);
         assert_eq!((places.gpu("a", 0), places.gpu("b", 0)), (Some(gpu), Some(GpuId::new(1))));
-        places.take("a", offer(1), list(&["1g.10gb", "1g.10gb"]));
+        places.take("a", offer(1), list(&["1g.10gb", "1g.10gb"]), &node);
         assert_eq!(places.gpu("a", 0), Some(GpuId::new(2)), "its slices are others");
     }
 

@@ -4,9 +4,10 @@
 //! one. A leader that has lost its lease sends no further write, and its program ends.
 
 use super::injection::{Injected, Injection, Mounts};
-use super::objects::{deploy, is_completed, record};
+use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
 use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use super::{hash, lease};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
@@ -22,7 +23,7 @@ use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,6 +35,8 @@ use tokio::task::JoinHandle;
 pub struct KubernetesSettings {
     /// Namespace of the functions and their pods; without it, the namespace of the host's own account.
     pub namespace: Option<String>,
+    /// Whether functions of all other namespaces are the host's too, known as `NAME.NAMESPACE`.
+    pub all_namespaces: bool,
     /// The Lease `NAMESPACE/NAME` by which one replica leads. Without it there must be one replica at most.
     #[serde(deserialize_with = "gshare_core::text::some_text")]
     pub lease: Option<lease::Place>,
@@ -52,7 +55,16 @@ pub struct KubernetesSettings {
 impl Default for KubernetesSettings {
     fn default() -> Self {
         let Injected { hook, injection, socket, mps, mounts } = Injected::default();
-        Self { namespace: None, lease: None, hook, inject: injection, socket, mounts, mps }
+        Self {
+            namespace: None,
+            all_namespaces: false,
+            lease: None,
+            hook,
+            inject: injection,
+            socket,
+            mounts,
+            mps,
+        }
     }
 }
 
@@ -126,7 +138,11 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected));
+    let pods = {
+        let everywhere = settings.all_namespaces;
+        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+        Arc::new(Pods::new(scope, &leader, injected))
+    };
     let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
     let mut runner = runner(folder.path(), Arc::clone(&pods))?;
@@ -177,6 +193,8 @@ pub(super) async fn follow(
     serve: impl AsyncFnOnce(usize, usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let node = &app.node;
+    let chooser = Arc::clone(pods);
+    node.host().choose_nodes(move |deployment| chooser.nodes_for(deployment));
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
     let mut unlisted = Unlisted::new();
@@ -188,13 +206,13 @@ pub(super) async fn follow(
     let objects = &pods.objects;
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
-        if let Err(error) = deploy(app, record(object), true) {
-            objects.refuse(object.name_any(), &error);
+        if let Err(error) = deploy(app, objects.record_of(object), true) {
+            objects.refuse(objects.service(object), &error);
         }
     }
     let adopted = pods.adopt_all(node).await.context("pods")?;
     for object in &functions {
-        let name = object.name_any();
+        let name = objects.service(object);
         if is_completed(object) {
             node.host().completed_before(&name);
         }
@@ -205,7 +223,7 @@ pub(super) async fn follow(
         () = Arc::clone(pods).watch(Arc::downgrade(node)) => {}
         () = Arc::clone(pods).watch_nodes(Arc::downgrade(node), client) => {}
         () = objects.watch(app) => {}
-        () = objects.tell(app) => {}
+        () = objects.tell(app, pods) => {}
     }
     anyhow::bail!("a watch has ended")
 }

@@ -21,6 +21,7 @@ use super::function::GpuFunction;
 use super::injection::Injected;
 use super::lease::{Elector, Leadership, Terms};
 use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use super::up::{Leads, follow, runner};
 use crate::host::Order;
 use crate::node::{Node, Ticket, carry_out};
@@ -159,7 +160,8 @@ type Shared = Arc<Mutex<Option<Leading>>>;
 
 /// What a leader does until it leads no longer.
 async fn leads(client: Client, leader: String, shared: Shared) -> anyhow::Result<()> {
-    let pods = Arc::new(Pods::new(client.clone(), NAMESPACE, &leader, Injected::default()));
+    let scope = Scope { client: client.clone(), home: NAMESPACE.to_owned(), everywhere: false };
+    let pods = Arc::new(Pods::new(scope, &leader, Injected::default()));
     let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "world", 0o700)?;
     let mut options = Options::parse_from(["gshare-openfaas"]);

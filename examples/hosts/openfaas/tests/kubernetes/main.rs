@@ -10,6 +10,8 @@ mod common;
 mod faults;
 mod kubelet;
 mod leader;
+mod lease;
 mod life;
 mod objects;
 mod story;
+mod templates;
