@@ -51,7 +51,7 @@ impl WholePool {
             (bytes, count) = (bytes - first.bytes, count - 1);
             self.end_parked(first.instance, StopCause::Evicted, cluster);
         }
-        if !cluster.instances.get(instance).is_some_and(|of| !of.homes().is_empty()) {
+        if cluster.instances.get(instance).is_none_or(|of| of.homes().is_empty()) {
             self.devices.f_mut(function).parks = false;
             self.end_parked(Some(instance), StopCause::Evicted, cluster);
         }
