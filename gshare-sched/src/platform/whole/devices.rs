@@ -191,7 +191,7 @@ pub(super) struct Gpu {
     /// Taken by copies that are being evicted.
     pub(super) evicting: u64,
     pub(super) copies: Vec<ModelCopy>,
-    /// Evicted copies whose processes live, in the order of their evictions.
+    /// Evicted copies with living processes, in the order of their evictions.
     pub(super) parked: Vec<ModelCopy>,
     pub(super) phase: Phase,
     pub(super) local: VecDeque<u32>,

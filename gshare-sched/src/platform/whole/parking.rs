@@ -1,4 +1,4 @@
-//! Evicted models whose processes live.
+//! Evicted models with living processes.
 //!
 //! The memory of an evicted model goes to host memory, and its next load on the device is a copy back; where a start takes less time than
 //! the copies, its processes end instead. Parked copies of a device take at most as much host memory as the device has, and are so few

@@ -12,12 +12,12 @@ use gshare_core::{Bytes, Engine, NodeId, SmShare};
 type Host = testing::Host<WholePool>;
 
 impl Host {
-    /// GPUs of 16 GiB, whose evicted models end.
+    /// GPUs of 16 GiB; evicted models end.
     fn new(gpus: u32) -> Self {
         Self::with(WholeConfig::default().with_park(false), gpus)
     }
 
-    /// GPUs of 16 GiB, whose evicted models go to host memory.
+    /// GPUs of 16 GiB; evicted models go to host memory.
     fn parking(gpus: u32) -> Self {
         Self::with(WholeConfig::default(), gpus)
     }
