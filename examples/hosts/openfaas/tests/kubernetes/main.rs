@@ -13,4 +13,5 @@ mod leader;
 mod lease;
 mod life;
 mod objects;
+mod story;
 mod templates;
