@@ -250,8 +250,11 @@ struct Request {
     reached: bool,
 }
 
-/// The nodes to which new instances of a deployment go; none: any.
-struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send>);
+/// Nodes of a cluster; none: all.
+type Nodes = Option<BTreeSet<NodeId>>;
+
+/// The nodes to which new instances of a deployment go.
+struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Nodes + Send>);
 
 impl core::fmt::Debug for NodesOf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -330,14 +333,11 @@ impl Host {
     }
 
     /// Has new instances go to these nodes only. Without an answer for a deployment they go to any.
-    pub fn choose_nodes(
-        &mut self,
-        nodes_of: impl Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send + 'static,
-    ) {
+    pub fn choose_nodes(&mut self, nodes_of: impl Fn(&FunctionDeployment) -> Nodes + Send + 'static) {
         self.nodes_of = Some(NodesOf(Box::new(nodes_of)));
     }
 
-    fn nodes_of(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
+    fn nodes_of(&self, deployment: &FunctionDeployment) -> Nodes {
         self.nodes_of.as_ref().and_then(|of| of.0(deployment))
     }
 

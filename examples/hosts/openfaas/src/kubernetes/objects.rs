@@ -74,6 +74,11 @@ impl Objects {
         }
     }
 
+    /// Whether functions of other namespaces are the host's too.
+    pub const fn has_all_namespaces(&self) -> bool {
+        self.scope.everywhere
+    }
+
     /// The function of an object.
     pub fn service(&self, object: &GpuFunction) -> String {
         self.scope.service(&object.name_any(), object.metadata.namespace.as_deref())

@@ -191,7 +191,7 @@ impl PodOf<'_> {
 
 /// The name of a function in its namespace. Functions of other namespaces than the host's are known as `NAME.NAMESPACE`.
 pub fn own_name(service: &str) -> &str {
-    service.split('.').next().unwrap_or_default()
+    service.rsplit_once('.').map_or(service, |(name, _)| name)
 }
 
 fn variable(name: String, value: String) -> EnvVar {
