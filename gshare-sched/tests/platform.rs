@@ -799,3 +799,34 @@ fn new_instances_go_to_the_nodes_of_their_function_and_no_room_is_made_elsewhere
     let deployed = PlatformEvent::FunctionDeployed { function: FunctionId::new(9), spec: Box::new(whole) };
     assert!(host.tell(deployed).is_err(), "on fractional devices only");
 }
+
+#[test]
+fn an_instance_serves_on_where_no_other_may_start_and_a_job_starts_when_its_nodes_widen() {
+    let nodes = |all: &[u32]| Some(all.iter().map(|node| NodeId::new(*node)).collect::<BTreeSet<_>>());
+    let changed = |host: &mut Host, function, nodes| {
+        let function = FunctionId::new(function);
+        host.tell(PlatformEvent::NodesChanged { function, nodes }).unwrap();
+    };
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(9).with_instances(1, 1));
+    host.run(MS(60_000));
+    // More requests than the instance takes at once: some wait while the node is taken away.
+    host.load(0, MS(1), 8);
+    host.run(MS(4));
+    changed(&mut host, 0, nodes(&[]));
+    host.load(0, MS(1), 8);
+    host.run(MS(60_000));
+    assert_eq!((host.rejected().len(), host.answered(0).len()), (0, 16));
+    host.lose(0);
+    host.load(0, MS(1), 1);
+    host.run(MS(60_000));
+    assert_eq!(host.rejected(), [Rejection::NeverFits], "its instance is gone");
+
+    let mut host = Host::with(&[16]);
+    let job = FunctionSpec::new(Work::Training { workers: 1, share: GpuShare::WHOLE }, gib(4));
+    host.deploy(0, job.with_nodes(nodes(&[7])));
+    host.run(MS(60_000));
+    assert_eq!(devices_of(&host, 0), [0; 0]);
+    changed(&mut host, 0, None);
+    assert_eq!(devices_of(&host, 0), [0], "at once");
+}

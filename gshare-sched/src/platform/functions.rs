@@ -53,7 +53,7 @@ pub struct FunctionView<'a> {
     pub instances: u32,
     /// Counts of the function's requests.
     pub stats: FunctionStats,
-    /// Whether no device so far could hold an instance of the function: its requests are rejected.
+    /// Whether it has no instance, and no device so far could hold one: its requests are rejected.
     pub never_fits: bool,
 }
 
@@ -150,8 +150,13 @@ impl Function {
     fn view(&self) -> FunctionView<'_> {
         let Self { spec, state, stats, .. } = self;
         let instances = u32::try_from(self.instances.len()).unwrap_or(u32::MAX);
-        let never_fits = self.fits == Some(false);
+        let never_fits = self.never_fits();
         FunctionView { spec, state: *state, instances, stats: *stats, never_fits }
+    }
+
+    /// Whether no request of it will find an instance. An instance serves on where no new one may start.
+    pub(super) const fn never_fits(&self) -> bool {
+        matches!(self.fits, Some(false)) && self.staying == 0
     }
 
     pub(super) const fn trains(&self) -> bool {
@@ -238,13 +243,25 @@ impl Platform {
         let before = of.fits.replace(fits);
         if fits {
             self.unfit.remove(&function);
-        } else if before != Some(false) {
-            let waiting = of.all_waiting();
-            self.cluster.unmet(function);
-            for request in waiting {
-                self.reject(request, Rejection::NeverFits);
+        } else {
+            if before != Some(false) {
+                self.cluster.unmet(function);
             }
+            self.reject_unfit(function);
         }
+    }
+
+    fn reject_unfit(&mut self, function: FunctionId) {
+        let unfit = self.cluster.functions.get(&function).filter(|of| of.never_fits());
+        for request in unfit.map(Function::all_waiting).unwrap_or_default() {
+            self.reject(request, Rejection::NeverFits);
+        }
+    }
+
+    /// An instance of the function has ended, and its pool knows.
+    pub(super) fn instance_gone(&mut self, function: FunctionId) {
+        self.reject_unfit(function);
+        self.drop_if_done(function);
     }
 
     /// New instances of the function go to these nodes.
@@ -255,7 +272,8 @@ impl Platform {
     ) -> Result<(), PlatformError> {
         let of = self.known(function)?;
         let (pool, spec) = (of.pool, of.spec.clone().with_nodes(nodes.cloned()));
-        if of.state == FunctionState::Deployed {
+        let deployed = of.state == FunctionState::Deployed;
+        if deployed {
             check_function(function, self.pools[pool].regime(), &spec)?;
         }
         if let Some(of) = self.cluster.functions.get_mut(&function) {
@@ -263,6 +281,9 @@ impl Platform {
         }
         self.unfit.insert(function);
         self.look_whether_it_fits(function);
+        if deployed {
+            self.tell(pool, |pool, _| pool.nodes_changed());
+        }
         self.room_changed();
         Ok(())
     }
@@ -346,7 +367,7 @@ impl Platform {
     }
 
     /// Forgets a removed function after its last instance on the host.
-    pub(super) fn drop_if_done(&mut self, function: FunctionId) {
+    fn drop_if_done(&mut self, function: FunctionId) {
         let done = |of: &Function| of.state == FunctionState::Removed && of.instances.is_empty();
         if self.cluster.functions.get(&function).is_some_and(done) {
             self.cluster.forget_function(function);

@@ -371,7 +371,7 @@ impl Platform {
                     self.cluster.start_failed(of.function);
                 }
                 self.tell(of.pool, |pool, cluster| pool.gone(cluster, instance, report));
-                self.drop_if_done(of.function);
+                self.instance_gone(of.function);
             }
             _ if self.cluster.heard(instance, report) => {
                 let Some(pool) = self.cluster.instances.get(instance).map(|of| of.pool) else { return };
@@ -401,7 +401,7 @@ impl Platform {
         self.cluster.instances.on.remove(&gpu);
         self.tell(pool, |pool, cluster| pool.device_lost(cluster, gpu, &lost));
         for function in functions {
-            self.drop_if_done(function);
+            self.instance_gone(function);
         }
     }
 }

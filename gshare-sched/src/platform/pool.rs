@@ -89,6 +89,9 @@ pub(super) trait Pool: Send + core::any::Any {
     /// The ledger has a new minimum and maximum of a function's instances.
     fn bounds_changed(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError>;
 
+    /// A function may start on other nodes from now on.
+    fn nodes_changed(&mut self) {}
+
     /// An instance of the function that an earlier host started runs on the device with this time and these SMs: the pool starts it there.
     fn instance_found(
         &mut self,

@@ -179,7 +179,7 @@ impl Platform {
         of.stats.arrived += 1;
         let refused = if deadline.is_some_and(|deadline| deadline <= now) {
             Some(Rejection::DeadlineMissed)
-        } else if of.fits == Some(false) {
+        } else if of.never_fits() {
             Some(Rejection::NeverFits)
         } else if !cluster.tenants.may_wait(tenant) {
             Some(Rejection::TenantQueueFull)

@@ -315,6 +315,10 @@ impl Pool for FractionalPool {
         self.set_bounds(function, bounds, cluster).map_err(|error| REGIME.unsuitable(function, error))
     }
 
+    fn nodes_changed(&mut self) {
+        self.room_changed = true;
+    }
+
     fn instance_found(
         &mut self,
         cluster: &mut Cluster,
