@@ -9,7 +9,7 @@ use std::fmt;
 /// Most GPUs that a node is believed to have.
 const MAX_GPUS: u32 = 64;
 /// The taint of nodes with GPUs.
-const GPU_TAINT: &str = "nvidia.com/gpu";
+pub(super) const GPU_TAINT: &str = "nvidia.com/gpu";
 
 /// Why a node is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

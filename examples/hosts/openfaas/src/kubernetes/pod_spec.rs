@@ -2,6 +2,7 @@
 
 use super::hash;
 use super::injection::{ENVIRONMENT, Injected, PLACE, inject};
+use super::nodes::GPU_TAINT;
 use super::template::{port_of, template};
 use crate::api::FunctionDeployment;
 use crate::deployment::Wants;
@@ -10,7 +11,7 @@ use gshare_core::{QuotaRange, ResourceSpec, RunId, SmShare};
 use gshare_sched::platform::Part;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, SeccompProfile,
-    SecretProjection, TCPSocketAction, Volume, VolumeMount, VolumeProjection,
+    SecretProjection, TCPSocketAction, Toleration, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -90,6 +91,12 @@ impl PodOf<'_> {
         let has_account = spec.service_account_name.is_some();
         spec.automount_service_account_token.get_or_insert(has_account);
         spec.enable_service_links.get_or_insert(false);
+        // Nodes are chosen in spite of this taint, and with the effect `NoExecute` it would end the pod.
+        spec.tolerations.get_or_insert_default().push(Toleration {
+            key: Some(GPU_TAINT.into()),
+            operator: Some("Exists".into()),
+            ..Toleration::default()
+        });
         if let Some(volume) = secrets(deployment) {
             spec.volumes.get_or_insert_default().push(volume);
         }
@@ -200,7 +207,7 @@ fn variable(name: String, value: String) -> EnvVar {
 
 /// Sets a variable of all containers.
 fn set(spec: &mut PodSpec, name: &str, value: &str) {
-    for container in &mut spec.containers {
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         let all = container.env.get_or_insert_default();
         all.retain(|old| old.name != name);
         all.push(variable(name.to_owned(), value.to_owned()));
@@ -323,6 +330,8 @@ mod tests {
         assert_eq!((given.time.to_string(), given.sm.to_string()), ("30%:80%".into(), "12%".into()));
         let spec = pod.spec.as_ref().unwrap();
         assert_eq!((spec.node_name.as_deref(), spec.restart_policy.as_deref()), (Some("n1"), Some("Never")));
+        let tolerated = &spec.tolerations.as_ref().unwrap()[0];
+        assert_eq!((tolerated.key.as_deref(), &tolerated.effect), (Some("nvidia.com/gpu"), &None));
         let value = |name: &str| {
             let all = spec.containers[0].env.as_ref().unwrap();
             all.iter().find(|one| one.name == name).and_then(|one| one.value.clone()).unwrap()
@@ -334,6 +343,18 @@ mod tests {
         let mut changed = pod.clone();
         changed.metadata.annotations = None;
         assert_eq!(Given::of(&changed), Some(given));
+    }
+
+    #[test]
+    fn a_variable_is_set_in_init_containers_too() {
+        let own =
+            || Container { env: Some(vec![variable("A".into(), "all".into())]), ..Container::default() };
+        let mut spec =
+            PodSpec { containers: vec![own()], init_containers: Some(vec![own()]), ..PodSpec::default() };
+        set(&mut spec, "A", "void");
+        let expected = Some(vec![variable("A".into(), "void".into())]);
+        assert_eq!(spec.containers[0].env, expected);
+        assert_eq!(spec.init_containers.unwrap()[0].env, expected);
     }
 
     #[test]
