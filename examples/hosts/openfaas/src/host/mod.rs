@@ -254,7 +254,7 @@ struct Request {
 type Nodes = Option<BTreeSet<NodeId>>;
 
 /// The nodes to which new instances of a deployment go.
-struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Nodes + Send>);
+struct NodesOf(Box<dyn Fn(&Version) -> Nodes + Send>);
 
 impl core::fmt::Debug for NodesOf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -332,19 +332,19 @@ impl Host {
         }
     }
 
-    /// Has new instances go to these nodes only. Without an answer for a deployment they go to any.
-    pub fn choose_nodes(&mut self, nodes_of: impl Fn(&FunctionDeployment) -> Nodes + Send + 'static) {
+    /// Has new instances go to these nodes only. Without an answer for a version they go to any.
+    pub fn choose_nodes(&mut self, nodes_of: impl Fn(&Version) -> Nodes + Send + 'static) {
         self.nodes_of = Some(NodesOf(Box::new(nodes_of)));
     }
 
-    fn nodes_of(&self, deployment: &FunctionDeployment) -> Nodes {
-        self.nodes_of.as_ref().and_then(|of| of.0(deployment))
+    fn nodes_of(&self, version: &Version) -> Nodes {
+        self.nodes_of.as_ref().and_then(|of| of.0(version))
     }
 
     /// The nodes of the cluster have changed: new instances go to those that take them now.
     pub fn nodes_changed(&mut self, now: Timestamp) {
         let changed = self.versions.iter().filter_map(|(id, known)| {
-            let (view, nodes) = (self.platform.function(*id)?, self.nodes_of(&known.version.deployment));
+            let (view, nodes) = (self.platform.function(*id)?, self.nodes_of(&known.version));
             let differs = view.state != FunctionState::Removed && view.spec.nodes != nodes;
             differs.then_some(PlatformEvent::NodesChanged { function: *id, nodes })
         });

@@ -91,7 +91,7 @@ impl Host {
         found: bool,
     ) -> Result<(), ApiError> {
         let name = version.deployment.service.clone();
-        let nodes = self.nodes_of(&version.deployment);
+        let nodes = self.nodes_of(&version);
         let spec = version.plan.spec(bounds, self.guess)?.with_found(found).with_nodes(nodes);
         if let Wants::Profile { table, .. } = &version.plan.wants
             && let Some(why) = self.unmet(&version, table, version.plan.measured.as_ref())

@@ -386,7 +386,8 @@ impl Objects {
                 let mut brief = briefs.get(&name).cloned();
                 if let Some(Brief { problem: Some(why), .. }) = &mut brief
                     && *why == Rejection::NeverFits.to_string()
-                    && let Some(out) = pods.why_out(&object.spec.deployment(&name))
+                    && let Some(version) = app.node.host().newest(&name)
+                    && let Some(out) = pods.why_out(&version)
                 {
                     *why = format!("{why}: {out}");
                 }

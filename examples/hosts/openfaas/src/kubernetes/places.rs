@@ -10,7 +10,8 @@ use super::injection::Mounts;
 use super::nodes::{Excluded, Offer, closed, excluded, slim};
 use super::pods::Pods;
 use super::template::{TEMPLATE, template};
-use crate::api::FunctionDeployment;
+use crate::deployment::Wants;
+use crate::host::Version;
 use crate::inventory::layout;
 use crate::node::Node;
 use anyhow::{Context as _, ensure};
@@ -20,7 +21,7 @@ use gshare_core::{GpuId, GpuKind, NodeId};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshared::nvml::Sensors;
-use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec};
+use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec, Toleration};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,25 +163,34 @@ fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
 }
 
 impl Pods {
-    /// What the pods of a deployment ask of their nodes; none: nothing.
-    fn asks(&self, deployment: &FunctionDeployment) -> Option<PodSpec> {
+    /// What the pods of a version ask of their nodes; none: nothing.
+    fn asks(&self, version: &Version) -> Option<PodSpec> {
+        let deployment = &version.deployment;
         let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);
-        if !has_template && self.injected().mounts == Mounts::HostPath {
+        let hooked = !matches!(version.plan.wants, Wants::NoGpu { .. });
+        if !has_template && !(hooked && self.injected().mounts == Mounts::Node) {
             return None;
         }
         let mut spec = template(deployment).ok()?.spec?;
-        self.injected().ask(&mut spec);
+        if hooked {
+            self.injected().ask(&mut spec);
+        }
+        if !has_template {
+            // A user who names no toleration leaves the taints to the operator, who labels the host's nodes.
+            let all = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
+            spec.tolerations = Some(vec![all]);
+        }
         Some(spec)
     }
 
-    /// The nodes that take new pods of a deployment; none: all.
-    pub fn nodes_for(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
-        Some(self.places.lock().sift(&self.asks(deployment)?).0)
+    /// The nodes that take new pods of a version; none: all.
+    pub fn nodes_for(&self, version: &Version) -> Option<BTreeSet<NodeId>> {
+        Some(self.places.lock().sift(&self.asks(version)?).0)
     }
 
-    /// Why no node takes a pod of a deployment.
-    pub fn why_out(&self, deployment: &FunctionDeployment) -> Option<String> {
-        let (spec, places) = (self.asks(deployment)?, self.places.lock());
+    /// Why no node takes a pod of a version.
+    pub fn why_out(&self, version: &Version) -> Option<String> {
+        let (spec, places) = (self.asks(version)?, self.places.lock());
         let out = places.sift(&spec).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let (count, open) =
