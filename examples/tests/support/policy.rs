@@ -132,7 +132,7 @@ impl Judge {
         }
         // A node's driver and the controller make the objects for the others' changes.
         let maker = match old["kind"].as_str().unwrap() {
-            "Pod" => User::Entitled("system:serviceaccount:gshare-system:fastpod", None),
+            "Pod" => User::Entitled("system:serviceaccount:gshare-system:gshare-up", None),
             _ => User::Admin,
         };
         let (status, made) = real.ask_as(maker, &format!("POST {collection}"), old).await;

@@ -36,6 +36,8 @@ use std::collections::BTreeMap;
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
+    validation = Rule::new("!self.metadata.name.contains('.')")
+        .message("metadata.name: has a dot: need a DNS label of a-z, 0-9 and -"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
     printcolumn(name = "SLO", type_ = "string", json_path = ".spec.slo"),
     printcolumn(
