@@ -88,17 +88,20 @@ impl App {
         }
         #[cfg(feature = "kubernetes")]
         let tenant = crate::kubernetes::pods::tenant_of(deployment, &self.tenants)?;
-        let plan = Plan::of(deployment, &self.tenants)?;
         #[cfg(feature = "kubernetes")]
         if self.node.runner.pods.is_some() {
+            crate::kubernetes::pods::check_files(deployment)?;
+        }
+        let plan = Plan::of(deployment, &self.tenants)?;
+        #[cfg(feature = "kubernetes")]
+        if let Some(pods) = &self.node.runner.pods {
             crate::kubernetes::pods::suits(&plan, deployment)?;
+            if !pods.privileged {
+                crate::kubernetes::template::unprivileged(deployment).map_err(ApiError::bad)?;
+            }
             return Ok(Plan { tenant: tenant.unwrap_or(plan.tenant), ..plan });
         }
-        if deployment.annotations.iter().flatten().any(|(key, _)| key == "gshare/pod_template") {
-            let why =
-                "annotations: gshare/pod_template: this host starts processes and no pods: leave it out";
-            return Err(ApiError::bad(why));
-        }
+        refuse_template(deployment, "this host starts processes and no pods: leave it out")?;
         match &plan.image {
             Some(image) if self.node.runner.podman.is_none() => {
                 let error = ContainerError::NoPodman { image: image.clone() };
@@ -124,6 +127,14 @@ impl App {
                 *plan = version.plan;
             }
         }
+    }
+}
+
+fn refuse_template(deployment: &FunctionDeployment, why: &str) -> Result<(), ApiError> {
+    let key = "gshare/pod_template";
+    match deployment.annotations.iter().flatten().any(|(given, _)| given == key) {
+        true => Err(ApiError::bad(format!("annotations: {key}: {why}"))),
+        false => Ok(()),
     }
 }
 
@@ -303,6 +314,8 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     check_name("service", &deployment.service)?;
     let deployment = app.node.as_kept(deployment);
     let mut plan = app.plan(&deployment)?;
+    // The cluster's rights say who makes which pods, and a client of REST has none of them.
+    refuse_template(&deployment, "write a GpuFunction with `spec.template`, or leave it out")?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;
     let path = deployment.env_vars.as_ref().and_then(|variables| variables.get("PATH")).map(String::as_str);
@@ -355,6 +368,7 @@ async fn remove(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
     let request: DeleteRequest = parse(&body)?;
     check_namespace(request.namespace.as_deref())?;
     let name = &request.function_name;
+    check_name("functionName", name)?;
     let _alone = app.node.changes.lock().await;
     app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
     app.node.forget(name).await?;
@@ -383,6 +397,7 @@ async fn measure_again(State(app): Shared, Path(name): Path<String>) -> Result<S
 async fn scale(State(app): Shared, Path(name): Path<String>, body: Bytes) -> Result<StatusCode, ApiError> {
     let request: ScaleRequest = parse(&body)?;
     check_namespace(request.namespace.as_deref())?;
+    check_name("function", &name)?;
     if request.service_name.as_ref().is_some_and(|other| *other != name && !other.is_empty()) {
         return Err(ApiError::bad(format!("serviceName: is not `{name}`, as the path says")));
     }

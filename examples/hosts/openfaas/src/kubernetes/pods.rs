@@ -58,6 +58,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
+/// Folder of the measured points that functions may name.
+const PROFILES: &str = "/etc/gshare/profiles";
 /// Pause between two looks at a GPU with pods that no instance has.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -82,6 +84,8 @@ pub struct Pods {
     turns: Semaphore,
     runtime: Handle,
     stopped: Arc<AtomicBool>,
+    /// Whether templates may ask for what gives a container its node.
+    pub privileged: bool,
     /// The records from which a new leader goes on.
     pub objects: Objects,
 }
@@ -161,6 +165,7 @@ impl Pods {
             turns: Semaphore::new(AT_ONCE),
             runtime: Handle::current(),
             stopped,
+            privileged: false,
         }
     }
 
@@ -573,10 +578,6 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
                 "image: `{image}`: need a container image with its registry, such as docker.io/library/{image}"
             )
         }
-        _ if plan.model.is_some() => {
-            "annotations: gshare/model: a pod has its model in its image or its volumes: leave it out"
-                .to_owned()
-        }
         _ if plan.devices > 1 => {
             format!("annotations: gshare/devices: `{}`: a pod has one GPU: need 1", plan.devices)
         }
@@ -584,13 +585,41 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
             "annotations: gshare/workers: the workers of a job in pods would not find each other: need 1"
                 .to_owned()
         }
-        Wants::Pipeline { .. } => {
-            "annotations: gshare/dag: stages in pods would not find each other's files: need a host on the node itself"
-                .to_owned()
-        }
         _ => return template(deployment).map(drop).map_err(ApiError::bad),
     };
     Err(ApiError::bad(why))
+}
+
+/// Refuses annotations that name files of the host. Whoever writes an object chooses them, and the host's own container has its account's
+/// token and its password. Called before any of them is read.
+///
+/// # Errors
+/// 400 with the name of the field.
+pub fn check_files(deployment: &FunctionDeployment) -> Result<(), ApiError> {
+    for (key, value) in deployment.annotations.iter().flatten() {
+        let need = match key.as_str() {
+            "gshare/model" => "a pod has its model in its image or its volumes: leave it out",
+            "gshare/dag" => {
+                "stages in pods would not find each other's files: need a host on the node itself"
+            }
+            "gshare/workload" if value == "pipeline" => {
+                "stages in pods would not find each other: need inference or training"
+            }
+            "gshare/probe_body" => "a function in pods is measured without a body: leave it out",
+            "gshare/profile" if !["auto", "none"].contains(&value.as_str()) && !is_in(PROFILES, value) => {
+                "need auto, none, or a file below /etc/gshare/profiles"
+            }
+            _ => continue,
+        };
+        return Err(ApiError::bad(format!("annotations: {key}: `{value}`: {need}")));
+    }
+    Ok(())
+}
+
+/// Whether a path leads to a file in a folder, by whatever links.
+fn is_in(folder: &str, path: &str) -> bool {
+    let real = |path: &str| std::fs::canonicalize(path).ok();
+    real(folder).zip(real(path)).is_some_and(|(folder, path)| path.starts_with(folder))
 }
 
 /// The tenant that pays for a function of another namespace than the host's: the tenant with the name of this namespace.
@@ -607,5 +636,29 @@ pub fn tenant_of(
             "annotations: gshare/tenant: `{other}`: need `{namespace}`, the namespace of the function, or none"
         ))),
         _ => Ok(Some(tenants.get(namespace).copied().unwrap_or(TenantId::new(0)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_a_file_of_its_folder_by_whatever_links() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name).to_str().unwrap().to_owned();
+        let folder = at("profiles");
+        std::fs::create_dir_all(at("profiles/..data")).unwrap();
+        for name in ["profiles/..data/a.json", "secret"] {
+            std::fs::write(at(name), "[]").unwrap();
+        }
+        // A ConfigMap's files are links within its folder.
+        std::os::unix::fs::symlink("..data/a.json", at("profiles/a.json")).unwrap();
+        std::os::unix::fs::symlink("../secret", at("profiles/b.json")).unwrap();
+        assert!(is_in(&folder, &at("profiles/a.json")));
+        for other in ["profiles/b.json", "profiles/../secret", "secret", "profiles/none"] {
+            assert!(!is_in(&folder, &at(other)), "{other}");
+        }
+        assert!(!is_in(&at("none"), &at("secret")));
     }
 }

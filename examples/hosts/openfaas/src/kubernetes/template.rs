@@ -35,6 +35,13 @@ pub fn template(deployment: &FunctionDeployment) -> Result<PodTemplateSpec, Stri
     if let Some(path) = unknown(&given, &kept, "") {
         return Err(at(&path, &"is no field of a pod: leave it out"));
     }
+    let other = given["metadata"].as_object().into_iter().flatten().map(|(key, _)| key);
+    if let Some(key) = other.into_iter().find(|key| !["labels", "annotations"].contains(&key.as_str())) {
+        return Err(at(
+            &format!(".metadata.{key}"),
+            &"the host names and owns its pods: need labels or annotations",
+        ));
+    }
     let metadata = read.metadata.clone().unwrap_or_default();
     let keys = metadata.labels.iter().flatten().chain(metadata.annotations.iter().flatten());
     if let Some((key, _)) = keys.into_iter().find(|(key, _)| key.contains("gshare.io/")) {
@@ -58,6 +65,36 @@ pub fn template(deployment: &FunctionDeployment) -> Result<PodTemplateSpec, Stri
         return Err(at(&format!(".spec.{field}"), &why));
     }
     Ok(PodTemplateSpec { spec: Some(with_program(spec)), ..read })
+}
+
+/// Refuses a template with which a container reaches more of its node than its share.
+///
+/// # Errors
+/// Names the annotation and the field.
+pub fn unprivileged(deployment: &FunctionDeployment) -> Result<(), String> {
+    let spec = template(deployment)?.spec.unwrap_or_default();
+    let security = |one: &Container| {
+        let security = one.security_context.clone().unwrap_or_default();
+        let added = security.capabilities.and_then(|all| all.add).unwrap_or_default();
+        // The one that Pod Security's level `restricted` leaves.
+        (security.privileged == Some(true), added.iter().any(|name| name != "NET_BIND_SERVICE"))
+    };
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let (privileged, added): (Vec<_>, Vec<_>) = containers.map(security).unzip();
+    let asked = [
+        ("hostNetwork", spec.host_network == Some(true)),
+        ("hostPID", spec.host_pid == Some(true)),
+        ("hostIPC", spec.host_ipc == Some(true)),
+        ("volumes: hostPath", spec.volumes.iter().flatten().any(|volume| volume.host_path.is_some())),
+        ("containers: securityContext.privileged", privileged.contains(&true)),
+        ("containers: securityContext.capabilities.add", added.contains(&true)),
+    ];
+    match asked.into_iter().find(|(_, is)| *is) {
+        Some((field, _)) => Err(format!(
+            "annotations: {TEMPLATE}.spec.{field}: gives a container its node: leave it out, or set host.kubernetes.privileged_pods"
+        )),
+        None => Ok(()),
+    }
 }
 
 fn with_program(mut spec: PodSpec) -> PodSpec {
@@ -117,6 +154,11 @@ mod tests {
             (r#"{"spec":{"restartPolicy":"Always"}}"#, "spec.restartPolicy: the host replaces"),
             (r#"{"spec":{"containers":[{"name":"function","image":"i"}]}}"#, "function: image: "),
             (r#"{"metadata":{"labels":{"gshare.io/function":"g"}}}"#, "`gshare.io/function`: gshare.io/"),
+            (
+                r#"{"metadata":{"finalizers":["a/b"]}}"#,
+                "gshare/pod_template.metadata.finalizers: the host names",
+            ),
+            (r#"{"metadata":{"ownerReferences":[]}}"#, ".metadata.ownerReferences: "),
         ] {
             match of(text) {
                 Ok(_) => assert_eq!(why, "", "{text}"),
@@ -129,5 +171,40 @@ mod tests {
         let containers = read.unwrap().spec.unwrap().containers;
         assert_eq!((containers[0].name.as_str(), port_of(&containers[0])), (CONTAINER, 9));
         assert_eq!((containers[1].name.as_str(), port_of(&containers[1])), ("sidecar", PORT));
+    }
+
+    #[test]
+    fn a_template_that_gives_a_container_its_node_is_refused_by_its_field() {
+        let of = |text: &str| {
+            let annotations = Some([(TEMPLATE.to_owned(), text.to_owned())].into());
+            unprivileged(&FunctionDeployment { annotations, ..FunctionDeployment::default() })
+        };
+        for (text, field) in [
+            (r#"{"spec":{"hostNetwork":true}}"#, "hostNetwork"),
+            (r#"{"spec":{"hostPID":true}}"#, "hostPID"),
+            (r#"{"spec":{"hostIPC":true}}"#, "hostIPC"),
+            (r#"{"spec":{"volumes":[{"name":"v","hostPath":{"path":"/"}}]}}"#, "volumes: hostPath"),
+            (
+                r#"{"spec":{"containers":[{"name":"s","securityContext":{"privileged":true}}]}}"#,
+                "containers: securityContext.privileged",
+            ),
+            (
+                r#"{"spec":{"initContainers":[{"name":"s","securityContext":{"privileged":true}}]}}"#,
+                "containers: securityContext.privileged",
+            ),
+            (
+                r#"{"spec":{"containers":[{"name":"s","securityContext":{"capabilities":{"add":["SYS_ADMIN"]}}}]}}"#,
+                "containers: securityContext.capabilities.add",
+            ),
+        ] {
+            let why = of(text).unwrap_err();
+            assert!(
+                why.starts_with(&format!("annotations: {TEMPLATE}.spec.{field}: gives")),
+                "{text}: {why}"
+            );
+        }
+        let bound = r#"{"spec":{"hostPID":false,"volumes":[{"name":"v","emptyDir":{}}],"containers":[{"name":"s",
+            "securityContext":{"privileged":false,"capabilities":{"drop":["ALL"],"add":["NET_BIND_SERVICE"]}}}]}}"#;
+        assert_eq!(of(bound), Ok(()));
     }
 }

@@ -48,6 +48,8 @@ pub struct KubernetesSettings {
     pub socket: PathBuf,
     /// Whether containers get these files from volumes of their pod (`host-path`), or from their node's device plugin (`node`).
     pub mounts: Mounts,
+    /// Whether templates may have host namespaces, `hostPath` volumes, privileged containers and added capabilities.
+    pub privileged_pods: bool,
     /// The pipes of MPS on every node, and its shared memory. Without them functions share a GPU by time alone.
     pub mps: Option<(PathBuf, PathBuf)>,
 }
@@ -63,6 +65,7 @@ impl Default for KubernetesSettings {
             inject: injection,
             socket,
             mounts,
+            privileged_pods: false,
             mps,
         }
     }
@@ -141,7 +144,9 @@ async fn lead(
     let pods = {
         let everywhere = settings.all_namespaces;
         let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
-        Arc::new(Pods::new(scope, &leader, injected))
+        let mut pods = Pods::new(scope, &leader, injected);
+        pods.privileged = settings.privileged_pods;
+        Arc::new(pods)
     };
     let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
@@ -194,7 +199,7 @@ pub(super) async fn follow(
 ) -> anyhow::Result<()> {
     let node = &app.node;
     let chooser = Arc::clone(pods);
-    node.host().choose_nodes(move |deployment| chooser.nodes_for(deployment));
+    node.host().choose_nodes(move |version| chooser.nodes_for(version));
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
     let mut unlisted = Unlisted::new();

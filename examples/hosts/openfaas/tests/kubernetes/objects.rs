@@ -70,6 +70,31 @@ fn a_deployment_that_pods_cannot_be_is_refused_by_name() {
             r#""image":"localhost/f:1","annotations":{"gshare/workload":"training","gshare/workers":"2"}"#,
             "annotations: gshare/workers",
         ),
+        // The host's own files are nobody's to name, whether they are there or not.
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/probe_body":"/etc/hostname"}"#,
+            "gshare/probe_body: `/etc/hostname`: a function in pods is measured without a body",
+        ),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/hostname"}"#,
+            "gshare/profile: `/etc/hostname`: need auto, none, or a file below /etc/gshare/profiles",
+        ),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/gshare/profiles/../credentials"}"#,
+            "need auto, none, or a file below",
+        ),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/workload":"pipeline","gshare/dag":"/etc/hostname"}"#,
+            "gshare/dag: `/etc/hostname`: stages in pods",
+        ),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/model":"/etc/hostname"}"#,
+            "gshare/model: `/etc/hostname`: a pod has its model",
+        ),
+        (
+            r#""image":"localhost/f:1","annotations":{"gshare/pod_template":"{}"}"#,
+            "gshare/pod_template: write a GpuFunction with `spec.template`",
+        ),
         (r#""image":"localhost/f:1","secrets":["none"]"#, "secrets: unknown secret `none`"),
     ] {
         let (status, said) = host.call("POST", "/system/functions", &format!(r#"{{"service":"f",{more}}}"#));

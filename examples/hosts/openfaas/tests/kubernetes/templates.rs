@@ -169,6 +169,10 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
     says(&at("f.team"), "metadata.name: has a dot");
     let rest = second.call("POST", "/system/functions", r#"{"service":"x.team","image":"localhost/f:1"}"#);
     assert_eq!(rest.0, 400, "{}", rest.1);
+    let rest = second.call("POST", "/system/scale-function/f.team", r#"{"replicas":2}"#);
+    assert!(rest.0 == 400 && rest.1.starts_with("function: `f.team` is not a DNS label"), "{rest:?}");
+    let rest = second.call("DELETE", "/system/functions", r#"{"functionName":"f.team"}"#);
+    assert!(rest.0 == 400 && rest.1.starts_with("functionName: `f.team` is not"), "{rest:?}");
     // One of them goes.
     cluster.api.lock().delete(&format!("{TEAM}/f"));
     within(|| of("team").is_empty());
