@@ -314,7 +314,7 @@ async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, Api
     check_name("service", &deployment.service)?;
     let deployment = app.node.as_kept(deployment);
     let mut plan = app.plan(&deployment)?;
-    // The cluster's rights say who makes which pods, and a client of REST has none of them.
+    // The cluster checks the rights to make pods, and none of a client of REST.
     refuse_template(&deployment, "write a GpuFunction with `spec.template`, or leave it out")?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;

@@ -176,7 +176,7 @@ impl Pods {
             self.injected().ask(&mut spec);
         }
         if !has_template {
-            // A user who names no toleration leaves the taints to the operator, who labels the host's nodes.
+            // The label of the host's nodes is enough where a function says nothing of taints.
             let all = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
             spec.tolerations = Some(vec![all]);
         }

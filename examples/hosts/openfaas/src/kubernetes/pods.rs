@@ -590,8 +590,8 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
     Err(ApiError::bad(why))
 }
 
-/// Refuses annotations that name files of the host. Whoever writes an object chooses them, and the host's own container has its account's
-/// token and its password. Called before any of them is read.
+/// Refuses annotations that name files of the host. The author of an object chooses them, and the host's container has the token of its
+/// account and its password. Called before any of them is read.
 ///
 /// # Errors
 /// 400 with the name of the field.
