@@ -6,10 +6,11 @@
 //! Labels count MIG devices and name none of them. The node's daemon lists them with their UUIDs each time that the node opens, and until it
 //! does so the node stays closed.
 
-use super::injection::Mounts;
+use super::injection::{Injected, Mounts};
 use super::nodes::{Excluded, Offer, closed, excluded, slim};
 use super::pods::Pods;
 use super::template::{TEMPLATE, template};
+use crate::api::FunctionDeployment;
 use crate::deployment::Wants;
 use crate::host::Version;
 use crate::inventory::layout;
@@ -47,6 +48,8 @@ pub struct Places {
     firsts: BTreeMap<u32, String>,
     next: u32,
     products: Vec<String>,
+    /// The nodes that take pods, by what these ask, until a node changes.
+    sifted: BTreeMap<Asked, BTreeSet<NodeId>>,
     /// The GPUs of nodes that are about to open, as their daemons listed them.
     listed: BTreeMap<String, Vec<Cut>>,
 }
@@ -98,6 +101,7 @@ impl Places {
 
     /// The node takes pods: under its earlier numbers, if it has the same devices.
     fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>, kubelet: &Arc<Kubelet>) {
+        self.sifted.clear();
         let layouts = |all: &[Cut]| -> Vec<Option<MigLayout>> {
             all.iter().map(|of| of.as_ref().map(|(layout, _)| layout.clone())).collect()
         };
@@ -162,35 +166,54 @@ fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
     gpus.iter().map(of).collect()
 }
 
-impl Pods {
-    /// What the pods of a version ask of their nodes; none: nothing.
-    fn asks(&self, version: &Version) -> Option<PodSpec> {
-        let deployment = &version.deployment;
-        let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);
-        let hooked = !matches!(version.plan.wants, Wants::NoGpu { .. });
-        if !has_template && !(hooked && self.injected().mounts == Mounts::Node) {
-            return None;
+/// What pods ask of their nodes: by their template, and by the hook of functions with a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Asked {
+    template: Option<String>,
+    hooked: bool,
+}
+
+impl Asked {
+    /// None: nothing.
+    fn of(version: &Version, mounts: Mounts) -> Option<Self> {
+        let template = version.deployment.annotations.iter().flatten().find(|(key, _)| *key == TEMPLATE);
+        let template = template.map(|(_, text)| text.clone());
+        let hooked = mounts == Mounts::Node && !matches!(version.plan.wants, Wants::NoGpu { .. });
+        (hooked || template.is_some()).then_some(Self { template, hooked })
+    }
+
+    fn spec(&self, injected: &Injected) -> Option<PodSpec> {
+        let annotations = self.template.clone().map(|text| [(TEMPLATE.to_owned(), text)].into());
+        let mut spec = template(&FunctionDeployment { annotations, ..Default::default() }).ok()?.spec?;
+        if self.hooked {
+            injected.ask(&mut spec);
         }
-        let mut spec = template(deployment).ok()?.spec?;
-        if hooked {
-            self.injected().ask(&mut spec);
-        }
-        if !has_template {
+        if self.template.is_none() {
             // The label of the host's nodes is enough where a function says nothing of taints.
             let all = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
             spec.tolerations = Some(vec![all]);
         }
         Some(spec)
     }
+}
 
+impl Pods {
     /// The nodes that take new pods of a version; none: all.
     pub fn nodes_for(&self, version: &Version) -> Option<BTreeSet<NodeId>> {
-        Some(self.places.lock().sift(&self.asks(version)?).0)
+        let asked = Asked::of(version, self.injected().mounts)?;
+        let mut places = self.places.lock();
+        if let Some(known) = places.sifted.get(&asked) {
+            return Some(known.clone());
+        }
+        let nodes = places.sift(&asked.spec(self.injected())?).0;
+        places.sifted.insert(asked, nodes.clone());
+        Some(nodes)
     }
 
     /// Why no node takes a pod of a version.
     pub fn why_out(&self, version: &Version) -> Option<String> {
-        let (spec, places) = (self.asks(version)?, self.places.lock());
+        let spec = Asked::of(version, self.injected().mounts)?.spec(self.injected())?;
+        let places = self.places.lock();
         let out = places.sift(&spec).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let (count, open) =
@@ -258,7 +281,9 @@ impl Pods {
         }
         let kubelet = Arc::new(slim(kubelet));
         if known.as_ref().is_some_and(|place| place.offer == offer && place.given) {
-            if let Some(place) = self.places.lock().nodes.get_mut(&name) {
+            let mut places = self.places.lock();
+            places.sifted.clear();
+            if let Some(place) = places.nodes.get_mut(&name) {
                 place.kubelet = Arc::clone(&kubelet);
             }
         } else {
@@ -386,5 +411,29 @@ mod tests {
         let uncut = [gpu(&[])];
         assert_eq!(why(2, &uncut), "the daemon lists 1 GPUs, and label nvidia.com/gpu.count says 2");
         assert_eq!(why(1, &uncut), "the daemon lists no MIG device");
+    }
+
+    #[test]
+    fn taints_matter_to_templates_alone_and_the_hook_to_functions_with_a_gpu() {
+        let injected = Injected { mounts: Mounts::Node, ..Injected::default() };
+        let out = |annotations: serde_json::Value, offered: serde_json::Value| {
+            let node: Kubelet = serde_json::from_value(json!({
+                "metadata": { "name": "a" }, "status": { "allocatable": offered },
+                "spec": { "taints": [{ "key": "team", "value": "b", "effect": "NoSchedule" }] },
+            }))
+            .unwrap();
+            let deployment = json!({ "service": "f", "image": "localhost/f:1", "annotations": annotations });
+            let deployment: FunctionDeployment = serde_json::from_value(deployment).unwrap();
+            let plan = crate::deployment::Plan::of(&deployment, &BTreeMap::new()).unwrap();
+            let asked = Asked::of(&Version { deployment, plan }, injected.mounts);
+            asked.and_then(|asked| excluded(&node, &asked.spec(&injected).unwrap()))
+        };
+        let hook = || Some(Excluded::Resource("gshare.io/hook".into()));
+        let taint = || Some(Excluded::Tainted("team=b:NoSchedule".into()));
+        let offered = || json!({ "gshare.io/hook": "1000" });
+        assert_eq!((out(json!({}), offered()), out(json!({}), json!({}))), (None, hook()));
+        assert_eq!(out(json!({ "gshare/profile": "none" }), json!({})), None);
+        let template = json!({ "gshare/profile": "none", "gshare/pod_template": "{}" });
+        assert_eq!(out(template, json!({})), taint());
     }
 }
