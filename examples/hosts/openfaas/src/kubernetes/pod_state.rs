@@ -12,6 +12,15 @@ pub fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Failed" | "Succeeded") || exit_code(pod).is_some()
 }
 
+/// Answers if a container of a pod still runs, by its kubelet.
+pub fn still_runs(pod: &Pod) -> bool {
+    let status = pod.status.as_ref().filter(|_| !matches!(phase(pod), "Failed" | "Succeeded"));
+    let lists = status.into_iter().flat_map(|of| [&of.container_statuses, &of.init_container_statuses]);
+    lists
+        .flat_map(|list| list.iter().flatten())
+        .any(|of| of.state.as_ref().is_some_and(|s| s.running.is_some()))
+}
+
 /// How the program of a pod that is over has ended, by its kubelet.
 pub fn end_of(pod: &Pod) -> Result<(), String> {
     match exit_code(pod) {
@@ -46,4 +55,30 @@ pub fn is_going(pod: &Pod) -> bool {
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     !is_going(pod) && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_sidecar_runs_on_after_the_program() {
+        let one = |name: &str, state: &Value| json!({ "name": name, "ready": false, "image": "", "imageID": "", "restartCount": 0, "state": state });
+        let (ended, runs) = (json!({ "terminated": { "exitCode": 3 } }), json!({ "running": {} }));
+        let pod = |phase: &str, sidecar: &Value, init: &Value| -> Pod {
+            let status = json!({ "phase": phase, "containerStatuses": [one("function", &ended), one("s", sidecar)],
+                "initContainerStatuses": [one("i", init)] });
+            serde_json::from_value(json!({ "metadata": {}, "status": status })).unwrap()
+        };
+        for (pod, expected) in [
+            (pod("Running", &runs, &ended), true),
+            (pod("Running", &ended, &runs), true),
+            (pod("Running", &ended, &ended), false),
+            (pod("Failed", &runs, &ended), false),
+        ] {
+            assert!(is_over(&pod));
+            assert_eq!(still_runs(&pod), expected, "{:?}", pod.status);
+        }
+    }
 }

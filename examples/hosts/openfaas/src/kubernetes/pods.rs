@@ -21,7 +21,7 @@ use super::injection::Injected;
 use super::objects::Objects;
 use super::places::Places;
 use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
-use super::pod_state::{end_of, is_going, is_over, is_ready};
+use super::pod_state::{end_of, is_going, is_over, is_ready, still_runs};
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
@@ -407,6 +407,13 @@ impl Pods {
     /// The state of a pod, by its newest version.
     fn see(self: &Arc<Self>, node: &Weak<Node>, pod: &Pod) {
         let name = path_of(pod);
+        if is_over(pod) && still_runs(pod) {
+            // They hold the share until the deletion has ended them.
+            if !is_going(pod) {
+                self.end(name);
+            }
+            return;
+        }
         let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
             self.has_ended(node, &name, end_of(pod));
@@ -489,6 +496,9 @@ impl Pods {
         for pod in &all {
             if is_over(pod) {
                 self.was_done(node, pod);
+                if still_runs(pod) {
+                    self.stray(pod);
+                }
                 continue;
             }
             match self.adoptable(node, pod) {
