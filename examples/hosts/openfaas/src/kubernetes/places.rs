@@ -10,7 +10,6 @@ use super::injection::{Injected, Mounts};
 use super::nodes::{Excluded, Offer, closed, excluded, slim};
 use super::pods::Pods;
 use super::template::{TEMPLATE, template};
-use crate::api::FunctionDeployment;
 use crate::deployment::Wants;
 use crate::host::Version;
 use crate::inventory::layout;
@@ -48,8 +47,6 @@ pub struct Places {
     firsts: BTreeMap<u32, String>,
     next: u32,
     products: Vec<String>,
-    /// The nodes that take pods, by what these ask, until a node changes.
-    sifted: BTreeMap<Asked, BTreeSet<NodeId>>,
     /// The GPUs of nodes that are about to open, as their daemons listed them.
     listed: BTreeMap<String, Vec<Cut>>,
 }
@@ -101,7 +98,6 @@ impl Places {
 
     /// The node takes pods: under its earlier numbers, if it has the same devices.
     fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>, kubelet: &Arc<Kubelet>) {
-        self.sifted.clear();
         let layouts = |all: &[Cut]| -> Vec<Option<MigLayout>> {
             all.iter().map(|of| of.as_ref().map(|(layout, _)| layout.clone())).collect()
         };
@@ -166,54 +162,36 @@ fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
     gpus.iter().map(of).collect()
 }
 
-/// What pods ask of their nodes: by their template, and by the hook of functions with a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Asked {
-    template: Option<String>,
-    hooked: bool,
-}
-
-impl Asked {
-    /// None: nothing.
-    fn of(version: &Version, mounts: Mounts) -> Option<Self> {
-        let template = version.deployment.annotations.iter().flatten().find(|(key, _)| *key == TEMPLATE);
-        let template = template.map(|(_, text)| text.clone());
-        let hooked = mounts == Mounts::Node && !matches!(version.plan.wants, Wants::NoGpu { .. });
-        (hooked || template.is_some()).then_some(Self { template, hooked })
+/// What the pods of a version ask of their nodes; none: nothing.
+fn asks(version: &Version, injected: &Injected) -> Option<PodSpec> {
+    let deployment = &version.deployment;
+    let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);
+    let hooked = injected.mounts == Mounts::Node && !matches!(version.plan.wants, Wants::NoGpu { .. });
+    if !has_template && !hooked {
+        return None;
     }
-
-    fn spec(&self, injected: &Injected) -> Option<PodSpec> {
-        let annotations = self.template.clone().map(|text| [(TEMPLATE.to_owned(), text)].into());
-        let mut spec = template(&FunctionDeployment { annotations, ..Default::default() }).ok()?.spec?;
-        if self.hooked {
-            injected.ask(&mut spec);
-        }
-        if self.template.is_none() {
-            // The label of the host's nodes is enough where a function says nothing of taints.
-            let all = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
-            spec.tolerations = Some(vec![all]);
-        }
-        Some(spec)
+    let mut spec = template(deployment).ok()?.spec?;
+    if hooked {
+        injected.ask(&mut spec);
     }
+    if !has_template {
+        // The label of the host's nodes is enough where a function says nothing of taints.
+        let all = Toleration { operator: Some("Exists".into()), ..Toleration::default() };
+        spec.tolerations = Some(vec![all]);
+    }
+    Some(spec)
 }
 
 impl Pods {
     /// The nodes that take new pods of a version; none: all.
     pub fn nodes_for(&self, version: &Version) -> Option<BTreeSet<NodeId>> {
-        let asked = Asked::of(version, self.injected().mounts)?;
-        let mut places = self.places.lock();
-        if let Some(known) = places.sifted.get(&asked) {
-            return Some(known.clone());
-        }
-        let nodes = places.sift(&asked.spec(self.injected())?).0;
-        places.sifted.insert(asked, nodes.clone());
-        Some(nodes)
+        let spec = asks(version, self.injected())?;
+        Some(self.places.lock().sift(&spec).0)
     }
 
     /// Why no node takes a pod of a version.
     pub fn why_out(&self, version: &Version) -> Option<String> {
-        let spec = Asked::of(version, self.injected().mounts)?.spec(self.injected())?;
-        let places = self.places.lock();
+        let (spec, places) = (asks(version, self.injected())?, self.places.lock());
         let out = places.sift(&spec).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let (count, open) =
@@ -281,9 +259,7 @@ impl Pods {
         }
         let kubelet = Arc::new(slim(kubelet));
         if known.as_ref().is_some_and(|place| place.offer == offer && place.given) {
-            let mut places = self.places.lock();
-            places.sifted.clear();
-            if let Some(place) = places.nodes.get_mut(&name) {
+            if let Some(place) = self.places.lock().nodes.get_mut(&name) {
                 place.kubelet = Arc::clone(&kubelet);
             }
         } else {
@@ -375,6 +351,7 @@ impl Pods {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::FunctionDeployment;
     use serde_json::json;
 
     /// A GPU as its daemon lists it, with MIG devices of these profiles.
@@ -425,8 +402,7 @@ mod tests {
             let deployment = json!({ "service": "f", "image": "localhost/f:1", "annotations": annotations });
             let deployment: FunctionDeployment = serde_json::from_value(deployment).unwrap();
             let plan = crate::deployment::Plan::of(&deployment, &BTreeMap::new()).unwrap();
-            let asked = Asked::of(&Version { deployment, plan }, injected.mounts);
-            asked.and_then(|asked| excluded(&node, &asked.spec(&injected).unwrap()))
+            asks(&Version { deployment, plan }, &injected).and_then(|spec| excluded(&node, &spec))
         };
         let hook = || Some(Excluded::Resource("gshare.io/hook".into()));
         let taint = || Some(Excluded::Tainted("team=b:NoSchedule".into()));
