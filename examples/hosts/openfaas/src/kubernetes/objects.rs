@@ -4,18 +4,21 @@
 //! of another client, a new spec, other replicas. So both ways have one check, and the watch of our own write changes nothing. The status has
 //! the measurement, and the conditions with the reasons.
 
-use super::function::{GpuFunction, GpuFunctionStatus, in_fields};
+use super::function::{GpuFunction, GpuFunctionSpec, GpuFunctionStatus, in_fields};
+use super::lease::Fence;
 use super::pod_spec::FUNCTION;
 use super::pods::MANAGER;
 use super::said;
-use super::writes::{answered, post};
+use super::writes::{Fair, Tenant, Turns, answered, post, whose};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
 use crate::records::{Profile, Record};
 use crate::routes::App;
 use crate::trials::Measured;
 use axum::http::StatusCode;
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
+use gshare_core::TenantId;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -24,10 +27,11 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Between two looks at the host for changed statuses. A look makes a request for a changed status only.
 const LOOK: Duration = Duration::from_millis(500);
@@ -49,7 +53,39 @@ pub struct Objects {
     measured: Mutex<BTreeMap<String, Option<Profile>>>,
     /// Why a function's newest object is not deployed.
     refused: Mutex<BTreeMap<String, String>>,
-    stopped: Arc<AtomicBool>,
+    /// The last specs without a fault.
+    serving: Mutex<BTreeMap<String, Value>>,
+    fence: Fence,
+    turns: Arc<Turns>,
+}
+
+/// What the watch says of a function.
+#[derive(Debug)]
+enum Change {
+    Is(GpuFunction),
+    Gone(GpuFunction),
+}
+
+/// The newest change of each function that has one, in turns of the tenants: a tenant with many holds up no other.
+#[derive(Debug, Default)]
+struct Changes {
+    line: Mutex<(Fair<String>, BTreeMap<String, Change>)>,
+    came: Notify,
+}
+
+impl Changes {
+    fn add(&self, tenant: Tenant, name: String, change: Change) {
+        let (names, newest) = &mut *self.line.lock();
+        if newest.insert(name.clone(), change).is_none() {
+            names.push(tenant, false, name);
+        }
+        self.came.notify_one();
+    }
+
+    fn take(&self) -> Option<Change> {
+        let (names, newest) = &mut *self.line.lock();
+        names.pop().and_then(|name| newest.remove(&name))
+    }
 }
 
 fn error(error: &kube::Error) -> ApiError {
@@ -61,22 +97,26 @@ fn error(error: &kube::Error) -> ApiError {
 
 impl Objects {
     /// The objects of a namespace.
-    pub fn new(client: Client, namespace: &str, stopped: Arc<AtomicBool>) -> Self {
+    pub fn new(client: Client, namespace: &str, fence: Fence, turns: Arc<Turns>) -> Self {
         Self {
             functions: Api::namespaced(client.clone(), namespace),
             secrets: Api::namespaced(client, namespace),
             known: Mutex::default(),
             measured: Mutex::default(),
             refused: Mutex::default(),
-            stopped,
+            serving: Mutex::default(),
+            fence,
+            turns,
         }
     }
 
     fn leads(&self) -> Result<(), ApiError> {
-        match self.stopped.load(Ordering::Acquire) {
-            true => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "another host leads")),
-            false => Ok(()),
-        }
+        let why = match () {
+            () if self.fence.is_open() => return Ok(()),
+            () if self.fence.is_over() => "another host leads",
+            () => "the host could not keep its lease: try again once the API server answers",
+        };
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
     /// Reads all functions.
@@ -151,6 +191,7 @@ impl Objects {
         self.known.lock().remove(name);
         self.measured.lock().remove(name);
         self.refused.lock().remove(name);
+        self.serving.lock().remove(name);
     }
 
     /// Has the next status keep a measurement.
@@ -239,17 +280,45 @@ impl Objects {
         deleted.map(drop).map_err(|why| error(&why))
     }
 
+    /// The tenant of a function, by its object. An unknown tenant is that of a function without one.
+    fn tenant(app: &App, object: &GpuFunction) -> Tenant {
+        let known = object.spec.tenant.as_ref().and_then(|name| app.tenants.get(name));
+        whose(&object.name_any(), known.copied().unwrap_or(TenantId::new(0)))
+    }
+
     /// Watches the functions, and deploys what differs from the host.
     pub async fn watch(&self, app: &App) {
+        let changes = Changes::default();
+        let carry_out = async {
+            loop {
+                match changes.take() {
+                    Some(Change::Is(object)) => self.apply(app, object).await,
+                    Some(Change::Gone(object)) => self.deleted(app, &object).await,
+                    None => changes.came.notified().await,
+                }
+                // Others may have come meanwhile, and pods have news.
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = self.hear(app, &changes) => {}
+            () = carry_out => {}
+        }
+    }
+
+    async fn hear(&self, app: &App, changes: &Changes) {
         let mut events =
             watcher(self.functions.clone(), watcher::Config::default()).default_backoff().boxed();
         let mut seen = BTreeSet::new();
+        let add = |object: GpuFunction, change: fn(GpuFunction) -> Change| {
+            changes.add(Self::tenant(app, &object), object.name_any(), change(object));
+        };
         loop {
             match events.try_next().await {
                 Ok(Some(watcher::Event::Init)) => seen.clear(),
                 Ok(Some(watcher::Event::InitApply(object))) => {
                     seen.insert(object.name_any());
-                    self.apply(app, object).await;
+                    add(object, Change::Is);
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
                     let all = app.node.host().names();
@@ -260,18 +329,20 @@ impl Objects {
                         }
                     }
                 }
-                Ok(Some(watcher::Event::Apply(object))) => self.apply(app, object).await,
-                Ok(Some(watcher::Event::Delete(object))) => {
-                    let _alone = app.node.changes.lock().await;
-                    // Another object of its name stays.
-                    let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
-                    if !self.known.lock().get(&object.name_any()).is_some_and(other) {
-                        self.gone(app, &object.name_any());
-                    }
-                }
+                Ok(Some(watcher::Event::Apply(object))) => add(object, Change::Is),
+                Ok(Some(watcher::Event::Delete(object))) => add(object, Change::Gone),
                 Ok(None) => return,
                 Err(error) => eprintln!("openfaas: watch of functions: {error}"),
             }
+        }
+    }
+
+    async fn deleted(&self, app: &App, object: &GpuFunction) {
+        let _alone = app.node.changes.lock().await;
+        // Another object of its name stays.
+        let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
+        if !self.known.lock().get(&object.name_any()).is_some_and(other) {
+            self.gone(app, &object.name_any());
         }
     }
 
@@ -316,7 +387,7 @@ impl Objects {
         if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
-        let record = record(&object);
+        let (record, spec) = (record(&object), GpuFunctionSpec { replicas: None, ..object.spec.clone() });
         self.see(object);
         let newest = app.node.host().newest(&name);
         let told = match newest {
@@ -334,54 +405,104 @@ impl Objects {
             _ => deploy(app, record, false),
         };
         match told {
-            Ok(()) => self.refused.lock().remove(&name),
-            Err(error) => self.refused.lock().insert(name, in_fields(&error.message)),
+            Ok(()) => {
+                self.refused.lock().remove(&name);
+                self.serves(name, &spec);
+            }
+            Err(error) => {
+                self.refused.lock().insert(name, in_fields(&error.message));
+            }
+        }
+    }
+
+    fn serves(&self, name: String, spec: &GpuFunctionSpec) {
+        if let Ok(spec) = serde_json::to_value(spec) {
+            self.serving.lock().insert(name, spec);
+        }
+    }
+
+    /// Notes why a function of an earlier leader is not deployed as its object is.
+    pub fn refuse(&self, object: &GpuFunction, error: &ApiError) {
+        self.refused.lock().insert(object.name_any(), in_fields(&error.message));
+    }
+
+    /// Deploys the version that served before the object got a fault. Without one, or if this has a fault by now, none serves.
+    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction) {
+        let spec = object.status.as_ref().and_then(|status| status.serving.clone());
+        let Some(Ok(spec)) = spec.map(serde_json::from_value::<GpuFunctionSpec>) else { return };
+        let earlier = GpuFunction {
+            spec: GpuFunctionSpec { replicas: object.spec.replicas, ..spec.clone() },
+            ..object.clone()
         };
+        match deploy(app, record(&earlier), true) {
+            Ok(()) => self.serves(object.name_any(), &spec),
+            Err(error) => eprintln!("openfaas: function {}: {}", object.name_any(), error.message),
+        }
     }
 
-    /// Notes why a function of an earlier leader is not deployed.
-    pub fn refuse(&self, name: String, error: &ApiError) {
-        self.refused.lock().insert(name, in_fields(&error.message));
-    }
-
-    /// Writes the statuses that have changed.
+    /// Writes the statuses that have changed. A status that waits for its turn holds up no other look.
     pub async fn tell(&self, app: &App) {
+        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::time::sleep(LOOK).await;
-            let briefs = app.node.host().briefs();
-            let all: Vec<GpuFunction> = self.known.lock().values().cloned().collect();
-            for object in all {
-                let name = object.name_any();
-                let refused = self.refused.lock().get(&name).cloned();
-                let kept = self.measured.lock().get(&name).cloned();
-                let before = object.status.clone().unwrap_or_default();
-                let mut status = status(&object, briefs.get(&name), refused.as_deref());
-                status.profile = match &kept {
-                    Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
-                    None => before.profile.clone(),
-                };
-                if object.status.as_ref() == Some(&status) || self.leads().is_err() {
-                    continue;
+            tokio::select! {
+                Some(name) = writes.next() => {
+                    under_way.remove(&name);
                 }
-                let changed = GpuFunction { status: Some(status), ..object };
-                match answered(self.functions.replace_status(&name, &post(MANAGER), &changed)).await {
-                    Ok(object) => {
-                        // Measured again meanwhile: the next look keeps that.
-                        let mut measured = self.measured.lock();
-                        if measured.get(&name) == kept.as_ref() {
-                            measured.remove(&name);
-                        }
-                        drop(measured);
-                        if self.known.lock().contains_key(&name) {
-                            self.see(object);
-                        }
+                _ = looks.tick() => {
+                    for (object, kept) in self.changed(app, &under_way) {
+                        under_way.insert(object.name_any());
+                        writes.push(self.tell_of(Self::tenant(app, &object), object, kept));
                     }
-                    // Deleted, or changed: the watch says so.
-                    Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
-                    Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
                 }
             }
         }
+    }
+
+    /// The functions whose statuses have changed, with their new statuses and the measurements there; without those of `but`.
+    fn changed(&self, app: &App, but: &BTreeSet<String>) -> Vec<(GpuFunction, Option<Option<Profile>>)> {
+        let briefs = app.node.host().briefs();
+        let known = self.known.lock();
+        let others = known.iter().filter(|(name, _)| !but.contains(*name));
+        let changed = others.filter_map(|(name, object)| {
+            let refused = self.refused.lock().get(name).cloned();
+            let kept = self.measured.lock().get(name).cloned();
+            let mut status = status(object, briefs.get(name), refused.as_deref());
+            status.profile = match &kept {
+                Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
+                None => object.status.as_ref().and_then(|before| before.profile.clone()),
+            };
+            // Told before the watch of a new leader has brought it.
+            let before = object.status.as_ref().and_then(|before| before.serving.as_ref());
+            status.serving = self.serving.lock().get(name).or(before).cloned();
+            let is_new = object.status.as_ref() != Some(&status);
+            is_new.then(|| (GpuFunction { status: Some(status), ..object.clone() }, kept))
+        });
+        changed.collect()
+    }
+
+    /// Writes a status. Answers with the name of its function.
+    async fn tell_of(&self, tenant: Tenant, changed: GpuFunction, kept: Option<Option<Profile>>) -> String {
+        let name = changed.name_any();
+        let Some(_turn) = self.turns.take(&tenant, true).await else { return name };
+        match answered(self.functions.replace_status(&name, &post(MANAGER), &changed)).await {
+            Ok(object) => {
+                // Measured again meanwhile: the next look keeps that.
+                let mut measured = self.measured.lock();
+                if measured.get(&name) == kept.as_ref() {
+                    measured.remove(&name);
+                }
+                drop(measured);
+                if self.known.lock().contains_key(&name) {
+                    self.see(object);
+                }
+            }
+            // Deleted, or changed: the watch says so.
+            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+            Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
+        }
+        name
     }
 }
 
@@ -462,6 +583,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
         ready_replicas: ready,
         selector: format!("{FUNCTION}={}", object.name_any()),
         profile: None,
+        serving: None,
         conditions: wanted.into_iter().map(condition).collect(),
     }
 }

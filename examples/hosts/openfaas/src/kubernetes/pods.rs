@@ -13,16 +13,17 @@
 //!
 //! # Invariants
 //! - A name is used for one pod only, so that a repeated creation makes no second pod, and a deletion reaches no other.
-//! - After the end of its lease a leader sends no further write ([`Pods::stop`]).
+//! - After the end of its lease a leader sends no further write ([`Fence`]).
 
 use super::daemons::Daemons;
 use super::injection::Injected;
+use super::lease::Fence;
 use super::objects::Objects;
 use super::places::Places;
 use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
 use super::pod_state::{failure, is_going, is_over, is_ready};
 use super::said;
-use super::writes::{answered, post};
+use super::writes::{Tenant, Turns, answered, nobody, post, whose};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Order};
@@ -38,11 +39,10 @@ use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 /// Field manager of the host's writes.
 pub const MANAGER: &str = "gshare-up";
@@ -76,9 +76,9 @@ pub struct Pods {
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
     /// Functions with refused pods.
     refused: Mutex<BTreeMap<String, Refusal>>,
-    turns: Semaphore,
+    turns: Arc<Turns>,
     runtime: Handle,
-    stopped: Arc<AtomicBool>,
+    fence: Fence,
     /// The records from which a new leader goes on.
     pub objects: Objects,
 }
@@ -88,6 +88,7 @@ pub struct Pods {
 struct Known {
     of: Option<(InstanceId, usize)>,
     node: String,
+    tenant: Tenant,
     state: Arc<Mutex<State>>,
 }
 
@@ -139,11 +140,11 @@ impl Running for PodProcess {
 }
 
 impl Pods {
-    /// The pods of a host in a namespace. `leader` is a part of a DNS label that no leader before had.
-    pub fn new(client: Client, namespace: &str, leader: &str, injected: Injected) -> Self {
-        let stopped = Arc::new(AtomicBool::new(false));
+    /// The pods of a host in a namespace, which writes behind the fence. `leader` is a part of a DNS label that no leader before had.
+    pub fn new(client: Client, namespace: &str, leader: &str, injected: Injected, fence: Fence) -> Self {
+        let turns = Turns::new(fence.clone(), AT_ONCE);
         Self {
-            objects: Objects::new(client.clone(), namespace, Arc::clone(&stopped)),
+            objects: Objects::new(client.clone(), namespace, fence.clone(), Arc::clone(&turns)),
             api: Api::namespaced(client.clone(), namespace),
             namespace: namespace.to_owned(),
             leader: leader.to_owned(),
@@ -154,19 +155,15 @@ impl Pods {
             daemons: Daemons::new(client),
             trials: Mutex::default(),
             refused: Mutex::default(),
-            turns: Semaphore::new(AT_ONCE),
+            turns,
             runtime: Handle::current(),
-            stopped,
+            fence,
         }
     }
 
     /// Sends no further write: another host leads.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-    }
-
-    fn stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.fence.close();
     }
 
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
@@ -237,23 +234,26 @@ impl Pods {
             self.trials.lock().insert(launch.instance, (format!("{namespace}/{name}"), on.clone()));
         }
         let state = Arc::new(Mutex::new(State::default()));
-        self.known.lock().insert(name.clone(), Known { of, node: on, state: Arc::clone(&state) });
-        let (pods, weak, own) = (Arc::clone(self), Arc::downgrade(node), Arc::clone(&state));
+        let known = Known {
+            of,
+            node: on,
+            tenant: whose(service, launch.version.plan.tenant),
+            state: Arc::clone(&state),
+        };
+        self.known.lock().insert(name.clone(), known.clone());
+        let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
         let send = move || {
             let runtime = pods.runtime.clone();
-            runtime.spawn(async move { pods.create(&weak, pod, &own).await });
+            runtime.spawn(async move { pods.create(&weak, pod, &known).await });
         };
         Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
     }
 
-    async fn create(&self, node: &Weak<Node>, pod: Pod, state: &Mutex<State>) {
+    async fn create(&self, node: &Weak<Node>, pod: Pod, Known { tenant, state, .. }: &Known) {
         let name = pod.name_any();
         let (mut pause, mut sent) = (PAUSES.0, false);
         loop {
-            let Ok(turn) = self.turns.acquire().await else { return };
-            if self.stopped() {
-                return;
-            }
+            let Some(turn) = self.turns.take(tenant, false).await else { return };
             // A creation without an answer may have made it, and only its repetition tells.
             if !sent && state.lock().killed {
                 return self.has_ended(node, &name, Err("it was not needed any more".to_owned()));
@@ -323,8 +323,8 @@ impl Pods {
     async fn delete(&self, name: &str, comes: bool) -> bool {
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
-        while !self.stopped() {
-            let Ok(turn) = self.turns.acquire().await else { return true };
+        let tenant = self.known.lock().get(name).map_or_else(nobody, |known| known.tenant.clone());
+        while let Some(turn) = self.turns.take(&tenant, false).await {
             let deleted = answered(self.api.delete(name, &parameters)).await;
             drop(turn);
             match deleted {
@@ -406,7 +406,7 @@ impl Pods {
     fn stray(self: &Arc<Self>, pod: &Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
-        let known = Known { of: None, node, state: Arc::new(Mutex::new(state)) };
+        let known = Known { of: None, node, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
         self.known.lock().insert(pod.name_any(), known);
         if !is_going(pod) {
             self.end(pod.name_any());
@@ -420,7 +420,7 @@ impl Pods {
 
     /// A pod has ended: its host is told.
     fn has_ended(&self, node: &Weak<Node>, name: &str, end: Result<(), String>) {
-        let Some(Known { of, node: on, state }) = self.known.lock().remove(name) else { return };
+        let Some(Known { of, node: on, state, .. }) = self.known.lock().remove(name) else { return };
         let (listened, made, why) = {
             let mut state = state.lock();
             let why = end.as_ref().err().cloned().filter(|_| !state.killed);
@@ -504,8 +504,9 @@ impl Pods {
         let given = Given::of(pod).ok_or("it states no share of a GPU")?;
         let (on, number) = given.place;
         let gpu = self.places.lock().gpu(&on, number).ok_or("its node is not ready")?;
-        let record = self.objects.record(&given.function).ok_or("its function is gone")?;
-        if version_of(&record.deployment) != given.version {
+        // The version that serves: a newer object may have a fault.
+        let version = node.host().newest(&given.function).ok_or("its function is gone")?;
+        if version_of(&version.deployment) != given.version {
             return Err("it is of another version".to_owned());
         }
         let share = (given.time.request(), given.sm);
@@ -518,7 +519,10 @@ impl Pods {
     fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
         let name = pod.name_any();
         let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
-        let known = Known { of: Some(of), node: on.to_owned(), state: Arc::clone(&state) };
+        let function = pod.labels().get(FUNCTION).map_or("", String::as_str);
+        let tenant = node.host().newest(function).map(|version| whose(function, version.plan.tenant));
+        let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
+        let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);

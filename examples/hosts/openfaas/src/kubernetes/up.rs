@@ -1,13 +1,14 @@
 //! `gshare up --kubernetes`: the same host, with pods in the place of processes.
 //!
 //! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
-//! one. A leader that has lost its lease sends no further write, and its program ends.
+//! one. A leader whose lease has run out sends no further write; it answers requests until it reads that another leads, and then it ends.
 
+use super::hash;
 use super::injection::{Injected, Injection, Mounts};
+use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed, record};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
-use super::{hash, lease};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
 use crate::models::Models;
@@ -77,13 +78,15 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
     let (listens, listener) = listener.with_context(|| format!("--listen {address}"))?;
     let waits = tokio::spawn(axum::serve(listens, waiting()).into_future());
     let place = host.options.host.kubernetes.lease.clone();
+    let fence = Fence::new(place.is_some());
     let work = async {
         tokio::select! {
-            served = lead(host, client.clone(), listener, waits) => led = served,
+            served = lead(host, client.clone(), fence.clone(), listener, waits) => led = served,
             () = stop.clone() => {}
         }
     };
-    lease::run(place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
+    let behind = Some(fence.clone());
+    lease::run_behind(behind, place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
     led
 }
 
@@ -108,6 +111,7 @@ impl Drop for Leads {
 async fn lead(
     host: Builder,
     client: Client,
+    fence: Fence,
     listener: std::net::TcpListener,
     waits: JoinHandle<std::io::Result<()>>,
 ) -> anyhow::Result<()> {
@@ -127,7 +131,7 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected));
+    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected, fence));
     let _leads = Leads(Arc::clone(&pods));
     // Of this machine only: the parts of a host that a runner of pods does without.
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
@@ -159,7 +163,8 @@ async fn lead(
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
         if let Err(error) = deploy(&app, record(object), true) {
-            objects.refuse(object.name_any(), &error);
+            objects.refuse(object, &error);
+            objects.deploy_earlier(&app, object);
         }
     }
     let adopted = pods.adopt_all(&node).await.context("pods")?;

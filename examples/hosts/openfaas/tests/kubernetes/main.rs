@@ -10,5 +10,6 @@ mod common;
 mod faults;
 mod kubelet;
 mod leader;
+mod lease;
 mod life;
 mod objects;
