@@ -28,7 +28,10 @@ impl Replica {
         let (start, stopped) = (Instant::now(), Arc::clone(stopped));
         let clock = move || {
             let passed = start.elapsed() + Duration::from_secs(stopped.load(Ordering::SeqCst));
-            (Timestamp::from_nanos(u64::try_from(passed.as_nanos()).unwrap()), jiff::Timestamp::UNIX_EPOCH)
+            (
+                Timestamp::from_nanos(u64::try_from(passed.as_nanos()).unwrap()),
+                jiff::Timestamp::UNIX_EPOCH + passed,
+            )
         };
         let fence = Fence::by(true, Box::new(clock.clone()));
         let (turns, writes) = (Turns::new(fence.clone(), 1), Arc::new(AtomicU64::new(0)));
