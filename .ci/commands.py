@@ -32,7 +32,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECONDS = 60
-PROGRAMS = ("gshare", "gshared", "gshare-dra", "gshare-openfaas", "fastpod", "knative", "cargo", "python3")
+PROGRAMS = ("gshare", "gshared", "gshare-dra", "gshare-openfaas", "cargo", "python3")
 
 # Commands that begin so are parsed: why they are not run.
 PARSED = {

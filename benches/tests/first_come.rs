@@ -3,7 +3,7 @@
 use gshare_bench::first_come::FirstCome;
 use gshare_core::{Bytes, Duration, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_sched::pipeline::{
-    AssignedSlice, Change, KeeperConfig, Offer, Offers, PartitionConfig, Partitioner, Place, Route, Service,
+    AssignedSlice, Change, KeeperConfig, Offer, Offers, Partitioner, Place, Route, Service,
 };
 use gshare_sched::platform::{DeviceSpec, MigLayout};
 use gshare_sim::conformance::slices;
@@ -15,7 +15,7 @@ fn slice() -> AssignedSlice {
     let layout = MigLayout::named("A100-80", &["2g.20gb"]).unwrap();
     let spec = DeviceSpec::new(NodeId::new(0), Bytes::from_gib(80)).with_mig(layout);
     let slice = spec.mig.unwrap().slices()[0];
-    AssignedSlice { gpu: GpuId::new(0), slice, carved: false }
+    AssignedSlice { gpu: GpuId::new(0), slice }
 }
 
 /// Function 0 has an instance of its own, functions 1 and 2 share a slice.
@@ -68,7 +68,7 @@ fn a_function_is_short_if_its_last_request_would_be_late() {
 
 #[test]
 fn it_conforms() {
-    let place: Arc<dyn Place> = Arc::new(Partitioner::new(PartitionConfig::default()).unwrap());
+    let place: Arc<dyn Place> = Arc::new(Partitioner);
     let router = || -> Box<dyn Route> { Box::new(FirstCome::default()) };
     slices(router, &place, &KeeperConfig::default(), 0..6).unwrap();
 }

@@ -2,9 +2,4 @@
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "kubernetes")]
-pub mod knative;
-#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
-
-/// Prefixes of the annotations that are shares (FaST-GShare, Figure 4, and its code).
-pub(crate) const SHARE_PREFIXES: [&str; 2] = ["fastgshare/", "faasshare/"];

@@ -1,4 +1,4 @@
-//! Any bytes are a DAG of components, as JSON or as numbers: refused, or cut into pipelines in every mode within the bounds.
+//! Any bytes are a DAG of components, as JSON or as numbers: refused, or cut into pipelines within the bounds.
 //! On the stable compiler: `cargo fuzz run -s none dag`.
 #![no_main]
 

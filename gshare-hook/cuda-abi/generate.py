@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/table.rs, the table of CUDA driver symbols.
+"""Writes src/symbols.txt, the table of CUDA driver symbols.
 
     generate.py [--check] HEADER_DIR...
 
@@ -29,7 +29,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TARGET = HERE / "src" / "table.rs"
+TARGET = HERE / "src" / "symbols.txt"
 COMPANIONS = ["cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler"]
 
 # The first rule that matches a base name gives its class.
@@ -202,27 +202,16 @@ def render(directories):
         collect(directory, table)
     bindings, unknown, rows = Bindings(), set(), []
     ordered = sorted(table.items(), key=lambda item: (item[1][0], item[1][2] != "", item[1][1]))
-    for index, (exported, (base, introduced, flavour, params)) in enumerate(ordered):
+    for exported, (base, introduced, _, params) in ordered:
         args = ", ".join(f"{n}: {t}" for n, t in rust_params(params, bindings, unknown))
-        stream = {"": "Legacy", "_ptsz": "PerThread", "_ptds": "PerThread"}[flavour]
-        rows.append(f'            {{ {index} {exported} "{base}" {introduced} {stream} {class_of(base)} ({args}) }}')
+        rows.append(f"{exported} {introduced} {class_of(base)} ({args})")
     releases = ", ".join(f"{v // 1000}.{v % 1000 // 10}" for v in map(release, directories))
     newest = release(directories[-1])
     text = "\n".join([
-        "// Written by generate.py; do not edit. Releases read: " + releases + ".",
-        "",
-        "/// The newest CUDA release with names in the table, as `1000 * major + 10 * minor`.",
-        f"pub const NEWEST_RELEASE: u32 = {newest};",
-        "",
-        "/// Calls `$callback!` with every row of the table; see the crate's documentation for the shape of a row.",
-        "#[macro_export]",
-        "macro_rules! cuda_symbols {",
-        "    ($callback:ident) => {",
-        "        $callback! {",
+        "# Written by generate.py; do not edit. Releases read: " + releases + ".",
+        "# A row has the exported name, the first release with it, its class and its arguments; rows are sorted by base name, flavour, release.",
+        f"newest {newest}",
         *rows,
-        "        }",
-        "    };",
-        "}",
         "",
     ])
     if unknown:

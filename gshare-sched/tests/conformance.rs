@@ -11,8 +11,8 @@ use gshare_sched::pack::{
     Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
 };
 use gshare_sched::pipeline::{
-    AssignedSlice, Change, Goal, Home, KeeperConfig, Node, NodeGpu, Offers, PartitionConfig, Partitioner,
-    Place, RankMode, Route, RouterConfig, SlackRouter,
+    AssignedSlice, Change, Goal, Home, KeeperConfig, Node, NodeGpu, Offers, Partitioner, Place, Route,
+    RouterConfig, SlackRouter,
 };
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::platform::{Choice, Locality, WholeConfig, WholeDevices, WholePolicy};
@@ -255,11 +255,6 @@ fn a_policy_of_whole_devices_that_breaks_its_contract_is_found_out() {
     assert_eq!(claim, "without faults no request waits for as long as it may");
 }
 
-fn place(rank: RankMode) -> Arc<dyn Place> {
-    let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank));
-    Arc::new(partitioner.expect("the defaults are valid"))
-}
-
 fn slack(config: RouterConfig) -> Box<dyn Route> {
     Box::new(SlackRouter::new(config))
 }
@@ -267,10 +262,9 @@ fn slack(config: RouterConfig) -> Box<dyn Route> {
 #[test]
 fn policies_of_slices_conform() {
     let (ours, paper) = (KeeperConfig::default(), KeeperConfig::paper());
-    let best = place(RankMode::Bottleneck);
-    let mut sum = slices(|| slack(RouterConfig::default()), &best, &ours, 0..12).unwrap();
-    let cv = place(RankMode::PaperCv);
-    sum.add(&slices(|| slack(RouterConfig::paper()), &cv, &paper, 0..12).unwrap());
+    let place: Arc<dyn Place> = Arc::new(Partitioner);
+    let mut sum = slices(|| slack(RouterConfig::default()), &place, &ours, 0..12).unwrap();
+    sum.add(&slices(|| slack(RouterConfig::paper()), &place, &paper, 0..12).unwrap());
     // The runs tried every kind of order.
     let count = |name: &str| sum.actions.get(name).copied().unwrap_or(0);
     let answered: u64 = sum.functions.iter().map(|one| one.answered).sum();
@@ -354,7 +348,7 @@ impl Place for Anywhere {
 #[test]
 fn policies_of_slices_that_break_a_promise_are_found_out() {
     let promise = "every order can be carried out, no device is oversold, and each request ends once";
-    let (ours, best) = (KeeperConfig::default(), place(RankMode::Bottleneck));
+    let (ours, best): (_, Arc<dyn Place>) = (KeeperConfig::default(), Arc::new(Partitioner));
     let claim = broken(slices(|| Box::new(Twice::default()), &best, &ours, 0..5).map(drop));
     assert_eq!(claim, promise, "a request is given twice");
     let silent = || -> Box<dyn Route> { Box::new(Silent(SlackRouter::default())) };

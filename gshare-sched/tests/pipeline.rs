@@ -6,5 +6,4 @@ mod support;
 mod pipeline_assign;
 mod pipeline_bottleneck;
 mod pipeline_input;
-mod pipeline_order;
 mod pipeline_routing;

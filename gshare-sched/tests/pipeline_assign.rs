@@ -5,8 +5,7 @@ use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::{Bytes, Duration, GpuId};
 use gshare_sched::mig::{GpuModel, SliceAt};
 use gshare_sched::pipeline::{
-    Balance, Goal, HandOff, LeastFragmentation, Mode, Node, NodeGpu, Part, PartitionConfig, Partitioner,
-    Pipeline, RankMode, Unfit, plan,
+    Goal, HandOff, LeastFragmentation, Node, NodeGpu, Part, Partitioner, Pipeline, Unfit,
 };
 use proptest::prelude::*;
 
@@ -48,7 +47,7 @@ fn chain(needs: &[(u64, u64)]) -> Dag {
 fn apart(dag: &Dag) -> Pipeline {
     let part = |(stage, one): (u32, usize)| Part { stage, components: ComponentSet::one(one), slice: None };
     let parts = (0..).zip(0..dag.len()).map(part).collect();
-    Pipeline::new(parts, Balance::of([Duration::from_nanos(1)]), false)
+    Pipeline::new(parts)
 }
 
 fn goal() -> Goal {
@@ -87,42 +86,34 @@ proptest! {
         prop_assert_eq!(found, expected);
     }
 
-    /// Everything an answer must be, on many GPUs, some in use, with and without leave to carve.
+    /// Everything an answer must be, on many GPUs, some slices in use.
     #[test]
-    fn an_answer_uses_slices_that_are_free_or_can_be_cut(
+    fn an_answer_uses_slices_that_are_free(
         needs in prop::collection::vec((1..50u64, 1..30u64), 1..=6),
-        gpus in prop::collection::vec((0..298usize, any::<u16>()), 1..=12),
-        carve in any::<bool>(),
+        gpus in prop::collection::vec((prop::collection::vec(prop::sample::select(&SLICES[..]), 1..=7), any::<u16>()), 1..=12),
     ) {
         let dag = chain(&needs);
-        let layouts = model().layouts(&model().base_profiles());
-        let cut = |(id, (layout, busy)): (u32, &(usize, u16))| {
-            let slices = layouts[*layout].iter().enumerate();
-            let (busy, free): (Vec<_>, Vec<_>) = slices.partition(|(bit, _)| busy >> bit & 1 == 1);
+        let model = model();
+        let cut = |(id, (names, busy)): (u32, &(Vec<&str>, u16))| {
+            let profiles: Vec<_> = names.iter().map(|name| model.profile(name).unwrap()).collect();
+            let layout = (0..=profiles.len()).rev().find_map(|count| model.arrange(&profiles[..count])).unwrap();
+            let (busy, free): (Vec<_>, Vec<_>) = layout.iter().enumerate().partition(|(bit, _)| busy >> bit & 1 == 1);
             let slices = |some: Vec<(usize, &SliceAt)>| -> Vec<SliceAt> { some.into_iter().map(|(_, slice)| *slice).collect() };
             gpu(id, &slices(free), &slices(busy))
         };
         let node = node((0..).zip(&gpus).map(cut).collect());
-        let goal = goal().with_carve(carve);
-        let Ok(found) = LeastFragmentation.assign(&dag, &goal, &apart(&dag), &node) else {
-            // More leave never makes it worse.
-            prop_assert!(LeastFragmentation.assign(&dag, &goal.with_carve(false), &apart(&dag), &node).is_err());
-            return Ok(());
-        };
+        let Ok(found) = LeastFragmentation.assign(&dag, &goal(), &apart(&dag), &node) else { return Ok(()) };
         prop_assert_eq!(found.slices.len(), needs.len());
         let mut on_gpus: std::collections::BTreeMap<GpuId, Vec<SliceAt>> = std::collections::BTreeMap::new();
         for slice in &found.slices {
             let gpu = node.gpus().iter().find(|gpu| gpu.gpu == slice.gpu).unwrap();
-            prop_assert!(gpu.free.contains(&slice.slice) != slice.carved);
-            prop_assert!(carve || !slice.carved);
+            prop_assert!(gpu.free.contains(&slice.slice));
             on_gpus.entry(slice.gpu).or_insert_with(|| gpu.busy.clone()).push(slice.slice);
         }
         for slices in on_gpus.values() {
-            prop_assert!(model().validate(slices).is_ok(), "new slices lie beside those in use");
+            prop_assert!(model.validate(slices).is_ok(), "they lie beside the slices in use, each once");
         }
         prop_assert_eq!(found.gpus as usize, on_gpus.len());
-        let cut: std::collections::BTreeSet<GpuId> = found.slices.iter().filter(|s| s.carved).map(|s| s.gpu).collect();
-        prop_assert!(cut.len() <= 1, "at most one GPU is cut");
     }
 }
 
@@ -160,19 +151,15 @@ fn what_fits_no_slice_runs_as_a_pipeline_over_two_gpus() {
     let dag = Dag::builder("figure 4").component(on("a", 6)).component(on("b", 36)).edge("a", "b", Bytes(1));
     let dag = dag.build().unwrap();
     let node = node(vec![gpu(1, &[at("1g.10gb", 6)], &[]), gpu(2, &[at("3g.40gb", 4)], &[])]);
-    for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
-        let partitioner = Partitioner::new(PartitionConfig::default().with_rank(rank)).unwrap();
-        let plan = plan(&partitioner, &dag, &Goal::default(), &node).unwrap();
-        let slices: Vec<_> = plan.assignment.slices.iter().map(|slice| (slice.gpu, slice.slice)).collect();
-        assert_eq!(slices, [(GpuId::new(1), at("1g.10gb", 6)), (GpuId::new(2), at("3g.40gb", 4))]);
-        assert_eq!(plan.assignment.gpus, 2);
-        if rank == RankMode::PaperCv {
-            assert_eq!(
-                plan.passed_over[0].why.to_string(),
-                "stage 1 fits no free slice: needs 43 GiB, the largest has 39.2 GiB"
-            );
-        }
-    }
+    let goal = Goal::default();
+    let pipeline = Partitioner.pipelines(&dag, &goal, &node).unwrap().next().unwrap();
+    let found = LeastFragmentation.assign(&dag, &goal, &pipeline, &node).unwrap();
+    let slices: Vec<_> = found.slices.iter().map(|slice| (slice.gpu, slice.slice)).collect();
+    assert_eq!(slices, [(GpuId::new(1), at("1g.10gb", 6)), (GpuId::new(2), at("3g.40gb", 4))]);
+    assert_eq!(found.gpus, 2);
+    let whole = Pipeline::new(vec![Part { stage: 0, components: dag.all(), slice: None }]);
+    let why = LeastFragmentation.assign(&dag, &goal, &whole, &node).unwrap_err();
+    assert_eq!(why.to_string(), "stage 1 fits no free slice: needs 43 GiB, the largest has 39.2 GiB");
 }
 
 #[test]
@@ -202,25 +189,7 @@ fn why_a_pipeline_does_not_fit_is_said() {
 }
 
 #[test]
-fn idle_memory_is_cut_anew_only_where_leave_is_given() {
-    let dag = chain(&[(10, 15), (10, 4)]);
-    // A `3g` is free beside a `4g` in use; two stages need two slices.
-    let node = node(vec![gpu(7, &[at("3g.40gb", 4)], &[at("4g.40gb", 0)])]);
-    let assign = |goal: &Goal| LeastFragmentation.assign(&dag, goal, &apart(&dag), &node);
-    assert!(assign(&goal()).is_err());
-    let found = assign(&goal().with_carve(true)).unwrap();
-    assert!(found.slices.iter().all(|slice| slice.carved && slice.gpu == GpuId::new(7)));
-    let names: Vec<_> =
-        found.slices.iter().map(|slice| model().get(slice.slice.profile).unwrap().name.clone()).collect();
-    assert_eq!(names, ["2g.20gb", "1g.10gb"]);
-    // The paper's list goes on to the greatest number of stages.
-    let partitioner = Partitioner::new(PartitionConfig::default().with_rank(RankMode::PaperCv)).unwrap();
-    let plan = plan(&partitioner, &dag, &goal().with_carve(true), &node).unwrap();
-    assert!(plan.assignment.slices.iter().any(|slice| slice.carved));
-}
-
-#[test]
-fn independent_stages_side_by_side_take_the_longest_path() {
+fn a_spread_fork_takes_as_long_as_its_longest_branch() {
     // 0 -> (1 | 2) -> 3 of 10, 20, 30, 40 ms, each on a `1g`, no hand-offs: 10 + 30 + 40.
     let mut builder = Dag::builder("diamond");
     for one in 0..4u64 {
@@ -237,14 +206,9 @@ fn independent_stages_side_by_side_take_the_longest_path() {
         |pipeline: &Pipeline| LeastFragmentation.assign(&dag, &goal(), pipeline, &node).unwrap().latency;
     let line = apart(&dag);
     assert_eq!(latency(&line), Duration::from_millis(100));
-    let quotient = Partitioner::new(PartitionConfig::default().with_mode(Mode::AcyclicQuotient)).unwrap();
-    let mut list = quotient.by_cv(&dag, &goal()).unwrap().pipelines;
-    let four = list.find(|pipeline| pipeline.stages() == 4).unwrap();
-    assert_eq!(latency(&four), Duration::from_millis(80));
-    let spread = Partitioner::new(PartitionConfig::default()).unwrap();
-    let mut list = spread.by_cv(&dag, &goal()).unwrap().pipelines;
-    let fork = list.find(|pipeline| pipeline.parts.len() == 4).unwrap();
-    assert_eq!((fork.stages(), latency(&fork)), (3, Duration::from_millis(80)), "a spread fork does too");
+    let mut fork = line.clone();
+    (fork.parts[2].stage, fork.parts[3].stage) = (1, 2);
+    assert_eq!((fork.stages(), latency(&fork)), (3, Duration::from_millis(80)));
 }
 
 #[test]

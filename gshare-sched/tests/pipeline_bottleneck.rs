@@ -1,13 +1,10 @@
-//! The joint partition and assignment against exhaustive search, and against the paper's rank.
+//! The joint partition and assignment against exhaustive search.
 
 use crate::support::*;
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::{Bytes, Duration};
 use gshare_sched::mig::GpuModel;
-use gshare_sched::pipeline::{
-    Goal, LeastFragmentation, Mode, NoPlan, Node, PartitionConfig, PartitionError, Partitioner, Plan,
-    RankMode, plan,
-};
+use gshare_sched::pipeline::{Assignment, Goal, LeastFragmentation, Node, Partitioner, Pipeline};
 use proptest::prelude::*;
 
 const SLICES: [&str; 3] = ["1g.10gb", "2g.20gb", "4g.40gb"];
@@ -59,7 +56,7 @@ struct Found {
     memory_slices: u32,
 }
 
-/// All cuts of a mode on all choices of slices, from the definitions.
+/// All cuts on all choices of slices, from the definitions.
 struct Exhaustive<'a> {
     dag: &'a Dag,
     goal: &'a Goal,
@@ -129,10 +126,10 @@ impl Exhaustive<'_> {
     }
 }
 
-fn exhaustive(dag: &Dag, goal: &Goal, node: &Node, free: &[&'static str], mode: Mode) -> Vec<Found> {
+fn exhaustive(dag: &Dag, goal: &Goal, node: &Node, free: &[&'static str]) -> Vec<Found> {
     let mut search = Exhaustive { dag, goal, node, found: Vec::new() };
     let nothing = Found { bottleneck: 0, compute: 0, latency: 0, memory_slices: 0 };
-    for stages in cuts(dag, mode) {
+    for stages in cuts(dag) {
         if stages.iter().flatten().count() <= free.len() {
             search.stages(&stages, &mut free.to_vec(), nothing);
         }
@@ -140,20 +137,17 @@ fn exhaustive(dag: &Dag, goal: &Goal, node: &Node, free: &[&'static str], mode: 
     search.found
 }
 
-fn planned(dag: &Dag, goal: &Goal, node: &Node, config: PartitionConfig) -> Option<Plan> {
-    match plan(&Partitioner::new(config).unwrap(), dag, goal, node) {
-        Ok(plan) => {
-            check(dag, goal, node, &plan);
-            Some(plan)
-        }
-        Err(NoPlan::NothingFits { .. } | NoPlan::Partition(PartitionError::NoReference { .. })) => None,
-        Err(error) => panic!("{error}"),
-    }
+/// The best pipeline and its slices, if any fits.
+fn planned(dag: &Dag, goal: &Goal, node: &Node) -> Option<Assignment> {
+    let best = Partitioner.pipelines(dag, goal, node).unwrap().next()?;
+    let assignment = LeastFragmentation.assign(dag, goal, &best, node).unwrap();
+    check(dag, goal, node, &best, &assignment);
+    Some(assignment)
 }
 
-/// Checks the properties of a plan under any policy.
-fn check(dag: &Dag, goal: &Goal, node: &Node, plan: &Plan) {
-    let parts: Vec<ComponentSet> = plan.pipeline.parts.iter().map(|part| part.components).collect();
+/// Checks the properties of any pipeline with its slices.
+fn check(dag: &Dag, goal: &Goal, node: &Node, pipeline: &Pipeline, assignment: &Assignment) {
+    let parts: Vec<ComponentSet> = pipeline.parts.iter().map(|part| part.components).collect();
     let all = parts.iter().fold(ComponentSet::EMPTY, |all, part| all.union(*part));
     assert_eq!(
         (all, parts.iter().map(|part| part.len()).sum()),
@@ -161,25 +155,24 @@ fn check(dag: &Dag, goal: &Goal, node: &Node, plan: &Plan) {
         "each component once"
     );
     for edge in dag.edges() {
-        let stage =
-            |one| plan.pipeline.parts.iter().find(|part| part.components.contains(one)).unwrap().stage;
+        let stage = |one| pipeline.parts.iter().find(|part| part.components.contains(one)).unwrap().stage;
         assert!(stage(edge.from) <= stage(edge.to), "edges go forward");
     }
-    assert_eq!(plan.assignment.slices.len(), parts.len());
-    let mut slices = plan.assignment.slices.clone();
+    assert_eq!(assignment.slices.len(), parts.len());
+    let mut slices = assignment.slices.clone();
     slices.sort();
     slices.dedup();
     assert_eq!(slices.len(), parts.len(), "different slices");
     let exhaustive = Exhaustive { dag, goal, node, found: Vec::new() };
     let mut bottleneck = 0;
-    for (part, slice) in parts.iter().zip(&plan.assignment.slices) {
+    for (part, slice) in parts.iter().zip(&assignment.slices) {
         let gpu = node.gpus().iter().find(|gpu| gpu.gpu == slice.gpu).unwrap();
         assert!(gpu.free.contains(&slice.slice), "a free slice");
         let name = &node.model().get(slice.slice.profile).unwrap().name;
         bottleneck = bottleneck.max(exhaustive.on(*part, name).expect("it fits").0);
     }
-    assert_eq!(plan.assignment.bottleneck.as_nanos(), bottleneck);
-    assert!(goal.slo.is_none_or(|slo| plan.assignment.latency <= slo));
+    assert_eq!(assignment.bottleneck.as_nanos(), bottleneck);
+    assert!(goal.slo.is_none_or(|slo| assignment.latency <= slo));
 }
 
 proptest! {
@@ -187,24 +180,21 @@ proptest! {
 
     /// Bottleneck, then compute slices, then latency, then memory held: the whole key is the optimum's.
     #[test]
-    fn the_bottleneck_rank_equals_exhaustive_search((dag, free, slo) in case(10), chains in any::<bool>()) {
-        let mode = if chains { Mode::IdealChain } else { Mode::SeriesCut };
-        prop_assume!(!chains || count_chains(&dag) <= 2_000);
+    fn the_bottleneck_rank_equals_exhaustive_search((dag, free, slo) in case(10)) {
         let (goal, node) = (goal(slo), node(&free));
-        let found = exhaustive(&dag, &goal, &node, &free, mode);
+        let found = exhaustive(&dag, &goal, &node, &free);
         let best = found.iter().map(|found| found.bottleneck).min();
-        let config = PartitionConfig::default().with_mode(mode);
-        let plan = planned(&dag, &goal, &node, config);
+        let plan = planned(&dag, &goal, &node);
         prop_assert_eq!(plan.is_some(), best.is_some());
-        if let (Some(plan), Some(best)) = (plan, best) {
+        if let (Some(assignment), Some(best)) = (plan, best) {
             let key = |found: &&Found| (found.compute, found.latency, found.memory_slices);
             let optimum = found.iter().filter(|found| found.bottleneck <= best).min_by_key(key).unwrap();
             let held = |of: fn(&gshare_sched::mig::MigProfile) -> u8| -> u32 {
-                plan.assignment.slices.iter().map(|slice| u32::from(of(node.model().get(slice.slice.profile).unwrap()))).sum()
+                assignment.slices.iter().map(|slice| u32::from(of(node.model().get(slice.slice.profile).unwrap()))).sum()
             };
-            let mine = (held(|p| p.compute_slices), plan.assignment.latency.as_nanos(), held(|p| p.memory_slices));
+            let mine = (held(|p| p.compute_slices), assignment.latency.as_nanos(), held(|p| p.memory_slices));
             prop_assert_eq!(mine, key(&optimum));
-            prop_assert_eq!(plan.assignment.bottleneck.as_nanos(), best);
+            prop_assert_eq!(assignment.bottleneck.as_nanos(), best);
         }
     }
 
@@ -212,15 +202,14 @@ proptest! {
     #[test]
     fn the_list_is_the_front_of_bottleneck_and_compute_slices((dag, free, slo) in case(7)) {
         let (goal, node) = (goal(slo), node(&free));
-        let found = exhaustive(&dag, &goal, &node, &free, Mode::SeriesCut);
+        let found = exhaustive(&dag, &goal, &node, &free);
         let mut expected = Vec::new();
         let mut below = u32::MAX;
         while let Some(best) = found.iter().filter(|f| f.compute < below).min_by_key(|f| (f.bottleneck, f.compute)) {
             expected.push((best.bottleneck, best.compute));
             below = best.compute;
         }
-        let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
-        let list = partitioner.ranked(&dag, &goal, &node).unwrap().pipelines;
+        let list = Partitioner.pipelines(&dag, &goal, &node).unwrap();
         let list: Vec<(u64, u32)> = list
             .map(|pipeline| {
                 let run = LeastFragmentation.assign(&dag, &goal, &pipeline, &node).unwrap();
@@ -228,42 +217,6 @@ proptest! {
             })
             .collect();
         prop_assert_eq!(list, expected);
-    }
-
-    #[test]
-    fn the_bottleneck_rank_is_never_below_the_papers((dag, free, slo) in case(10), mode in 0..3usize) {
-        let mode = [Mode::SeriesCut, Mode::IdealChain, Mode::AcyclicQuotient][mode];
-        prop_assume!(count_chains(&dag) <= 20_000);
-        // Quotients are planned as a line, so only there may an SLO let the paper's rank find more.
-        let slo = slo.filter(|_| mode != Mode::AcyclicQuotient);
-        let (goal, node) = (goal(slo), node(&free));
-        let config = PartitionConfig::default().with_mode(mode);
-        let paper = planned(&dag, &goal, &node, config.clone().with_rank(RankMode::PaperCv));
-        if let Some(paper) = paper {
-            let ours = planned(&dag, &goal, &node, config).expect("what fits by CV fits");
-            prop_assert!(ours.assignment.bottleneck <= paper.assignment.bottleneck);
-        }
-    }
-
-    /// The paper's rank is the first feasible of the whole list, although pipelines are left out on the way.
-    #[test]
-    fn the_papers_rank_takes_the_best_cv_that_fits((dag, free, _) in case(8)) {
-        let (goal, node) = (goal(None), node(&free));
-        let config = PartitionConfig::default().with_rank(RankMode::PaperCv);
-        let partitioner = Partitioner::new(config.clone()).unwrap();
-        let Ok(all) = partitioner.by_cv(&dag, &goal) else { return Ok(()) };
-        let fits = |pipeline: &gshare_sched::pipeline::Pipeline| {
-            let stages = stages_of(pipeline);
-            let mut search = Exhaustive { dag: &dag, goal: &goal, node: &node, found: Vec::new() };
-            search.stages(&stages, &mut free.clone(), Found { bottleneck: 0, compute: 0, latency: 0, memory_slices: 0 });
-            !search.found.is_empty()
-        };
-        let first = all.pipelines.into_iter().find(fits);
-        let plan = planned(&dag, &goal, &node, config);
-        prop_assert_eq!(plan.is_some(), first.is_some());
-        if let (Some(plan), Some(first)) = (plan, first) {
-            prop_assert_eq!(plan.pipeline.balance, first.balance);
-        }
     }
 }
 
@@ -274,28 +227,24 @@ fn more_states_than_the_bound_are_refused_by_name() {
     let draws = vec![[(5, 10, 255), (4, 10, 255), (3, 10, 255)]; 60];
     let dag = on_slices(&chain_of(&times), &draws);
     let free: Vec<&str> = (0..40).flat_map(|_| ["4g.40gb", "2g.20gb", "1g.10gb"]).collect();
-    let partitioner = Partitioner::new(PartitionConfig::default()).unwrap();
-    let error = partitioner.ranked(&dag, &goal(None), &node(&free)).unwrap_err();
+    let error = Partitioner.pipelines(&dag, &goal(None), &node(&free)).err().unwrap();
     assert!(error.to_string().ends_with("at most 100000000"), "{error}");
-}
-
-#[test]
-fn a_bottleneck_search_too_wide_for_the_mode_falls_back_and_says_so() {
-    let dag = on_slices(&dag_of(&[3; 40], &[]), &[[(5, 10, 255), (4, 10, 255), (3, 10, 255)]; 40]);
-    let partitioner = Partitioner::new(PartitionConfig::default().with_mode(Mode::IdealChain)).unwrap();
-    let (goal, node) = (goal(None), node(&["1g.10gb", "2g.20gb"]));
-    let ranked = partitioner.ranked(&dag, &goal, &node).unwrap();
-    assert_eq!((ranked.mode, ranked.fell_back.unwrap().what), (Mode::SeriesCut, "ideals (max_ideals)"));
-    assert!(ranked.pipelines.count() > 0);
 }
 
 #[test]
 fn nothing_free_and_nothing_that_fits_are_no_plan() {
     let dag = on_slices(&chain_of(&[1, 2]), &[[(5, 30_000, 255), (4, 30_000, 255), (3, 30_000, 255)]; 2]);
-    for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
-        let config = PartitionConfig::default().with_rank(rank);
-        assert!(planned(&dag, &goal(None), &node(&["1g.10gb", "2g.20gb"]), config.clone()).is_none());
-        let none = Node::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
-        assert!(planned(&dag, &goal(None), &none, config).is_none());
-    }
+    assert!(planned(&dag, &goal(None), &node(&["1g.10gb", "2g.20gb"])).is_none());
+    let none = Node::new(GpuModel::find("A100-80").unwrap(), Vec::new()).unwrap();
+    assert!(planned(&dag, &goal(None), &none).is_none());
+}
+
+#[test]
+fn a_dag_without_edges_is_one_segment_and_a_long_chain_is_cut_within_bounds() {
+    let draws = |count| vec![[(5, 10, 255), (4, 10, 255), (3, 10, 255)]; count];
+    let (goal, node) = (goal(None), node(&["1g.10gb", "2g.20gb"]));
+    let wide = on_slices(&dag_of(&[3; 60], &[]), &draws(60));
+    assert_eq!(Partitioner.pipelines(&wide, &goal, &node).unwrap().count(), 2, "whole, on either slice");
+    let long = on_slices(&chain_of(&[3; 128]), &draws(128));
+    assert!(Partitioner.pipelines(&long, &goal, &node).unwrap().count() > 1);
 }

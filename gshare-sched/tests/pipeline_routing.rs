@@ -563,7 +563,7 @@ fn ms(millis: u64) -> Duration {
 
 fn on(gpu: u32) -> AssignedSlice {
     let slice = SliceAt { start: 0, profile: ProfileId::new(0) };
-    AssignedSlice { gpu: GpuId::new(gpu), slice, carved: false }
+    AssignedSlice { gpu: GpuId::new(gpu), slice }
 }
 
 fn service(shared: bool, slice: u32, millis: u64, load: u64, capacity: u32) -> Service {

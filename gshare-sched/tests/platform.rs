@@ -759,3 +759,43 @@ proptest! {
         support::run_bytes(&bytes);
     }
 }
+
+#[test]
+fn new_instances_go_to_the_nodes_of_their_function_and_no_room_is_made_elsewhere() {
+    let nodes = |all: &[u32]| Some(all.iter().map(|node| NodeId::new(*node)).collect::<BTreeSet<_>>());
+    let changed = |host: &mut Host, function, all: Option<BTreeSet<NodeId>>| {
+        let function = FunctionId::new(function);
+        host.tell(PlatformEvent::NodesChanged { function, nodes: all }).unwrap();
+        host.run(MS(60_000));
+    };
+    // Devices 0 and 1 are of node 0, 2 and 3 of node 1.
+    let mut host = Host::with(&[16, 16, 16, 16]);
+    host.deploy(0, inference(9).with_nodes(nodes(&[1])).with_instances(2, 3));
+    host.deploy(1, inference(9).with_instances(2, 2));
+    let job = FunctionSpec::new(Work::Training { workers: 1, share: GpuShare::WHOLE }, gib(4));
+    host.deploy(2, job.with_nodes(nodes(&[1])));
+    host.run(MS(60_000));
+    assert_eq!((devices_of(&host, 0), devices_of(&host, 1)), (vec![2, 3], vec![0, 1]));
+    assert_eq!(devices_of(&host, 2), [0; 0], "its node is full, and the others are not asked");
+    assert_eq!(host.count(|order| matches!(order, PlatformAction::Park { .. })), 0);
+    // What runs stays; what starts from now on goes elsewhere.
+    changed(&mut host, 0, nodes(&[0]));
+    assert_eq!(devices_of(&host, 0), [2, 3]);
+    host.tell(PlatformEvent::FunctionRemoved { function: FunctionId::new(1) }).unwrap();
+    host.run(MS(60_000));
+    host.lose(3);
+    host.run(MS(60_000));
+    assert!(matches!(devices_of(&host, 0)[..], [2, 0 | 1]), "{:?}", devices_of(&host, 0));
+    // Without a node it fits nothing, until it is allowed one.
+    host.deploy(3, inference(2).with_nodes(nodes(&[])));
+    host.load(3, MS(10), 1);
+    host.run(MS(5_000));
+    assert_eq!(host.rejected(), [Rejection::NeverFits]);
+    changed(&mut host, 3, None);
+    host.load(3, MS(10), 1);
+    host.run(MS(60_000));
+    assert_eq!(host.answered(3).len(), 1);
+    let whole = inference(2).with_regime(Regime::Whole).with_nodes(nodes(&[0]));
+    let deployed = PlatformEvent::FunctionDeployed { function: FunctionId::new(9), spec: Box::new(whole) };
+    assert!(host.tell(deployed).is_err(), "on fractional devices only");
+}

@@ -32,22 +32,12 @@ macro_rules! metrics {
 }
 
 metrics! {
-    FASTPOD_LOOKS: "gshare_fastpod_looks_total", "Times that the controller read all objects and wrote what they lacked";
-    FASTPOD_LOOK_SECONDS: "gshare_fastpod_look_seconds_total", "Time that these took, in seconds";
-    FASTPOD_WRITES: "gshare_fastpod_writes_total", "Writes to the API server, by result: written, overtaken, refused";
-    FASTPOD_OBJECTS: "gshare_fastpod_objects", "FaSTPods in the cluster";
-    FASTPOD_REPLICAS: "gshare_fastpod_replicas", "Pods of FaSTPods, by state: wanted, there, ready";
-    FASTPOD_HELD_UP: "gshare_fastpod_held_up", "FaSTPods that something holds up, by reason of their condition";
-    FASTPOD_NODES: "gshare_fastpod_nodes", "Nodes whose GPUs are given to FaSTPods";
     HOOK_OFFERED: "gshare_hook_offered", "Containers that may run on the node at a time; 0 while files of the daemon are missing";
     HOOK_CONTAINERS: "gshare_hook_containers_total", "Containers that were given hook and socket";
     DRA_GPUS: "gshare_dra_gpus", "GPUs of the node that the driver offers";
     DRA_PREPARED: "gshare_dra_claims_prepared_total", "Claims that the kubelet asked to prepare, by result: prepared, refused";
     DRA_SWEPT: "gshare_dra_claims_swept_total", "Claims whose unprepare was missed, and whose files were removed";
     DRA_SLICE_WRITES: "gshare_dra_slice_writes_total", "Writes of the slice of the node";
-    KNATIVE_PASSES: "gshare_knative_passes_total", "Passes over one target, by result: done, failed";
-    KNATIVE_TARGETS: "gshare_knative_targets", "Targets that the class scales";
-    KNATIVE_DESIRED: "gshare_knative_desired_pods", "Pods that are desired, of all targets";
 }
 
 type Series = BTreeMap<String, f64>;
@@ -82,14 +72,6 @@ impl Metrics {
     pub fn set(&self, metric: &Metric, label: Option<(&str, &str)>, to: usize) {
         #[expect(clippy::cast_precision_loss, reason = "counts of objects")]
         self.change(metric, label, |value| *value = to as f64);
-    }
-
-    /// Sets a gauge for each value of a label, and forgets those that are not among them.
-    pub fn set_all<'a>(&self, metric: &Metric, name: &str, all: impl IntoIterator<Item = (&'a str, usize)>) {
-        self.0.values.lock().remove(metric.name);
-        for (value, to) in all {
-            self.set(metric, Some((name, value)), to);
-        }
     }
 
     /// The program does its work from now on.
@@ -156,16 +138,13 @@ mod tests {
         assert!(ask("/readyz").await.starts_with("HTTP/1.1 503"));
         metrics.ready();
         assert!(ask("/readyz").await.starts_with("HTTP/1.1 200"));
-        metrics.add(&FASTPOD_WRITES, Some(("result", "written")), 2.0);
-        metrics.add(&FASTPOD_WRITES, Some(("result", "written")), 0.5);
-        metrics.set_all(&FASTPOD_HELD_UP, "reason", [("NoRoom", 1)]);
-        metrics.set_all(&FASTPOD_HELD_UP, "reason", [("a\"b", 3)]);
-        let answer = ask("/metrics").await;
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        let expected = "# HELP gshare_fastpod_held_up FaSTPods that something holds up, by reason of their condition\n\
-             # TYPE gshare_fastpod_held_up gauge\ngshare_fastpod_held_up{reason=\"a\\\"b\"} 3\n\
-             # HELP gshare_fastpod_writes_total Writes to the API server, by result: written, overtaken, refused\n\
-             # TYPE gshare_fastpod_writes_total counter\ngshare_fastpod_writes_total{result=\"written\"} 2.5\n";
+        metrics.add(&DRA_PREPARED, Some(("result", "prepared")), 2.0);
+        metrics.add(&DRA_PREPARED, Some(("result", "prepared")), 0.5);
+        metrics.set(&HOOK_OFFERED, Some(("reason", "a\"b")), 3);
+        let expected = "# HELP gshare_dra_claims_prepared_total Claims that the kubelet asked to prepare, by result: prepared, refused\n\
+             # TYPE gshare_dra_claims_prepared_total counter\ngshare_dra_claims_prepared_total{result=\"prepared\"} 2.5\n\
+             # HELP gshare_hook_offered Containers that may run on the node at a time; 0 while files of the daemon are missing\n\
+             # TYPE gshare_hook_offered gauge\ngshare_hook_offered{reason=\"a\\\"b\"} 3\n";
         assert_eq!(body, expected);
     }
 }

@@ -1,14 +1,15 @@
-//! Hosts for Kubernetes: shares of GPUs as devices that its scheduler gives out ([`dra`]), and pods that our packer places
-//! ([`fastpod`]). Controllers may have several replicas, of which one leads ([`lease`]).
+//! The programs of a node of Kubernetes: shares of its GPUs as devices that Kubernetes' own scheduler gives out ([`dra`]), and the files of
+//! the node in the containers of functions ([`node_hooks`]).
 
 pub mod controller_metrics;
+pub mod device_plugin;
 pub mod dra;
-pub mod fastpod;
+pub mod node_hooks;
 pub mod plugin;
 
 use anyhow::Context as _;
 use controller_metrics::Metrics;
-pub use gshare_openfaas::kubernetes::{DOMAIN, hash, lease, run_of, said, share_environment};
+use gshare_openfaas::kubernetes::{DOMAIN, run_of, said, share_environment};
 use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -61,12 +61,10 @@ pub(crate) struct Server {
     pub(crate) refuse: Option<Admission>,
     /// Schemas of custom resources, by group.
     schemas: BTreeMap<String, jsonschema::Validator>,
-    /// Bound pods run at once, and are ready.
+    /// Pods run at once, and are ready.
     pub(crate) has_kubelets: bool,
     /// Deleted pods that are bound stay, until their kubelet has ended them.
     pub(crate) is_graceful: bool,
-    /// Time of each request; requests are answered one after the other.
-    pub(crate) latency: std::time::Duration,
     /// Requests are not answered.
     pub(crate) deaf: bool,
     /// Answers to send in place of the right ones: start of `METHOD path`, status, reason.
@@ -361,7 +359,7 @@ impl Server {
                     return said(422, "Invalid", &format!("{} \"{name}\" is invalid: {why}", at.resource));
                 }
                 let why = self.refuse.as_ref().and_then(|refuse| refuse("CREATE", &object, &Value::Null));
-                if let Some(why) = why.or_else(|| self.pod_security(&at.collection, &object)) {
+                if let Some(why) = why {
                     return said(
                         403,
                         "Forbidden",
@@ -381,9 +379,6 @@ impl Server {
             }
             (_, Some(path), sub) => {
                 let Some(object) = self.objects.get(&path).cloned() else { return failure(404, "NotFound") };
-                if sub == Some("scale") {
-                    return self.scale(&path, &request.body);
-                }
                 let body = &request.body;
                 for key in ["uid", "resourceVersion"] {
                     for part in ["metadata", "preconditions"] {
@@ -426,15 +421,6 @@ impl Server {
         self.history.first().map_or(self.compacted, |(first, ..)| first - 1)
     }
 
-    /// The reason why the level of its namespace refuses a pod, in the words of the admission plugin `PodSecurity`.
-    fn pod_security(&self, collection: &str, pod: &Value) -> Option<String> {
-        let namespace = self.objects.get(collection.strip_suffix("/pods")?)?;
-        let level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"].as_str()?;
-        let violations = violations(pod, level == "restricted");
-        (!violations.is_empty())
-            .then(|| format!("violates PodSecurity \"{level}:latest\": {}", violations.join(", ")))
-    }
-
     /// Carries out a request on an object.
     fn change(&mut self, verb: &str, path: &str, sub: Option<&str>, body: &Value) -> Response<Body> {
         match (verb, sub) {
@@ -448,17 +434,6 @@ impl Server {
                 }
                 self.delete(path);
                 return success(200, &object);
-            }
-            ("create", Some("binding")) => {
-                if !self.objects[path]["spec"]["nodeName"].is_null() {
-                    return failure(409, "Conflict");
-                }
-                let mut bound = json!({ "spec": { "nodeName": body["target"]["name"] } });
-                if self.has_kubelets {
-                    bound["status"] = runs();
-                }
-                self.edit(path, &bound);
-                return success(201, &json!({ "apiVersion": "v1", "kind": "Status", "status": "Success" }));
             }
             ("update", part) => {
                 if is_custom(&target(path).group) && body["metadata"]["resourceVersion"].is_null() {
@@ -482,43 +457,9 @@ impl Server {
                     self.put(path, object);
                 }
             }
-            // The object's own path takes no status.
-            ("patch", part) => {
-                let known = ["metadata", part.unwrap_or("spec")];
-                assert!(body.as_object().unwrap().keys().all(|key| known.contains(&key.as_str())), "{body}");
-                let mut patch = body.clone();
-                let annotations = &body["metadata"]["annotations"];
-                patch["metadata"] = json!({});
-                if !annotations.is_null() {
-                    patch["metadata"]["annotations"] = annotations.clone();
-                }
-                let mut object = self.objects[path].clone();
-                merge(&mut object, &patch);
-                if let Some(refused) = self.unchanged(path, &object) {
-                    return refused;
-                }
-                self.edit(path, &patch);
-            }
             other => panic!("{other:?} of {path}"),
         }
         success(200, &self.objects[path])
-    }
-
-    /// Reads the scale of a target, or sets it.
-    fn scale(&mut self, path: &str, body: &Value) -> Response<Body> {
-        if !body.is_null() {
-            self.edit(path, &json!({ "spec": { "replicas": body["spec"]["replicas"] } }));
-        }
-        let object = &self.objects[path];
-        let mut scale = json!({
-            "apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": object["metadata"],
-            "spec": {}, "status": { "replicas": 0 },
-        });
-        // The field is `omitempty` in Kubernetes: a Scale of zero reads `{"spec":{}}`.
-        if object["spec"]["replicas"] != 0 {
-            scale["spec"]["replicas"] = object["spec"]["replicas"].clone();
-        }
-        success(200, &scale)
     }
 
     fn watch(&mut self, collection: &str, selectors: Selectors, version: &str) -> Response<Body> {
@@ -669,104 +610,6 @@ fn senseless(pod: &Value) -> Option<String> {
     None
 }
 
-/// The parts of a pod forbidden by a level of Pod Security: `baseline`, or `restricted` with further parts.
-fn violations(pod: &Value, restricted: bool) -> Vec<String> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let (spec, mut found) = (&pod["spec"], Vec::new());
-    let all: Vec<_> = ["containers", "initContainers"].iter().flat_map(|kind| list(&spec[*kind])).collect();
-    // Names of the volumes of these types, and those types.
-    let of = |meant: &dyn Fn(&str) -> bool| -> (Vec<String>, BTreeSet<String>) {
-        let (mut names, mut types) = (Vec::new(), BTreeSet::new());
-        for volume in list(&spec["volumes"]) {
-            for (key, _) in volume.as_object().unwrap().iter().filter(|(key, _)| *key != "name" && meant(key))
-            {
-                names.push(volume["name"].to_string());
-                types.insert(format!("{key:?}"));
-            }
-        }
-        (names, types)
-    };
-    let plural = |count: usize, word: &str| if count == 1 { word.to_owned() } else { format!("{word}s") };
-    let (host, _) = of(&|kind| kind == "hostPath");
-    // The check of all types takes the place of this one.
-    if !host.is_empty() && !restricted {
-        found.push(format!("hostPath volumes ({} {})", plural(host.len(), "volume"), host.join(", ")));
-    }
-    for key in ["hostNetwork", "hostPID", "hostIPC"] {
-        if spec[key] == true {
-            found.push(format!("host namespaces ({key}=true)"));
-        }
-    }
-    let secured = |container: &Value, pointer: &str| {
-        container.pointer(&format!("/securityContext/{pointer}")).cloned().unwrap_or_default()
-    };
-    for container in &all {
-        let name = &container["name"];
-        if secured(container, "privileged") == true {
-            found.push(format!("privileged (container {name} must not set securityContext.privileged=true)"));
-        }
-        for port in list(&container["ports"])
-            .iter()
-            .filter_map(|port| port["hostPort"].as_u64())
-            .filter(|port| *port != 0)
-        {
-            found.push(format!("hostPort (container {name} uses hostPort {port})"));
-        }
-    }
-    if !restricted {
-        return found;
-    }
-    const VOLUMES: [&str; 8] = [
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    ];
-    let (other, types) = of(&|kind| !VOLUMES.contains(&kind));
-    if !other.is_empty() {
-        found.push(format!(
-            "restricted volume types ({} {} {} restricted {} {})",
-            plural(other.len(), "volume"),
-            other.join(", "),
-            if other.len() == 1 { "uses" } else { "use" },
-            plural(types.len(), "volume type"),
-            Vec::from_iter(types).join(", ")
-        ));
-    }
-    for container in &all {
-        let name = &container["name"];
-        let either = |pointer: &str| match secured(container, pointer) {
-            Value::Null => spec.pointer(&format!("/securityContext/{pointer}")).cloned().unwrap_or_default(),
-            own => own,
-        };
-        if secured(container, "allowPrivilegeEscalation") != false {
-            found.push(format!(
-                "allowPrivilegeEscalation != false (container {name} must set securityContext.allowPrivilegeEscalation=false)"
-            ));
-        }
-        if !list(&secured(container, "capabilities/drop")).contains(&json!("ALL")) {
-            found.push(format!(
-                "unrestricted capabilities (container {name} must set securityContext.capabilities.drop=[\"ALL\"])"
-            ));
-        }
-        if either("runAsNonRoot") != true {
-            found.push(format!(
-                "runAsNonRoot != true (pod or container {name} must set securityContext.runAsNonRoot=true)"
-            ));
-        }
-        if !["RuntimeDefault", "Localhost"].map(Value::from).contains(&either("seccompProfile/type")) {
-            found.push(format!(
-                "seccompProfile (pod or container {name} must set securityContext.seccompProfile.type to \"RuntimeDefault\" or \"Localhost\")"
-            ));
-        }
-    }
-    found
-}
-
 /// Quantities as the real server stores them: without a rest in the largest unit of their kind, `10000` as `10k` and `16384Mi`
 /// as `16Gi`.
 fn canonical(value: &mut Value) {
@@ -853,13 +696,6 @@ impl Api {
                     query: parts.uri.query().unwrap_or_default().to_owned(),
                     body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
                 };
-                if seen.method == "PATCH" {
-                    assert_eq!(parts.headers["content-type"], "application/merge-patch+json");
-                }
-                let latency = server.lock().latency;
-                if !latency.is_zero() {
-                    tokio::time::sleep(latency).await;
-                }
                 let mut server = server.lock();
                 server.seen.push(seen.clone());
                 if server.deaf {

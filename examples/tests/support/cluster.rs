@@ -65,15 +65,6 @@ impl Real {
         (status == 200).then_some(object)
     }
 
-    /// Waits until a definition is served, some time after the server took it.
-    pub(crate) async fn serves(&self, collection: &str) {
-        let began = Instant::now();
-        while self.object(collection).await.is_none() {
-            assert!(began.elapsed() < Duration::from_secs(30), "{collection}: not served");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    }
-
     /// Makes the object, or replaces it, and its status.
     pub(crate) async fn put(&self, path: &str, mut object: Value) {
         for key in ["uid", "resourceVersion", "generation", "creationTimestamp"] {
@@ -188,21 +179,6 @@ impl Cluster {
         match self {
             Self::Mock(api, _) => api.lock().object(path).cloned(),
             Self::Real(real) => real.object(path).await,
-        }
-    }
-
-    /// Defines a custom resource.
-    pub(crate) async fn define(&self, definition: &str) {
-        match self {
-            Self::Mock(api, _) => api.define(definition),
-            Self::Real(real) => {
-                let all = documents(definition);
-                real.apply(&all).await;
-                let spec = &all[0]["spec"];
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
-                let (group, version) = (text(&spec["group"]), text(&spec["versions"][0]["name"]));
-                real.serves(&format!("/apis/{group}/{version}/{}", text(&spec["names"]["plural"]))).await;
-            }
         }
     }
 }

@@ -23,7 +23,6 @@ const ADMIN: &str = "admin-of-the-tests";
 pub(crate) struct ControlPlane {
     folder: PathBuf,
     api: u16,
-    etcd: u16,
     /// One test at a time holds the control plane.
     pub(crate) turn: Mutex<()>,
     /// The shell waits for its end.
@@ -83,7 +82,7 @@ impl ControlPlane {
         let shell =
             shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let until = shell.spawn().unwrap().stdin.take().unwrap();
-        Self { folder, api, etcd, turn: Mutex::new(()), _until: until }
+        Self { folder, api, turn: Mutex::new(()), _until: until }
     }
 
     /// Returns once the server is ready.
@@ -117,14 +116,6 @@ impl ControlPlane {
             }
         }
         Client::try_from(config).unwrap()
-    }
-
-    /// Compacts etcd up to a version, as the server does every five minutes.
-    pub(crate) async fn compact(&self, version: &str) {
-        let etcd = Client::try_from(Config::new(format!("http://127.0.0.1:{}", self.etcd).parse().unwrap()));
-        let body = json!({ "revision": version, "physical": true });
-        let (status, said) = send(&etcd.unwrap(), "POST /v3/kv/compaction", &body).await.unwrap();
-        assert_eq!(status, 200, "{said}");
     }
 }
 

@@ -52,16 +52,14 @@
 //!
 //! # Source
 //!
-//! `generate.py` reads the headers of several CUDA releases; the file says how to fetch them. Signatures use `cudarc`'s
+//! `generate.py` reads the headers of several CUDA releases, and writes `symbols.txt`; the file says how to fetch them. Signatures use `cudarc`'s
 //! bindings for structures and handles, with two departures: C enumerations are `c_uint` and [`types::CUresult`] is a
 //! newtype, since a newer driver may pass values outside a Rust enum.
 
-#[macro_use]
-mod table;
 #[cfg(feature = "types")]
 pub mod types;
 
-pub use table::NEWEST_RELEASE;
+include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
 /// The effect of a function, as metering sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

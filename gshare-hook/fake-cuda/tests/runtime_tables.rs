@@ -25,9 +25,10 @@ const CHECKS: Id = id("263E88607CD2614392F6BBD5006DFA7E");
 const INTEGRITY: Id = id("D4082055BDE6704B8D34BA123C66E1F2");
 const CONTEXT: Id = id("21318C60971432488CA641FF7324C8F2");
 const MODULE: Id = id("6E163FBEB958444D835CE182AFF1991E");
+const PROFILER: Id = id("7CB63F9B9CA48E42A484BEB66E6AED7F");
 
 /// Tables with their size first: words, and the slots with a function.
-const SIZED: [(Id, usize, &[usize]); 7] = [
+const SIZED: [(Id, usize, &[usize]); 8] = [
     (CUDART, 13, &[1, 2, 6, 7, 8, 12]),
     (CALLBACKS, 7, &[2, 6]),
     (TLS, 4, &[2]),
@@ -35,6 +36,7 @@ const SIZED: [(Id, usize, &[usize]); 7] = [
     (INTEGRITY, 3, &[1]),
     (CONTEXT, 95, &[3, 4, 39, 51]),
     (MODULE, 56, &[7]),
+    (PROFILER, 96, &[]),
 ];
 
 const fn id(hex: &str) -> Id {

@@ -107,6 +107,38 @@ fn a_process_that_makes_its_values_can_start_no_kernel_without() {
     assert!(told.contains("kernel `theirs` refused") && told.contains("kernel `captured` refused"), "{told}");
 }
 
+#[test]
+fn a_kernel_is_refused_by_name_ahead_of_the_processs_first_operator() {
+    isolated("a_kernel_is_refused_by_name_ahead_of_the_processs_first_operator", &[ASKED], || {
+        compute(false);
+        start();
+        assert_eq!(launch(kernel("theirs"), null_mut()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        let mut name = [0_u8; 64];
+        // SAFETY: the function has this signature.
+        let refused: unsafe extern "C" fn(*mut u8, usize) -> usize =
+            unsafe { std::mem::transmute(symbol("gshare_sim_compute_refused")) };
+        // SAFETY: as many bytes, and fewer.
+        let lens = unsafe { (refused(name.as_mut_ptr(), 64), refused(name.as_mut_ptr(), 2)) };
+        assert_eq!((&name[..6], lens), (b"theirs".as_slice(), (6, 2)));
+    });
+}
+
+#[test]
+fn a_kernel_from_before_the_process_made_its_values_is_told_at_the_next_copy() {
+    let test = "a_kernel_from_before_the_process_made_its_values_is_told_at_the_next_copy";
+    if std::env::var("SIM_TEST").is_ok() {
+        start();
+        assert_eq!(launch(kernel("theirs"), null_mut()), OK);
+        compute(false);
+        assert_eq!((read(), read()), (OK, OK));
+        assert_eq!(launch(kernel("theirs"), null_mut()), CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        return;
+    }
+    let told = said(test, &[ASKED]);
+    assert_eq!(told.matches("warning: ").count(), 1, "{told}");
+    assert!(told.contains("after kernel `theirs`"), "{told}");
+}
+
 /// Elsewhere the last error says nothing.
 #[test]
 fn a_threads_last_error_tells_of_the_refusals_that_the_runtime_library_had_on_it() {

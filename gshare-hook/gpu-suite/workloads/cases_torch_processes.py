@@ -1,5 +1,6 @@
 """Cases of PyTorch with several processes: loader workers, tensors that another process shares, NCCL."""
 
+import hashlib
 import os
 import tempfile
 
@@ -73,9 +74,7 @@ def ipc():
     return {"read": total, "shape": shape, "device": device}
 
 
-def _rank(rank, world, meeting, queue):
-    torch.cuda.set_device(rank)
-    torch.distributed.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=world)
+def _sums(rank, world):
     x = torch.full((1 << 16,), float(rank + 1), device="cuda")
     torch.distributed.all_reduce(x)
     gathered = [torch.empty_like(x) for _ in range(world)]
@@ -84,16 +83,38 @@ def _rank(rank, world, meeting, queue):
     torch.distributed.barrier()
     torch.cuda.synchronize()
     # A sum that kernels compute: a GPU gives world (world + 1) / 2.
-    queue.put((rank, torch.distributed.get_world_size(), x[0].item()))
+    return x[0].item()
+
+
+def _trained(rank, _):
+    """Losses of this rank's part of each batch, and the gradients, which all ranks share."""
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
+    optimizer, losses, generator = torch.optim.AdamW(model.parameters()), [], torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 16, generator=generator).cuda()).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    gradients = b"".join(each.grad.cpu().numpy().tobytes() for each in model.parameters())
+    return losses, hashlib.sha256(gradients).hexdigest()
+
+
+def _rank(rank, world, work, meeting, queue):
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    queue.put((rank, torch.distributed.get_world_size(), work(rank, world)))
     torch.distributed.destroy_process_group()
 
 
-def nccl(world):
+def nccl(world, work):
     context = processes.get_context("spawn")
     queue = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
-        children = [context.Process(target=_rank, args=(rank, world, meeting, queue)) for rank in range(world)]
+        children = [context.Process(target=_rank, args=(rank, world, work, meeting, queue)) for rank in range(world)]
         for child in children:
             child.start()
         for child in children:
@@ -108,12 +129,17 @@ def nccl(world):
 
 @case
 def nccl_1():
-    return nccl(1)
+    return nccl(1, _sums)
 
 
 @case
 def nccl_2():
-    return nccl(2)
+    return nccl(2, _sums)
+
+
+@case
+def ddp_2():
+    return nccl(2, _trained)
 
 
 if __name__ == "__main__":

@@ -86,38 +86,25 @@ fn json(output: &Output) -> serde_json::Value {
 }
 
 #[test]
-fn by_cv_each_better_ranked_pipeline_says_why_it_was_passed_over() {
-    let output =
-        partition(APP3, "app3.toml", &["--free", "1g.10gb,1g.10gb,2g.20gb", "--rank", "cv", "--json"]);
+fn the_choice_has_the_shortest_bottleneck_and_alternatives_hold_fewer_slices() {
+    let output = partition(APP3, "app3.toml", &["--free", "1g.10gb,1g.10gb,2g.20gb", "--json"]);
     assert!(output.status.success(), "{output:?}");
     let report = json(&output);
-    let passed = report["passed_over"].as_array().unwrap();
-    assert_eq!(report["passed_over_total"].as_u64().unwrap(), passed.len() as u64);
-    let whys: Vec<&str> = passed.iter().map(|one| one["why"].as_str().unwrap()).collect();
-    assert_eq!(whys[0], "stage 1 fits no free slice: needs 20.5 GiB, the largest has 19.5 GiB", "the whole");
-    assert!(report["chosen"]["bottleneck_ns"].as_u64().unwrap() > 0);
-    let chosen = report["chosen"]["cv"].as_f64().unwrap();
-    assert!(passed.iter().all(|one| one["cv"].as_f64().unwrap() <= chosen), "they were ranked better");
-}
-
-#[test]
-fn by_bottleneck_the_choice_is_no_slower_than_by_cv() {
-    let run = |rank| {
-        let output =
-            partition(APP3, "app3.toml", &["--free", "1g.10gb,1g.10gb,2g.20gb", "--rank", rank, "--json"]);
-        json(&output)["chosen"]["bottleneck_ns"].as_u64().unwrap()
-    };
-    assert!(run("bottleneck") <= run("cv"));
+    let of = |pipeline: &serde_json::Value, key: &str| pipeline[key].as_u64().unwrap();
+    let mut last = report["chosen"].clone();
+    assert_eq!(of(&last, "compute_slices"), 4, "three slices for what fits a `4g.40gb` whole");
+    for next in report["alternatives"].as_array().unwrap() {
+        assert!(of(next, "bottleneck_ns") >= of(&last, "bottleneck_ns"), "{report}");
+        assert!(of(next, "compute_slices") < of(&last, "compute_slices"), "{report}");
+        last = next.clone();
+    }
 }
 
 #[test]
 fn the_plain_text_names_stages_slices_and_figures() {
-    let output = partition(APP3, "app3.toml", &["--free", "1g.10gb,1g.10gb,2g.20gb", "--mode", "acyclic"]);
+    let output = partition(APP3, "app3.toml", &["--free", "1g.10gb,1g.10gb,2g.20gb"]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.starts_with("application 3: acyclic quotient cuts by bottleneck, free on A100-80: "),
-        "{text}"
-    );
+    assert!(text.starts_with("application 3 on the free slices of A100-80: 1g.10gb, "), "{text}");
     assert!(text.contains("chosen:") && text.contains("bottleneck") && text.contains(" on gpu0/"), "{text}");
 }
 
@@ -128,7 +115,9 @@ fn what_fits_nowhere_fails_and_says_why_in_one_object() {
     let report = json(&output);
     assert!(report["chosen"].is_null());
     let passed = report["passed_over"].as_array().unwrap();
-    assert!(!passed.is_empty() && passed.iter().all(|one| one["why"].is_string()));
+    let whys: Vec<&str> = passed.iter().map(|one| one["why"].as_str().unwrap()).collect();
+    let whole = "stage 1 fits no free slice: needs 20.5 GiB, the largest has 9.6 GiB";
+    assert_eq!(whys, [whole, "needs 5 slices, 1 are free"], "the whole, and its components apart");
 }
 
 #[test]

@@ -127,6 +127,16 @@ impl Handle {
         receiver.recv().map_err(|_| DaemonError::Stopped)
     }
 
+    /// Asks the loop without blocking the thread.
+    async fn ask<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, DaemonError> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.send(command(Reply::new(move |answer| drop(sender.send(answer)))))?;
+        receiver.await.map_err(|_| DaemonError::Stopped)
+    }
+
     /// As [`snapshot`](Self::snapshot), without blocking the thread. Only one question is with the loop at a time, and questions
     /// that come meanwhile share the next answer. Each question thus waits for two answers at most.
     pub(crate) async fn snapshot_later(&self) -> Result<Snapshot, DaemonError> {
@@ -138,37 +148,24 @@ impl Handle {
             return Ok(snapshot.clone());
         }
         let asked = Instant::now();
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.send(Command::Snapshot(Reply::new(move |snapshot| drop(sender.send(snapshot)))))?;
-        let snapshot = receiver.await.map_err(|_| DaemonError::Stopped)?;
+        let snapshot = self.ask(Command::Snapshot).await?;
         *shared = Some((asked, snapshot.clone()));
         Ok(snapshot)
     }
 
     /// A client's refusal now, if any, for each device of the question.
     pub(crate) async fn room_later(&self, room: Room) -> Result<Vec<Option<String>>, DaemonError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.send(Command::Room(room, Reply::new(move |answer| drop(sender.send(answer)))))?;
-        receiver.await.map_err(|_| DaemonError::Stopped)
+        self.ask(|reply| Command::Room(room, reply)).await
     }
 
     /// Begins to park an instance, or to bring it back.
     pub(crate) async fn park_later(&self, park: Park) -> Result<Parked, DaemonError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.send(Command::Park(park, Reply::new(move |answer| drop(sender.send(answer)))))?;
-        receiver.await.map_err(|_| DaemonError::Stopped)
+        self.ask(|reply| Command::Park(park, reply)).await
     }
 
     /// The progress of a move at its end, or after a bounded time.
     pub(crate) async fn moved_later(&self, moved: Moved) -> Result<Progress, DaemonError> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.send(Command::Moved(
-            moved,
-            Reply::new(move |answer| {
-                let _ = sender.send(answer);
-            }),
-        ))?;
-        receiver.await.map_err(|_| DaemonError::Stopped)
+        self.ask(|reply| Command::Moved(moved, reply)).await
     }
 
     /// Puts another configuration in force, or changes nothing and returns the reason.

@@ -42,8 +42,7 @@
 //! (section 2) and NVIDIA's figure say "18 configurations"; there are 19 by the driver's own list of places.
 //!
 //! # Cost
-//! [`GpuModel::layouts`] visits every layout once, by recursion over the places: microseconds. [`GpuModel::arrange`] is a
-//! search over at most 8 places with the larger slices first.
+//! [`GpuModel::arrange`] is a search over at most 8 places with the larger slices first: microseconds.
 //!
 //! # Differences
 //! Tables are what `nvidia-smi mig -lgip` and `-lgipp` print for the GPU. Where no such list was at hand the geometry is
@@ -110,10 +109,6 @@ pub struct MigProfile {
     pub memory_is_estimate: bool,
     /// SMs, where known.
     pub sms: Option<u16>,
-    /// NVML's profile number (`NVML_GPU_INSTANCE_PROFILE_*`).
-    pub nvml_profile: u32,
-    /// The GPU instance profile id that `nvidia-smi mig -cgi` takes.
-    pub gi_profile_id: u32,
 }
 
 impl MigProfile {
@@ -252,14 +247,6 @@ impl GpuModel {
         (0..u8::try_from(self.profiles.len()).unwrap_or(u8::MAX)).map(ProfileId::new)
     }
 
-    /// The profiles that NVIDIA's documents count configurations of: without `+me` and double memory.
-    pub fn base_profiles(&self) -> Vec<ProfileId> {
-        let varies =
-            |profile: &MigProfile| profile.media || (profile.compute_slices, profile.memory_slices) == (1, 2);
-        let base = |id: &ProfileId| self.get(*id).is_some_and(|profile| !varies(profile));
-        self.ids().filter(base).collect()
-    }
-
     /// Checks that the slices can be on one GPU together; answers the memory slices they occupy, as a bit mask.
     ///
     /// # Errors
@@ -299,12 +286,6 @@ impl GpuModel {
     /// Places for slices of these profiles on one empty GPU, in the order of `profiles`; `None` when they do not fit
     /// together. Pass these places to the driver: by its own choice it may put small slices where the large slices must go.
     pub fn arrange(&self, profiles: &[ProfileId]) -> Option<Vec<SliceAt>> {
-        self.arrange_beside(profiles, 0)
-    }
-
-    /// As [`GpuModel::arrange`], on a GPU with `taken` memory slices (a bit mask, as from [`GpuModel::validate`]). Counts
-    /// and media engines of the present slices are unknown here: validate the whole layout if these matter.
-    pub fn arrange_beside(&self, profiles: &[ProfileId], taken: u8) -> Option<Vec<SliceAt>> {
         if profiles.len() > usize::from(self.family.memory_slices()) {
             return None;
         }
@@ -315,7 +296,7 @@ impl GpuModel {
             (core::cmp::Reverse(self.get(profiles[index]).map(|p| p.memory_slices)), profiles[index], index)
         });
         let mut places = vec![0u8; profiles.len()];
-        if !self.search(profiles, &order, &mut places, taken) {
+        if !self.search(profiles, &order, &mut places, 0) {
             return None;
         }
         let slices: Vec<SliceAt> =
@@ -336,73 +317,6 @@ impl GpuModel {
             }
             free
         })
-    }
-
-    /// Every legal layout of slices of `profiles`, the empty one included, each once, slices by place.
-    ///
-    /// ```
-    /// let a30 = gshare_sched::mig::GpuModel::find("A30-24")?;
-    /// assert_eq!(a30.layouts(&a30.base_profiles()).len(), 26);
-    /// # Ok::<(), gshare_sched::mig::MigError>(())
-    /// ```
-    pub fn layouts(&self, profiles: &[ProfileId]) -> Vec<Vec<SliceAt>> {
-        let mut all = Vec::new();
-        self.extend_layouts(profiles, 0, 0, &mut Vec::new(), &mut |layout, _| all.push(layout.to_vec()));
-        all
-    }
-
-    /// The layouts to which no slice of `profiles` can be added.
-    pub fn maximal_layouts(&self, profiles: &[ProfileId]) -> Vec<Vec<SliceAt>> {
-        self.maximal_layouts_beside(profiles, 0)
-    }
-
-    /// As [`GpuModel::maximal_layouts`], on a GPU with `taken` memory slices (a bit mask).
-    pub fn maximal_layouts_beside(&self, profiles: &[ProfileId], taken: u8) -> Vec<Vec<SliceAt>> {
-        let mut all = Vec::new();
-        self.extend_layouts(profiles, 0, taken, &mut Vec::new(), &mut |layout, _| {
-            let mut longer = layout.to_vec();
-            let full = profiles.iter().all(|&id| {
-                let Some(profile) = self.get(id) else { return true };
-                profile.start_places().all(|start| {
-                    longer.push(SliceAt { start, profile: id });
-                    let refused = profile.mask_at(start).is_none_or(|mask| mask & taken != 0)
-                        || self.validate(&longer).is_err();
-                    longer.pop();
-                    refused
-                })
-            });
-            if full {
-                all.push(layout.to_vec());
-            }
-        });
-        all
-    }
-
-    /// Goes through the places; at each, nothing begins or one of the profiles does.
-    fn extend_layouts(
-        &self,
-        profiles: &[ProfileId],
-        place: u8,
-        taken: u8,
-        layout: &mut Vec<SliceAt>,
-        visit: &mut impl FnMut(&[SliceAt], u8),
-    ) {
-        if place == self.family.memory_slices() {
-            visit(layout, taken);
-            return;
-        }
-        self.extend_layouts(profiles, place + 1, taken, layout, visit);
-        for &id in profiles {
-            let Some(mask) = self.get(id).and_then(|profile| profile.mask_at(place)) else { continue };
-            if taken & mask != 0 {
-                continue;
-            }
-            layout.push(SliceAt { start: place, profile: id });
-            if self.validate(layout).is_ok() {
-                self.extend_layouts(profiles, place + 1, taken | mask, layout, visit);
-            }
-            layout.pop();
-        }
     }
 }
 

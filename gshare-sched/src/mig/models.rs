@@ -14,28 +14,26 @@ struct Shape {
     starts: u8,
     max_count: u8,
     media: bool,
-    nvml: u32,
-    gi: u32,
 }
 
 /// Order: 1g, 1g+me, 1g double, 2g, 3g, 4g, 7g.
 const SEVEN: [Shape; 7] = [
-    Shape { compute: 1, memory: 1, starts: 0b0111_1111, max_count: 7, media: false, nvml: 0, gi: 19 },
-    Shape { compute: 1, memory: 1, starts: 0b0111_1111, max_count: 1, media: true, nvml: 7, gi: 20 },
-    Shape { compute: 1, memory: 2, starts: 0b0101_0101, max_count: 4, media: false, nvml: 9, gi: 15 },
-    Shape { compute: 2, memory: 2, starts: 0b0001_0101, max_count: 3, media: false, nvml: 1, gi: 14 },
-    Shape { compute: 3, memory: 4, starts: 0b0001_0001, max_count: 2, media: false, nvml: 2, gi: 9 },
-    Shape { compute: 4, memory: 4, starts: 0b0000_0001, max_count: 1, media: false, nvml: 3, gi: 5 },
-    Shape { compute: 7, memory: 8, starts: 0b0000_0001, max_count: 1, media: false, nvml: 4, gi: 0 },
+    Shape { compute: 1, memory: 1, starts: 0b0111_1111, max_count: 7, media: false },
+    Shape { compute: 1, memory: 1, starts: 0b0111_1111, max_count: 1, media: true },
+    Shape { compute: 1, memory: 2, starts: 0b0101_0101, max_count: 4, media: false },
+    Shape { compute: 2, memory: 2, starts: 0b0001_0101, max_count: 3, media: false },
+    Shape { compute: 3, memory: 4, starts: 0b0001_0001, max_count: 2, media: false },
+    Shape { compute: 4, memory: 4, starts: 0b0000_0001, max_count: 1, media: false },
+    Shape { compute: 7, memory: 8, starts: 0b0000_0001, max_count: 1, media: false },
 ];
 
 /// Order: 1g, 1g+me, 2g, 2g+me, 4g.
 const FOUR: [Shape; 5] = [
-    Shape { compute: 1, memory: 1, starts: 0b1111, max_count: 4, media: false, nvml: 0, gi: 14 },
-    Shape { compute: 1, memory: 1, starts: 0b1111, max_count: 1, media: true, nvml: 7, gi: 21 },
-    Shape { compute: 2, memory: 2, starts: 0b0101, max_count: 2, media: false, nvml: 1, gi: 5 },
-    Shape { compute: 2, memory: 2, starts: 0b0101, max_count: 1, media: true, nvml: 8, gi: 6 },
-    Shape { compute: 4, memory: 4, starts: 0b0001, max_count: 1, media: false, nvml: 3, gi: 0 },
+    Shape { compute: 1, memory: 1, starts: 0b1111, max_count: 4, media: false },
+    Shape { compute: 1, memory: 1, starts: 0b1111, max_count: 1, media: true },
+    Shape { compute: 2, memory: 2, starts: 0b0101, max_count: 2, media: false },
+    Shape { compute: 2, memory: 2, starts: 0b0101, max_count: 1, media: true },
+    Shape { compute: 4, memory: 4, starts: 0b0001, max_count: 1, media: false },
 ];
 
 /// One profile of one model: name, usable MiB (0 = estimate from the name), SMs (0 = not known).
@@ -197,8 +195,6 @@ fn profile(shape: &Shape, &(name, mib, sms): &Row) -> MigProfile {
         memory: Bytes::from_mib(if mib == 0 { nominal_gib(name) * 1024 * 7 / 8 } else { mib }),
         memory_is_estimate: mib == 0,
         sms: (sms != 0).then_some(sms),
-        nvml_profile: shape.nvml,
-        gi_profile_id: shape.gi,
     }
 }
 

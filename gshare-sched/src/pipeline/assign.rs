@@ -1,7 +1,7 @@
 //! Slices for a pipeline: least latency, then least memory left over, fewest GPUs, least fragmentation.
 
 use super::costs::{Need, Offer, misfit, offers};
-use super::lattice::{Hands, index};
+use super::cuts::{Hands, count};
 use crate::mig::{GpuModel, SliceAt};
 use crate::pipeline::{AssignedSlice, Assignment, Goal, Node, NodeGpu, Pipeline, Unfit};
 use gshare_core::dag::Dag;
@@ -14,13 +14,11 @@ const EXACT_GPUS: usize = 10;
 /// Assigns slices so that the node's idle memory stays useful.
 ///
 /// 1. Each part gets a profile: among all ways with the least sum of the parts' times, the way with the least memory left over.
-///    For stages in sequence the sum is the latency. Where parts run side by side (a spread fork, an acyclic quotient) the sum
-///    stands in for it, but the reported latency and the SLO check use the real latency.
+///    For stages in sequence the sum is the latency. Where parts run side by side (a spread fork) the sum stands in for it, but the
+///    reported latency and the SLO check use the real latency.
 /// 2. The profiles' slices come from the fewest GPUs; among equal sets of GPUs, from the set with the least growth of fragmentation.
 ///    The **fragmentation** of a GPU is, summed over all profiles, the idle memory slices that cannot form slices of the
 ///    profile because of their positions.
-/// 3. With [`Goal::carve`] a pipeline that does not fit is tried with the idle memory of one GPU cut into each possible
-///    multiset of slices; the least latency wins, then the fewest new slices.
 ///
 /// # Cost
 /// O(p² t²) for p parts on t profiles with free slices, then 2^g sets of g <= 10 GPUs.
@@ -39,42 +37,34 @@ impl LeastFragmentation {
         pipeline: &Pipeline,
         node: &Node,
     ) -> Result<Assignment, Unfit> {
-        let fit = fit(dag, goal, pipeline, node);
-        match fit {
-            Err(why) if goal.carve => carve(dag, goal, pipeline, node).ok_or(why),
-            fit => fit,
+        let offers = offers(dag, goal, node);
+        let free: u32 = offers.iter().map(|offer| offer.count).sum();
+        let parts = count(pipeline.parts.len());
+        let needs = needs(dag, goal, pipeline, node, &offers)?;
+        if parts > free {
+            return Err(Unfit::TooFewSlices { parts, free });
         }
+        let chosen = cheapest(&needs, &offers).ok_or(Unfit::NotTogether)?;
+        let hands = Hands::new(dag, &goal.hand_off);
+        let mut assignment = Assignment::new(Vec::new());
+        let mut latencies = Vec::with_capacity(chosen.len());
+        for (part, (&offer, needs)) in pipeline.parts.iter().zip(chosen.iter().zip(&needs)) {
+            let need = needs[offer].unwrap_or_default();
+            let (hand, expected) = hands.of_part(part.components);
+            latencies.push(need.full + hand);
+            let busy = Duration::from_nanos(need.expected + expected);
+            assignment.bottleneck = assignment.bottleneck.max(busy);
+            assignment.compute_slices += offers[offer].compute_slices;
+            let used = need.memory.saturating_add(goal.runtime_memory.get());
+            assignment.waste = Bytes(assignment.waste.get() + offers[offer].memory.saturating_sub(used));
+        }
+        assignment.latency = Duration::from_nanos(latency(pipeline, &latencies));
+        if let Some(slo) = goal.slo.filter(|&slo| assignment.latency > slo) {
+            return Err(Unfit::SloMissed { latency: assignment.latency, slo });
+        }
+        place(&mut assignment, node, &offers, &chosen);
+        Ok(assignment)
     }
-}
-
-fn fit(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Result<Assignment, Unfit> {
-    let offers = offers(dag, goal, node);
-    let free: u32 = offers.iter().map(|offer| offer.count).sum();
-    let parts = index(pipeline.parts.len());
-    let needs = needs(dag, goal, pipeline, node, &offers)?;
-    if parts > free {
-        return Err(Unfit::TooFewSlices { parts, free });
-    }
-    let chosen = cheapest(&needs, &offers).ok_or(Unfit::NotTogether)?;
-    let hands = Hands::new(dag, &goal.hand_off);
-    let mut assignment = Assignment::new(Vec::new());
-    let mut latencies = Vec::with_capacity(chosen.len());
-    for (part, (&offer, needs)) in pipeline.parts.iter().zip(chosen.iter().zip(&needs)) {
-        let need = needs[offer].unwrap_or_default();
-        let (hand, expected) = hands.of_part(part.components);
-        latencies.push(need.full + hand);
-        let busy = Duration::from_nanos(need.expected + expected);
-        assignment.bottleneck = assignment.bottleneck.max(busy);
-        assignment.compute_slices += offers[offer].compute_slices;
-        let used = need.memory.saturating_add(goal.runtime_memory.get());
-        assignment.waste = Bytes(assignment.waste.get() + offers[offer].memory.saturating_sub(used));
-    }
-    assignment.latency = Duration::from_nanos(latency(pipeline, &hands, &latencies));
-    if let Some(slo) = goal.slo.filter(|&slo| assignment.latency > slo) {
-        return Err(Unfit::SloMissed { latency: assignment.latency, slo });
-    }
-    place(&mut assignment, node, &offers, &chosen);
-    Ok(assignment)
 }
 
 /// Each part's need of memory and time on each offer, where it fits.
@@ -148,16 +138,7 @@ fn cheapest(needs: &[Vec<Option<Need>>], offers: &[Offer]) -> Option<Vec<usize>>
 }
 
 /// Time of one batch through all parts.
-fn latency(pipeline: &Pipeline, hands: &Hands, latencies: &[u64]) -> u64 {
-    if pipeline.side_by_side {
-        let mut done: Vec<u64> = Vec::with_capacity(latencies.len());
-        for (to, (part, latency)) in pipeline.parts.iter().zip(latencies).enumerate() {
-            let before = pipeline.parts[..to].iter().zip(&done);
-            let ready = before.filter(|(other, _)| hands.leads(other.components, part.components));
-            done.push(ready.map(|(_, &done)| done).max().unwrap_or(0) + latency);
-        }
-        return done.into_iter().max().unwrap_or(0);
-    }
+fn latency(pipeline: &Pipeline, latencies: &[u64]) -> u64 {
     let mut stages = vec![0; pipeline.stages() as usize];
     for (part, &latency) in pipeline.parts.iter().zip(latencies) {
         let stage = &mut stages[part.stage as usize];
@@ -206,11 +187,11 @@ fn place(assignment: &mut Assignment, node: &Node, offers: &[Offer], chosen: &[u
     }
     for &offer in chosen {
         if let Some((gpu, slice)) = taken[offer].pop() {
-            assignment.slices.push(AssignedSlice { gpu, slice, carved: false });
+            assignment.slices.push(AssignedSlice { gpu, slice });
         }
     }
     let used: BTreeSet<GpuId> = assignment.slices.iter().map(|slice| slice.gpu).collect();
-    assignment.gpus = index(used.len());
+    assignment.gpus = count(used.len());
 }
 
 /// Slices of each offer.
@@ -248,7 +229,7 @@ fn distinct_sets(node: &Node, offers: &[Offer], wanted: &[u32], gpus: &[&NodeGpu
 fn most_useful<'a>(gpus: &[&'a NodeGpu], offers: &[Offer], wanted: &[u32]) -> Vec<&'a NodeGpu> {
     let (mut rest, mut left, mut chosen) = (gpus.to_vec(), wanted.to_vec(), Vec::new());
     let has = |gpu: &NodeGpu, offer: &Offer| {
-        index(gpu.free.iter().filter(|slice| slice.profile == offer.profile).count())
+        count(gpu.free.iter().filter(|slice| slice.profile == offer.profile).count())
     };
     while left.iter().any(|&left| left > 0) && !rest.is_empty() {
         let covers = |gpu: &NodeGpu| {
@@ -338,41 +319,4 @@ fn fragmentation(model: &GpuModel, idle: u8) -> i64 {
         i64::from(by_number - by_place) * i64::from(profile.memory_slices)
     };
     model.profiles.iter().map(lost).sum()
-}
-
-/// The best fit with the idle memory of one GPU cut into new slices.
-fn carve(dag: &Dag, goal: &Goal, pipeline: &Pipeline, node: &Node) -> Option<Assignment> {
-    let model = node.model();
-    let base = model.base_profiles();
-    let mut seen = BTreeSet::new();
-    let mut best: Option<(_, Assignment)> = None;
-    for (place, gpu) in node.gpus().iter().enumerate() {
-        let idle = node.idle(gpu);
-        // GPUs with the same idle and free slices differ only in their number.
-        if idle == 0 || !seen.insert((idle, gpu.free.clone())) {
-            continue;
-        }
-        let mut multisets = BTreeSet::new();
-        for layout in model.maximal_layouts_beside(&base, !idle) {
-            let mut profiles: Vec<_> = layout.iter().map(|slice| slice.profile).collect();
-            profiles.sort_unstable();
-            if !multisets.insert(profiles) {
-                continue;
-            }
-            let mut gpus = node.gpus().to_vec();
-            gpus[place].free.clone_from(&layout);
-            let Ok(cut) = Node::new(model.clone(), gpus) else { continue };
-            let Ok(mut fit) = fit(dag, goal, pipeline, &cut) else { continue };
-            let mut carved = 0u32;
-            for slice in &mut fit.slices {
-                slice.carved = slice.gpu == gpu.gpu && !gpu.free.contains(&slice.slice);
-                carved += u32::from(slice.carved);
-            }
-            let key = (fit.latency, carved, fit.waste, fit.gpus, fit.fragmentation);
-            if best.as_ref().is_none_or(|(least, _)| key < *least) {
-                best = Some((key, fit));
-            }
-        }
-    }
-    best.map(|(_, fit)| fit)
 }

@@ -12,8 +12,8 @@
 //! has the bottleneck 5 on the `1g`. The search finds 2 on the `1g` and 8 on the `2g`, with the bottleneck 4.
 
 use super::costs::{Need, Offer};
-use super::lattice::{Hands, Lattice, Step, index};
-use crate::pipeline::{Balance, Part, PartitionError, Pipeline};
+use super::cuts::{Cuts, Hands, Step, count};
+use crate::pipeline::{Part, PartitionError, Pipeline};
 use gshare_core::Duration;
 use gshare_core::dag::ComponentSet;
 
@@ -32,7 +32,6 @@ pub(super) struct Front {
     /// The longest stage, in ns.
     longest: u64,
     slo: u64,
-    side_by_side: bool,
     /// Compute slices of the last pipeline: the next holds fewer.
     below: u32,
 }
@@ -49,7 +48,7 @@ pub(super) struct Limits {
 /// `offers[p]`.
 #[derive(Debug)]
 struct Tables {
-    lattice: Lattice,
+    cuts: Cuts,
     offers: Vec<Offer>,
     /// `sums[offer][ideal]`: total need of the ideal's components with a profile there, and the number of components without.
     sums: Vec<Vec<(Need, u32)>>,
@@ -96,19 +95,18 @@ struct Stage {
 
 impl Front {
     pub(super) fn new(
-        lattice: Lattice,
+        cuts: Cuts,
         offers: Vec<Offer>,
         forks: &[(usize, Vec<ComponentSet>)],
         hands: &Hands,
         limits: Limits,
-        side_by_side: bool,
     ) -> Result<Self, PartitionError> {
-        let tables = Tables::new(lattice, offers, forks, hands, &limits)?;
+        let tables = Tables::new(cuts, offers, forks, hands, &limits)?;
         let upto = tables.a_component_takes().saturating_mul(2);
         let longest = tables.stage_times().into_iter().max().unwrap_or(0);
         let least = tables.bottlenecks(upto);
         let slo = limits.slo.map_or(NEVER - 1, Duration::as_nanos);
-        Ok(Self { tables, least, upto, longest, slo, side_by_side, below: u32::MAX })
+        Ok(Self { tables, least, upto, longest, slo, below: u32::MAX })
     }
 
     /// Least latency of every state when no slice is busy for longer than `limit`.
@@ -180,49 +178,50 @@ impl Iterator for Front {
         let latencies = self.latencies(limit);
         let code = self.choose(&latencies)?;
         self.below = self.tables.held[code].compute;
-        Some(self.tables.trace(&latencies, limit, code, self.side_by_side))
+        Some(self.tables.trace(&latencies, limit, code))
     }
 }
 
 impl Tables {
     fn new(
-        lattice: Lattice,
+        cuts: Cuts,
         offers: Vec<Offer>,
         forks: &[(usize, Vec<ComponentSet>)],
         hands: &Hands,
         limits: &Limits,
     ) -> Result<Self, PartitionError> {
         let branches: usize = forks.iter().map(|(_, branches)| branches.len()).sum();
-        let most = limits.max_stages.min(lattice.longest() + branches);
+        let most = limits.max_stages.min(cuts.ideals.len() - 1 + branches);
         let counts: Vec<usize> = offers.iter().map(|offer| most.min(offer.count as usize)).collect();
         let (mut strides, mut codes) = (Vec::with_capacity(counts.len()), 1usize);
         for &count in &counts {
             strides.push(codes);
             codes = codes.saturating_mul(count + 1);
         }
-        let mut spreads: Vec<Vec<Spread>> = lattice.ideals.iter().map(|_| Vec::new()).collect();
+        let mut spreads: Vec<Vec<Spread>> = cuts.ideals.iter().map(|_| Vec::new()).collect();
         for (at, branches) in forks {
             spreads[*at] = spread(branches, &offers, &strides, &counts, hands);
         }
-        let ways = lattice.steps.len() * offers.len() + spreads.iter().map(Vec::len).sum::<usize>();
-        let transitions = (ways.max(lattice.ideals.len()) as u64).saturating_mul(codes as u64);
+        let ways = cuts.steps.iter().map(Vec::len).sum::<usize>() * offers.len()
+            + spreads.iter().map(Vec::len).sum::<usize>();
+        let transitions = (ways.max(cuts.ideals.len()) as u64).saturating_mul(codes as u64);
         if transitions > limits.max_transitions {
             let limit = limits.max_transitions;
             return Err(PartitionError::TooManyTransitions { transitions, limit });
         }
-        let sums = offers.iter().map(|offer| sums(&lattice, offer)).collect();
+        let sums = offers.iter().map(|offer| sums(&cuts, offer)).collect();
         let held = |code: usize| {
             let mut held = Held::default();
             for (digit, offer) in offers.iter().enumerate() {
                 let used = code / strides[digit] % (counts[digit] + 1);
                 held.slices += used;
-                held.compute += index(used) * offer.compute_slices;
-                held.memory += index(used) * offer.memory_slices;
+                held.compute += count(used) * offer.compute_slices;
+                held.memory += count(used) * offer.memory_slices;
             }
             held
         };
         let held = (0..codes).map(held).collect();
-        Ok(Self { lattice, offers, sums, strides, counts, codes, held, most, spreads })
+        Ok(Self { cuts, offers, sums, strides, counts, codes, held, most, spreads })
     }
 
     /// How many slices of an offer a code uses.
@@ -238,7 +237,7 @@ impl Tables {
     /// The stage of `step` from ideal `from` on a slice of `offer`, if it fits.
     fn stage(&self, from: usize, step: &Step, offer: usize) -> Option<Stage> {
         let ((before, missing_before), (after, missing)) =
-            (self.sums[offer][from], self.sums[offer][step.to as usize]);
+            (self.sums[offer][from], self.sums[offer][step.to]);
         let fits = missing == missing_before && after.memory - before.memory <= self.offers[offer].room?;
         fits.then(|| Stage {
             busy: after.expected - before.expected + step.expected_hand,
@@ -270,13 +269,13 @@ impl Tables {
     /// run of states before the stage, and the values of those states after it.
     fn sweep(&self, limit: u64, relax: impl Fn(Stage, &[u64], &mut [u64])) -> Vec<u64> {
         let codes = self.codes;
-        let mut values = vec![NEVER; self.lattice.ideals.len() * codes];
+        let mut values = vec![NEVER; self.cuts.ideals.len() * codes];
         values[0] = 0;
-        for from in 0..self.lattice.ideals.len() {
+        for from in 0..self.cuts.ideals.len() {
             let (done, later) = values.split_at_mut((from + 1) * codes);
             let before = &done[from * codes..];
-            for step in self.lattice.steps_from(from) {
-                let start = (step.to as usize - from - 1) * codes;
+            for step in &self.cuts.steps[from] {
+                let start = (step.to - from - 1) * codes;
                 let after = &mut later[start..start + codes];
                 for (offer, (&stride, &count)) in self.strides.iter().zip(&self.counts).enumerate() {
                     let stage = self.stage(from, step, offer).filter(|stage| stage.busy <= limit);
@@ -300,8 +299,8 @@ impl Tables {
 
     fn stage_times(&self) -> Vec<u64> {
         let mut times = Vec::new();
-        for from in 0..self.lattice.ideals.len() {
-            for step in self.lattice.steps_from(from) {
+        for from in 0..self.cuts.ideals.len() {
+            for step in &self.cuts.steps[from] {
                 let on = (0..self.offers.len()).filter_map(|offer| self.stage(from, step, offer));
                 times.extend(on.map(|stage| stage.busy));
             }
@@ -311,8 +310,8 @@ impl Tables {
     }
 
     /// The pipeline behind a value of the last ideal; the earliest cuts where several lead there.
-    fn trace(&self, latencies: &[u64], limit: u64, code: usize, side_by_side: bool) -> Pipeline {
-        let (mut to, mut code) = (self.lattice.ideals.len() - 1, code);
+    fn trace(&self, latencies: &[u64], limit: u64, code: usize) -> Pipeline {
+        let (mut to, mut code) = (self.cuts.ideals.len() - 1, code);
         let mut stages: Vec<Parts> = Vec::new();
         while to > 0 {
             let Some((from, parts)) = self.before(latencies, limit, to, code) else { break };
@@ -321,11 +320,6 @@ impl Tables {
             stages.push(parts);
         }
         stages.reverse();
-        let time = |&(components, offer): &(ComponentSet, usize)| {
-            self.offers[offer].need(components).map_or(0, |need| need.expected)
-        };
-        let longest = |parts: &Parts| Duration::from_nanos(parts.iter().map(time).max().unwrap_or(0));
-        let balance = Balance::of(stages.iter().map(longest));
         let parts = (0..).zip(&stages).flat_map(|(stage, parts)| {
             parts.iter().map(move |&(components, offer)| Part {
                 stage,
@@ -333,7 +327,7 @@ impl Tables {
                 slice: Some(self.offers[offer].profile),
             })
         });
-        Pipeline::new(parts.collect(), balance, side_by_side)
+        Pipeline::new(parts.collect())
     }
 
     /// The ideal before the last stage of (to, code), with the parts of the stage and their offers.
@@ -344,18 +338,16 @@ impl Tables {
             stage.busy <= limit && before != NEVER && before.saturating_add(stage.latency) == wanted
         };
         for from in 0..to {
-            let steps = self.lattice.steps_from(from);
-            if let Ok(place) = steps.binary_search_by_key(&to, |step| step.to as usize) {
-                let offer = (0..self.offers.len()).find(|&offer| {
-                    self.digit(code, offer) > 0
-                        && self
-                            .stage(from, &steps[place], offer)
-                            .is_some_and(|stage| leads(from, self.strides[offer], stage))
-                });
-                if let Some(offer) = offer {
-                    let stage = self.lattice.ideals[to].without(self.lattice.ideals[from]);
-                    return Some((from, vec![(stage, offer)]));
-                }
+            let step = &self.cuts.steps[from][to - from - 1];
+            let offer = (0..self.offers.len()).find(|&offer| {
+                self.digit(code, offer) > 0
+                    && self
+                        .stage(from, step, offer)
+                        .is_some_and(|stage| leads(from, self.strides[offer], stage))
+            });
+            if let Some(offer) = offer {
+                let stage = self.cuts.ideals[to].without(self.cuts.ideals[from]);
+                return Some((from, vec![(stage, offer)]));
             }
             if from + 1 == to {
                 let spread = self.spreads[from].iter().find(|spread| {
@@ -401,12 +393,12 @@ fn spread(
     (0..ways).filter_map(way).collect()
 }
 
-fn sums(lattice: &Lattice, offer: &Offer) -> Vec<(Need, u32)> {
+fn sums(cuts: &Cuts, offer: &Offer) -> Vec<(Need, u32)> {
     let sum = |ideal: &ComponentSet| {
         ideal.iter().fold((Need::default(), 0), |(sum, missing), one| match offer.needs[one] {
             Some(need) => (sum.plus(need), missing),
             None => (sum, missing + 1),
         })
     };
-    lattice.ideals.iter().map(sum).collect()
+    cuts.ideals.iter().map(sum).collect()
 }

@@ -1,8 +1,8 @@
 //! The memory and the time that components need on the slices of a node.
 
-use crate::pipeline::{Goal, Misfit, Node, PartitionError};
+use crate::pipeline::{Goal, Misfit, Node};
 use gshare_core::dag::{ComponentSet, Dag};
-use gshare_core::{Bytes, Duration, ProfileId};
+use gshare_core::{Bytes, ProfileId};
 
 /// Time in ns and memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -85,34 +85,4 @@ pub(super) fn misfit(dag: &Dag, goal: &Goal, node: &Node, offers: &[Offer], part
     let component = missing.map(|one| dag.components()[one].name.clone()).unwrap_or_default();
     let slice = node.model().get(largest.profile).map(|profile| profile.name.clone().into_owned());
     Misfit::NoProfile { component, slice: slice.unwrap_or_default(), batch: goal.batch }
-}
-
-/// The expected time of each component on the reference slice, in ns.
-pub(super) fn reference_times(dag: &Dag, goal: &Goal) -> Result<Vec<u64>, PartitionError> {
-    let on = |slice: &str| {
-        let time = |component: &gshare_core::dag::Component| {
-            let time: Duration = component.profile(slice, goal.batch)?.time;
-            Some(component.expected(time).as_nanos())
-        };
-        let times: Result<Vec<u64>, usize> =
-            dag.components().iter().enumerate().map(|(index, one)| time(one).ok_or(index)).collect();
-        times
-    };
-    if let Some(slice) = &goal.reference {
-        return on(slice).map_err(|missing| PartitionError::MissingProfile {
-            component: dag.components()[missing].name.clone(),
-            slice: slice.clone(),
-            batch: goal.batch,
-        });
-    }
-    // The candidate that gets furthest through the components names the component to blame.
-    let mut furthest = 0;
-    for candidate in dag.components()[0].profiles.iter().filter(|profile| profile.batch == goal.batch) {
-        match on(&candidate.slice) {
-            Ok(times) => return Ok(times),
-            Err(missing) => furthest = furthest.max(missing),
-        }
-    }
-    let component = dag.components()[furthest].name.clone();
-    Err(PartitionError::NoReference { batch: goal.batch, component })
 }

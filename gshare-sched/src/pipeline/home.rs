@@ -1,8 +1,7 @@
 //! The place of an instance on its node, and the question where a function runs on slices of its own.
 
-use super::plan::plan;
 use crate::pipeline::{
-    AssignedSlice, Assignment, Balance, Goal, LeastFragmentation, Node, Part, Partitioner, Pipeline,
+    AssignedSlice, Assignment, Goal, LeastFragmentation, Node, Part, Partitioner, Pipeline,
 };
 use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::{Bytes, Duration, FunctionId, ProfileId};
@@ -88,22 +87,20 @@ impl Place for Partitioner {
         let free = model.ids().filter(|id| counts[id.index()] > 0);
         let mut free: Vec<_> = free.filter_map(|id| Some((id, model.get(id)?))).collect();
         free.sort_by_key(|(id, profile)| (profile.compute_slices, profile.memory, *id));
-        for (id, _) in free.into_iter().filter(|(_, profile)| !profile.media) {
-            let pipeline = whole(dag, id);
-            if let Ok(assignment) = LeastFragmentation.assign(dag, goal, &pipeline, node) {
-                return Some(Home::of(&pipeline, &assignment));
-            }
-        }
-        if !cut {
-            return None;
-        }
-        let plan = plan(self, dag, goal, node).ok()?;
-        Some(Home::of(&plan.pipeline, &plan.assignment))
+        let mut wholes = free.into_iter().filter(|(_, profile)| !profile.media).map(|(id, _)| whole(dag, id));
+        let home = |pipeline: Pipeline| {
+            let assignment = LeastFragmentation.assign(dag, goal, &pipeline, node).ok()?;
+            Some(Home::of(&pipeline, &assignment))
+        };
+        wholes.find_map(home).or_else(|| {
+            let mut pipelines = cut.then(|| self.pipelines(dag, goal, node).ok())??;
+            pipelines.find_map(home)
+        })
     }
 }
 
 /// The whole DAG as one stage on a profile.
 pub(crate) fn whole(dag: &Dag, profile: ProfileId) -> Pipeline {
     let part = Part { stage: 0, components: dag.all(), slice: Some(profile) };
-    Pipeline::new(vec![part], Balance::of([]), false)
+    Pipeline::new(vec![part])
 }

@@ -1,46 +1,7 @@
 //! Pipelines, their requirements, and the policy that cuts a DAG into them.
 
-use super::Balance;
-use core::fmt;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{Bytes, ConfigError, Duration, ProfileId};
-
-/// The cuts of a DAG that count as pipelines. Each mode adds to the cuts of the mode before it; on a chain all modes are the
-/// same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum Mode {
-    /// Cuts only where the whole flow passes: before and after components that are comparable with every other. The components
-    /// between two of them, a fork and its join, stay together. This mode is the nearest to the paper, and so the default.
-    #[default]
-    SeriesCut,
-    /// Stages are the steps of a chain of down-sets: every edge goes forward, and the stages run one after another.
-    IdealChain,
-    /// Stages are the blocks of any partition with an acyclic quotient, and independent stages run side by side. The ideal
-    /// chains are listed without chains that differ only in the order of independent stages.
-    AcyclicQuotient,
-}
-
-gshare_core::display_as!(Mode {
-    SeriesCut => "series cut",
-    IdealChain => "ideal chain",
-    AcyclicQuotient => "acyclic quotient",
-});
-
-/// The measure by which pipelines are ranked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub enum RankMode {
-    /// The paper's: coefficient of variation of the stages' times on the reference slice.
-    PaperCv,
-    /// The bottleneck on the free slices, hand-offs included: partition and assignment in a single search. The default.
-    #[default]
-    Bottleneck,
-}
 
 /// The time that a hand-off between two slices costs each of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,9 +47,6 @@ gshare_core::config! {
     pub struct Goal {
         /// Batch size, as in the profiles. 1: requests as they come.
         pub batch: u32 = 1, with_batch;
-        /// Slice profile that supplies the times for the CV. By default the first component's first profile that all
-        /// components have (the paper does not name its reference).
-        pub reference: Option<String> = None;
         /// The longest latency of a pipeline. By default any.
         #[cfg_attr(feature = "serde", serde(rename = "slo_ns"))]
         pub slo: Option<Duration> = None;
@@ -97,21 +55,10 @@ gshare_core::config! {
         pub runtime_memory: Bytes = Bytes::from_gib(1), with_runtime_memory;
         /// Cost of hand-offs.
         pub hand_off: HandOff = HandOff::default(), with_hand_off;
-        /// Whether the idle memory slices of a GPU may be cut again where the free slices do not suffice. Off: a cut takes the
-        /// driver up to seconds.
-        pub carve: bool = false, with_carve;
     }
 }
 
 gshare_core::with_fields!(Goal { with_slo(slo: Duration => Some) });
-
-impl Goal {
-    /// The same goal with CVs computed from the times on `slice`.
-    #[must_use]
-    pub fn with_reference(self, slice: impl Into<String>) -> Self {
-        Self { reference: Some(slice.into()), ..self }
-    }
-}
 
 /// The components that run together on one slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,7 +69,7 @@ pub struct Part {
     pub stage: u32,
     /// Its components, as indices of [`Dag::components`](gshare_core::dag::Dag::components).
     pub components: ComponentSet,
-    /// The slice profile it was planned for, where the partitioner chose one.
+    /// The slice profile it was planned for, where its planner chose one.
     pub slice: Option<ProfileId>,
 }
 
@@ -132,16 +79,12 @@ pub struct Part {
 pub struct Pipeline {
     /// The parts, by stage; stages in an order in which every edge goes forward.
     pub parts: Vec<Part>,
-    /// Balance of the stages' expected times: on the reference slice, or on the planned slices where there are any.
-    pub balance: Balance,
-    /// Whether stages that do not depend on each other run side by side ([`Mode::AcyclicQuotient`]).
-    pub side_by_side: bool,
 }
 
 impl Pipeline {
     /// A new pipeline, for partitioners; hosts only receive pipelines.
-    pub const fn new(parts: Vec<Part>, balance: Balance, side_by_side: bool) -> Self {
-        Self { parts, balance, side_by_side }
+    pub const fn new(parts: Vec<Part>) -> Self {
+        Self { parts }
     }
 
     /// Number of stages.
@@ -155,57 +98,12 @@ impl Pipeline {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PartitionError {
-    /// No slice profile is common to all components.
-    #[error(
-        "no slice profile with batch {batch} is common to all components: `{component}` has none of the others'"
-    )]
-    NoReference { batch: u32, component: String },
-    /// A component without the requested profile.
-    #[error("component `{component}` has no profile for {slice}, batch {batch}")]
-    MissingProfile { component: String, slice: String, batch: u32 },
-    /// The joint partition and assignment is too large even for series cuts.
+    /// The joint partition and assignment is too large.
     #[error("{transitions} transitions between states of cut and slices: at most {limit}")]
     TooManyTransitions { transitions: u64, limit: u64 },
     /// A setting outside its bounds.
     #[error(transparent)]
     Config(#[from] ConfigError),
-}
-
-/// A mode given up for the next simpler mode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[allow(missing_docs, reason = "a field that is named for its content has no doc")]
-pub struct FallBack {
-    pub asked: Mode,
-    /// Name of the quantity that was too large.
-    pub what: &'static str,
-    pub limit: u64,
-}
-
-impl fmt::Display for FallBack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} has more than {} {}", self.asked, self.limit, self.what)
-    }
-}
-
-/// Pipelines, best first.
-pub struct Ranked<'a> {
-    /// The mode of the listed pipelines.
-    pub mode: Mode,
-    /// The reason why `mode` is not the requested mode, if it is not.
-    pub fell_back: Option<FallBack>,
-    /// The list, computed as it is read.
-    pub pipelines: Box<dyn Iterator<Item = Pipeline> + Send + 'a>,
-}
-
-impl fmt::Debug for Ranked<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ranked")
-            .field("mode", &self.mode)
-            .field("fell_back", &self.fell_back)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -51,8 +51,6 @@ impl Assignment {
 pub struct AssignedSlice {
     pub gpu: GpuId,
     pub slice: SliceAt,
-    /// Whether the slice must be created first, in place of idle memory slices.
-    pub carved: bool,
 }
 
 /// Why a pipeline cannot run on the free slices. Stages count from 1 in the text.

@@ -49,7 +49,9 @@ impl Platform {
                 self.known(*function)?;
                 Self::check_bounds(*function, *min_instances, *max_instances)
             }
-            PlatformEvent::FunctionRemoved { function } => self.known(*function).map(|_| ()),
+            PlatformEvent::NodesChanged { function, .. } | PlatformEvent::FunctionRemoved { function } => {
+                self.known(*function).map(|_| ())
+            }
             PlatformEvent::RequestArrived { request, function, .. } => {
                 let next = self.cluster.next_request;
                 if request.number() < next || request.number() >= MOST_REQUESTS {
@@ -130,6 +132,9 @@ pub(super) fn check_function(
     if !(1..=most).contains(&spec.devices) {
         let need = if spread { format!("1 to {most}") } else { "1".to_owned() };
         return unsuitable(&format!("devices is {}, need {need}", spec.devices));
+    }
+    if spec.nodes.is_some() && regime != Regime::Fractional {
+        return unsuitable("nodes are given: need none, or fractional devices");
     }
     if spec.weights.is_some() && spec.devices > 1 {
         return unsuitable("weights are shared on one device, and devices is more: need 1");

@@ -87,8 +87,9 @@ impl Devices {
         let memory = memory.saturating_add(spec.weights.map_or(Bytes::ZERO, |weights| weights.bytes));
         let Some(devices) = self.by_memory.get(&pool) else { return false };
         let mut on: BTreeMap<NodeId, u32> = BTreeMap::new();
-        devices.range((memory, GpuId::new(0))..).any(|(_, gpu)| {
-            let node = if anywhere { NodeId::new(0) } else { self.all[gpu].node };
+        let large = devices.range((memory, GpuId::new(0))..).map(|(_, gpu)| self.all[gpu].node);
+        large.filter(|node| spec.allows(*node)).any(|node| {
+            let node = if anywhere { NodeId::new(0) } else { node };
             let has = on.entry(node).or_default();
             *has += 1;
             *has >= count

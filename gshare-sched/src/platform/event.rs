@@ -10,6 +10,7 @@ use gshare_core::{
     Bytes, Duration, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, RequestId, SmShare, TenantId,
     Timestamp,
 };
+use std::collections::BTreeSet;
 
 /// A state in the life of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,6 +132,13 @@ pub enum PlatformEvent {
         min_instances: u32,
         /// The most instances; at least the minimum, more than 0.
         max_instances: u32,
+    },
+    /// The nodes to which new instances of a function go from now on; its other instances stay where they are.
+    NodesChanged {
+        function: FunctionId,
+        /// None: any node.
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+        nodes: Option<BTreeSet<NodeId>>,
     },
     /// The function is removed: its waiting requests are rejected and its running instances drained.
     FunctionRemoved { function: FunctionId },

@@ -4,7 +4,8 @@ use super::Regime;
 use crate::pipeline::Goal;
 use gshare_core::dag::Dag;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Bytes, Duration, GpuShare, ModelId, Quota, TenantId};
+use gshare_core::{Bytes, Duration, GpuShare, ModelId, NodeId, Quota, TenantId};
+use std::collections::BTreeSet;
 
 /// How a function uses devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +95,9 @@ pub struct FunctionSpec {
     /// request.
     #[cfg_attr(feature = "serde", serde(default))]
     pub batches: bool,
+    /// The nodes to which new instances go: on fractional devices only. None: any node.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub nodes: Option<BTreeSet<NodeId>>,
     /// An earlier host deployed it, and workers of it may run: a training job starts none before the first
     /// [`BoundsChanged`](super::PlatformEvent::BoundsChanged).
     #[cfg_attr(feature = "serde", serde(default))]
@@ -114,6 +118,7 @@ gshare_core::with_fields!(FunctionSpec {
     with_time_limit(time_limit: Quota => Some),
     with_devices(devices: u32),
     with_batches(batches: bool),
+    with_nodes(nodes: Option<BTreeSet<NodeId>>),
     with_found(found: bool),
     with_slo(slo: Duration => Some),
     with_regime(regime: Regime => Some),
@@ -141,6 +146,7 @@ impl FunctionSpec {
             devices: 1,
             weights: None,
             batches: false,
+            nodes: None,
             found: false,
         }
     }
@@ -148,6 +154,11 @@ impl FunctionSpec {
     /// GPU memory in bytes of an instance on each of its [`devices`](Self::devices).
     pub fn memory_per_device(&self) -> Bytes {
         Bytes(self.memory.get().div_ceil(u64::from(self.devices.max(1))))
+    }
+
+    /// Whether new instances may go to a node.
+    pub fn allows(&self, node: NodeId) -> bool {
+        self.nodes.as_ref().is_none_or(|nodes| nodes.contains(&node))
     }
 
     /// The same function with other bounds of its instances.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::platform::{FunctionSpec, Regime, Work};
 use gshare_core::profile::ProfileTable;
-use gshare_core::{Quota, SmShare};
+use gshare_core::{NodeId, Quota, SmShare};
 use std::collections::BTreeSet;
 
 /// The state of a function on the platform.
@@ -245,6 +245,26 @@ impl Platform {
                 self.reject(request, Rejection::NeverFits);
             }
         }
+    }
+
+    /// New instances of the function go to these nodes.
+    pub(super) fn allow_nodes(
+        &mut self,
+        function: FunctionId,
+        nodes: Option<&BTreeSet<NodeId>>,
+    ) -> Result<(), PlatformError> {
+        let of = self.known(function)?;
+        let (pool, spec) = (of.pool, of.spec.clone().with_nodes(nodes.cloned()));
+        if of.state == FunctionState::Deployed {
+            check_function(function, self.pools[pool].regime(), &spec)?;
+        }
+        if let Some(of) = self.cluster.functions.get_mut(&function) {
+            of.spec = spec;
+        }
+        self.unfit.insert(function);
+        self.look_whether_it_fits(function);
+        self.room_changed();
+        Ok(())
     }
 
     /// The function has its profile: its pool serves it, and its held requests go on.

@@ -43,8 +43,6 @@ pub(super) struct Instance {
     pub(super) time: GpuTime,
     /// Requests that run on the instance, in the order of their names.
     pub(super) requests: Vec<RequestId>,
-    /// The time of its `Start`.
-    pub(super) since: Timestamp,
 }
 
 impl Instance {
@@ -311,7 +309,6 @@ impl Cluster {
             processes,
             time: GpuTime::new(area, self.now),
             requests: Vec::new(),
-            since: self.now,
         };
         self.instances.insert(*instance, new);
         self.give_time(*instance, Due::Start, *takes);

@@ -280,7 +280,7 @@ impl Platform {
         self.room_changed();
     }
 
-    fn room_changed(&mut self) {
+    pub(super) fn room_changed(&mut self) {
         self.cluster.version += 1;
         self.cluster.look = true;
     }
@@ -322,6 +322,7 @@ impl Engine for Platform {
             PlatformEvent::BoundsChanged { function, min_instances, max_instances } => {
                 self.rebound(*function, *min_instances, *max_instances)
             }
+            PlatformEvent::NodesChanged { function, nodes } => self.allow_nodes(*function, nodes.as_ref()),
             PlatformEvent::InstanceFound { function, gpu, quota, sm } => {
                 self.find_instance(*function, *gpu, (*quota, *sm))
             }

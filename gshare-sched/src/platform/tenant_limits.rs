@@ -222,6 +222,12 @@ impl Tenants {
         })
     }
 
+    /// Whether the tenant's instances are bounded by their memory or their processes.
+    pub(super) fn bounds_instances(&self, tenant: TenantId) -> bool {
+        let bounded = |of: &TenantLimits| of.memory < BasisPoints::WHOLE || of.max_processes < u32::MAX;
+        self.tenants.get(&tenant).is_some_and(|of| bounded(&of.limits))
+    }
+
     /// Books memory and processes for an instance of the tenant, unless it [may not](Self::may_book) have them.
     pub(super) fn book(&mut self, tenant: TenantId, memory: Bytes, processes: u32, all: Bytes) -> bool {
         if !self.may_book(tenant, memory, processes, all) {

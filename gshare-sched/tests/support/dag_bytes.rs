@@ -1,12 +1,10 @@
-//! Any bytes are a DAG, or a caller's mistaken idea of one: refused by name, or cut in every mode within bounds. Shared by the fuzz target
+//! Any bytes are a DAG, or a caller's mistaken idea of one: refused by name, or cut within bounds. Shared by the fuzz target
 //! and the test that replays its regressions.
 
 use gshare_core::dag::{Component, ComponentSet, Dag, MAX_COMPONENTS};
 use gshare_core::{BasisPoints, Bytes, Duration};
 use gshare_sched::mig::GpuModel;
-use gshare_sched::pipeline::{
-    Balance, Goal, LeastFragmentation, Mode, Node, PartitionConfig, Partitioner, RankMode,
-};
+use gshare_sched::pipeline::{Goal, LeastFragmentation, Node, Partitioner};
 
 /// Text that begins with a brace is JSON; other bytes are read as numbers of components, edges and profiles.
 pub(crate) fn run_bytes(bytes: &[u8]) {
@@ -53,43 +51,27 @@ fn build(bytes: &[u8]) -> Option<Dag> {
     dag.build().ok()
 }
 
-/// Cuts it in every mode and by both ranks, and checks the first results.
+/// Cuts it, and checks the first results.
 fn check(dag: &Dag) {
     assert!(dag.len() <= MAX_COMPONENTS);
     let model = GpuModel::find("A100-80").unwrap_or_else(|error| panic!("{error}"));
     let free = ["4g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"];
     let node = Node::with_free(model, &free).unwrap_or_else(|error| panic!("{error}"));
     let goal = Goal::default();
-    for mode in [Mode::SeriesCut, Mode::IdealChain, Mode::AcyclicQuotient] {
-        for rank in [RankMode::PaperCv, RankMode::Bottleneck] {
-            let mut config = PartitionConfig::default().with_mode(mode).with_rank(rank);
-            // Small bounds: what matters is that they hold.
-            config.max_ideals = 80;
-            let partitioner = Partitioner::new(config).unwrap_or_else(|error| panic!("{error}"));
-            let Ok(ranked) = partitioner.ranked(dag, &goal, &node) else { continue };
-            let mut last = None;
-            for pipeline in ranked.pipelines.take(30) {
-                let parts = || pipeline.parts.iter().map(|part| part.components);
-                let all = parts().fold(ComponentSet::EMPTY, ComponentSet::union);
-                assert_eq!(all, dag.all(), "every component has a part");
-                assert_eq!(parts().map(ComponentSet::len).sum::<usize>(), dag.len(), "and only one");
-                for edge in dag.edges() {
-                    let stage = |one: usize| {
-                        let of = pipeline.parts.iter().find(|part| part.components.contains(one));
-                        of.map(|part| part.stage)
-                    };
-                    assert!(stage(edge.from) <= stage(edge.to), "edges go forward");
-                }
-                if rank == RankMode::PaperCv {
-                    let now = pipeline.balance;
-                    let after = |last: Balance| last.cmp_cv(&now).then(last.stages.cmp(&now.stages)).is_le();
-                    assert!(last.is_none_or(after), "in order");
-                    last = Some(pipeline.balance);
-                }
-                if let Ok(assignment) = LeastFragmentation.assign(dag, &goal, &pipeline, &node) {
-                    assert_eq!(assignment.slices.len(), pipeline.parts.len());
-                }
-            }
+    let Ok(pipelines) = Partitioner.pipelines(dag, &goal, &node) else { return };
+    for pipeline in pipelines.take(30) {
+        let parts = || pipeline.parts.iter().map(|part| part.components);
+        let all = parts().fold(ComponentSet::EMPTY, ComponentSet::union);
+        assert_eq!(all, dag.all(), "every component has a part");
+        assert_eq!(parts().map(ComponentSet::len).sum::<usize>(), dag.len(), "and only one");
+        for edge in dag.edges() {
+            let stage = |one: usize| {
+                let of = pipeline.parts.iter().find(|part| part.components.contains(one));
+                of.map(|part| part.stage)
+            };
+            assert!(stage(edge.from) <= stage(edge.to), "edges go forward");
         }
+        let assignment = LeastFragmentation.assign(dag, &goal, &pipeline, &node);
+        assert_eq!(assignment.map(|of| of.slices.len()), Ok(pipeline.parts.len()), "it fits");
     }
 }

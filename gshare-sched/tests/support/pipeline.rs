@@ -3,9 +3,8 @@
 
 use gshare_core::dag::{Component, ComponentSet, Dag};
 use gshare_core::{BasisPoints, Bytes, Duration};
-use gshare_sched::pipeline::{Balance, HandOff, Mode, Pipeline};
+use gshare_sched::pipeline::HandOff;
 use proptest::prelude::*;
-use std::cmp::Ordering;
 
 /// One ns per byte and one per edge: hand-offs can be read off the DAG.
 pub(crate) const ONE_PER_BYTE: HandOff =
@@ -13,14 +12,6 @@ pub(crate) const ONE_PER_BYTE: HandOff =
 
 /// Stages, each as its parts; the form in which lists are compared.
 pub(crate) type Stages = Vec<Vec<ComponentSet>>;
-
-pub(crate) fn stages_of(pipeline: &Pipeline) -> Stages {
-    let mut stages = vec![Vec::new(); pipeline.stages() as usize];
-    for part in &pipeline.parts {
-        stages[part.stage as usize].push(part.components);
-    }
-    stages
-}
 
 /// A DAG with these times in ns on `1g.10gb`, named `c0`, `c1`, ...; edges as pairs with bytes.
 pub(crate) fn dag_of(times: &[u64], edges: &[(usize, usize, u64)]) -> Dag {
@@ -46,59 +37,11 @@ pub(crate) fn chain_of(times: &[u64]) -> Dag {
     dag_of(times, &edges)
 }
 
-/// A pipeline with all that ranks it.
-#[derive(Debug, Clone)]
-pub(crate) struct Listed {
-    pub(crate) stages: Stages,
-    pub(crate) balance: Balance,
-    pub(crate) hand: u64,
-    pub(crate) cuts: Vec<(usize, ComponentSet)>,
-    pub(crate) spread: usize,
-}
-
-fn time_on_reference(dag: &Dag, set: ComponentSet) -> u64 {
-    set.iter()
-        .map(|one| dag.components()[one].expected(dag.components()[one].profiles[0].time).as_nanos())
-        .sum()
-}
-
-fn new_listed(dag: &Dag, stages: Stages, hand_off: &HandOff, spread: usize) -> Listed {
-    let time = |stage: &Vec<ComponentSet>| {
-        Duration::from_nanos(stage.iter().map(|&part| time_on_reference(dag, part)).max().unwrap())
-    };
-    let balance = Balance::of(stages.iter().map(time));
-    let part_of = |one: usize| stages.iter().flatten().position(|part| part.contains(one)).unwrap();
-    let cut = dag.edges().iter().filter(|edge| part_of(edge.from) != part_of(edge.to));
-    let hand = cut.map(|edge| 2 * hand_off.time(edge.bytes).as_nanos()).sum();
-    let mut ideal = ComponentSet::EMPTY;
-    let cuts = stages
-        .iter()
-        .map(|stage| {
-            ideal = stage.iter().fold(ideal, |ideal, part| ideal.union(*part));
-            (ideal.len(), ideal)
-        })
-        .collect();
-    Listed { stages, balance, hand, cuts, spread }
-}
-
-/// The order of the notes: CV (as a fraction, multiplied out), stages, hand-off, cuts, spread.
-pub(crate) fn order(a: &Listed, b: &Listed) -> Ordering {
-    let fraction =
-        |l: &Listed| (u128::from(l.balance.stages) * l.balance.squares, u128::from(l.balance.total).pow(2));
-    let ((an, ad), (bn, bd)) = (fraction(a), fraction(b));
-    (an * bd)
-        .cmp(&(bn * ad))
-        .then(a.balance.stages.cmp(&b.balance.stages))
-        .then(a.hand.cmp(&b.hand))
-        .then_with(|| a.cuts.cmp(&b.cuts))
-        .then(a.spread.cmp(&b.spread))
-}
-
-pub(crate) fn is_ideal(dag: &Dag, set: ComponentSet) -> bool {
+fn is_ideal(dag: &Dag, set: ComponentSet) -> bool {
     set.iter().all(|one| dag.ancestors(one).is_subset(set))
 }
 
-pub(crate) fn ideals(dag: &Dag) -> Vec<ComponentSet> {
+fn ideals(dag: &Dag) -> Vec<ComponentSet> {
     (0..1u128 << dag.len()).map(ComponentSet).filter(|&set| is_ideal(dag, set)).collect()
 }
 
@@ -127,46 +70,8 @@ fn ideal_chains(dag: &Dag, ideals: &[ComponentSet]) -> Vec<Stages> {
     out
 }
 
-/// All set partitions with an acyclic quotient, blocks in the smallest order that the edges allow.
-fn quotients(dag: &Dag) -> Vec<Stages> {
-    fn go(next: usize, dag: &Dag, blocks: &mut Vec<ComponentSet>, out: &mut Vec<Stages>) {
-        if next == dag.len() {
-            out.extend(smallest_order(dag, blocks));
-            return;
-        }
-        for block in 0..=blocks.len() {
-            if block == blocks.len() {
-                blocks.push(ComponentSet::EMPTY);
-            }
-            let before = blocks[block];
-            blocks[block] = before.union(ComponentSet::one(next));
-            go(next + 1, dag, blocks, out);
-            blocks[block] = before;
-            if before.is_empty() {
-                blocks.pop();
-            }
-        }
-    }
-    fn smallest_order(dag: &Dag, blocks: &[ComponentSet]) -> Option<Stages> {
-        let (mut done, mut left, mut stages) = (ComponentSet::EMPTY, blocks.to_vec(), Vec::new());
-        while !left.is_empty() {
-            let ready = |block: &ComponentSet| is_ideal(dag, done.union(*block));
-            let place = (0..left.len())
-                .filter(|&place| ready(&left[place]))
-                .min_by_key(|&place| (left[place].len(), left[place]))?;
-            let block = left.remove(place);
-            done = done.union(block);
-            stages.push(vec![block]);
-        }
-        Some(stages)
-    }
-    let mut out = Vec::new();
-    go(0, dag, &mut Vec::new(), &mut out);
-    out
-}
-
 /// The sets of components inside `set` that are connected by edges.
-pub(crate) fn pieces(dag: &Dag, set: ComponentSet) -> Vec<ComponentSet> {
+fn pieces(dag: &Dag, set: ComponentSet) -> Vec<ComponentSet> {
     let mut pieces: Vec<ComponentSet> = set.iter().map(ComponentSet::one).collect();
     for edge in dag.edges() {
         if set.contains(edge.from) && set.contains(edge.to) {
@@ -184,8 +89,8 @@ pub(crate) fn pieces(dag: &Dag, set: ComponentSet) -> Vec<ComponentSet> {
     pieces
 }
 
-/// Series cuts: cuts next to components that are comparable with all others; forks that are a stage also spread.
-fn series_cuts(dag: &Dag, spread_forks: bool) -> Vec<(Stages, usize)> {
+/// All cuts, in no order: they are next to components that are comparable with all others; forks that are a stage also spread.
+pub(crate) fn cuts(dag: &Dag) -> Vec<Stages> {
     let comparable =
         |a: usize, b: usize| a == b || dag.ancestors(a).contains(b) || dag.ancestors(b).contains(a);
     let passed_by_all: Vec<usize> =
@@ -218,7 +123,7 @@ fn series_cuts(dag: &Dag, spread_forks: bool) -> Vec<(Stages, usize)> {
     });
     let mut out = Vec::new();
     for chain in ideal_chains(dag, &boundaries) {
-        for spread in 0..1usize << if spread_forks { forks.len() } else { 0 } {
+        for spread in 0..1usize << forks.len() {
             let chosen: Vec<ComponentSet> = forks
                 .iter()
                 .enumerate()
@@ -229,39 +134,11 @@ fn series_cuts(dag: &Dag, spread_forks: bool) -> Vec<(Stages, usize)> {
                 let stages = chain.iter().map(|stage| {
                     if chosen.contains(&stage[0]) { pieces(dag, stage[0]) } else { stage.clone() }
                 });
-                out.push((stages.collect(), spread));
+                out.push(stages.collect());
             }
         }
     }
     out
-}
-
-/// Everything of a mode, in order.
-pub(crate) fn list(dag: &Dag, mode: Mode, hand_off: &HandOff, spread_forks: bool) -> Vec<Listed> {
-    let all: Vec<(Stages, usize)> = match mode {
-        Mode::SeriesCut => series_cuts(dag, spread_forks),
-        Mode::IdealChain => ideal_chains(dag, &ideals(dag)).into_iter().map(|stages| (stages, 0)).collect(),
-        _ => quotients(dag).into_iter().map(|stages| (stages, 0)).collect(),
-    };
-    let mut listed: Vec<Listed> =
-        all.into_iter().map(|(stages, spread)| new_listed(dag, stages, hand_off, spread)).collect();
-    listed.sort_by(order);
-    listed
-}
-
-/// Number of chains of ideals, without listing them.
-pub(crate) fn count_chains(dag: &Dag) -> u128 {
-    let ideals = {
-        let mut ideals = ideals(dag);
-        ideals.sort_by_key(|ideal| ideal.len());
-        ideals
-    };
-    let mut ways = vec![0u128; ideals.len()];
-    ways[0] = 1;
-    for to in 1..ideals.len() {
-        ways[to] = (0..to).filter(|&from| ideals[from].is_subset(ideals[to])).map(|from| ways[from]).sum();
-    }
-    ways[ideals.len() - 1]
 }
 
 /// Times from a few values, so that there are ties, or from all over the range.
@@ -290,12 +167,4 @@ pub(crate) fn random_dag(most: usize) -> impl Strategy<Value = Dag> {
             dag_with_runs(&times, &runs, &edges)
         })
     })
-}
-
-/// All cuts of a mode that runs stages one after another, in no order; forks also spread.
-pub(crate) fn cuts(dag: &Dag, mode: Mode) -> Vec<Stages> {
-    match mode {
-        Mode::SeriesCut => series_cuts(dag, true).into_iter().map(|(stages, _)| stages).collect(),
-        _ => ideal_chains(dag, &ideals(dag)),
-    }
 }

@@ -1,11 +1,12 @@
 //! The policies of the table, each with its router and its rules of instances.
 
+use super::paper_rank::PaperRank;
 use super::static_split::StaticSplit;
 use anyhow::Result;
 use gshare_core::Duration;
 use gshare_sched::pipeline::{
-    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, KeeperConfig, Late, LoadCosts, PartitionConfig,
-    Partitioner, Place, RankMode, Route, RouterConfig, SlackRouter,
+    EvictionPolicy, HOT_ABOVE, HandOff, KeepAlive, KeeperConfig, Late, LoadCosts, Partitioner, Place, Route,
+    RouterConfig, SlackRouter,
 };
 use gshare_sched::platform::{Platform, SlicedConfig, SlicedPool};
 use gshare_sim::Make;
@@ -25,12 +26,19 @@ pub(super) enum Routing<'a> {
     Own(&'a Make<dyn Route>),
 }
 
+/// The order in which cuts into stages are tried.
+#[derive(Clone, Copy)]
+pub(super) enum Rank {
+    Paper,
+    Bottleneck,
+}
+
 /// A policy of the table.
 pub(super) struct Policy<'a> {
     pub(super) name: &'a str,
     pub(super) keeping: Keeping<'a>,
     pub(super) router: Routing<'a>,
-    pub(super) rank: RankMode,
+    pub(super) rank: Rank,
     pub(super) hand_off: HandOff,
 }
 
@@ -44,9 +52,9 @@ pub(super) fn policies(ablate: bool, our_order: &RouterConfig) -> Vec<Policy<'_>
     };
     let split = |name, router| Policy {
         keeping: Keeping::Static,
-        ..policy(name, KeeperConfig::default(), router, RankMode::PaperCv)
+        ..policy(name, KeeperConfig::default(), router, Rank::Paper)
     };
-    let (cv, bottleneck) = (RankMode::PaperCv, RankMode::Bottleneck);
+    let (cv, bottleneck) = (Rank::Paper, Rank::Bottleneck);
     let (theirs, our_order) = (RouterConfig::paper, || our_order.clone());
     // Section 7.3: 10 to 40 ms for a hand-off. Fresh shared memory and its page faults, for both sides: 2.5 GB/s.
     let slow = HandOff { fixed: Duration::from_millis(3), bytes_per_second: 2_500_000_000 };
@@ -96,8 +104,11 @@ impl Policy<'_> {
     pub(super) fn platform(&self, split: &StaticSplit) -> Result<Platform> {
         let (keeper, place): (_, Arc<dyn Place>) = match &self.keeping {
             Keeping::Keeper(config) => {
-                let partitioner = Partitioner::new(PartitionConfig::default().with_rank(self.rank))?;
-                (config.clone(), Arc::new(partitioner))
+                let place: Arc<dyn Place> = match self.rank {
+                    Rank::Paper => Arc::new(PaperRank),
+                    Rank::Bottleneck => Arc::new(Partitioner),
+                };
+                (config.clone(), place)
             }
             Keeping::Own(make) => (KeeperConfig::default(), make().into()),
             Keeping::Static => {

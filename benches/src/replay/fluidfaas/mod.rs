@@ -46,6 +46,7 @@
 mod applications;
 mod compared_policies;
 mod load_shape;
+mod paper_rank;
 mod run_figures;
 mod static_split;
 
@@ -55,10 +56,10 @@ use crate::seeds::cpus;
 use anyhow::{Context, Result, anyhow, bail};
 use applications::{APPLICATIONS, VARIANTS, Variant, application, slo, whole};
 use clap::builder::ArgPredicate;
-use compared_policies::{Keeping, Policy, Routing, policies};
+use compared_policies::{Keeping, Policy, Rank, Routing, policies};
 use gshare_core::{Bytes, Duration, FunctionId, NodeId, Timestamp};
 use gshare_sched::mig::{GpuModel, MigProfile};
-use gshare_sched::pipeline::{Goal, HandOff, KeeperConfig, RankMode, RouterConfig};
+use gshare_sched::pipeline::{Goal, HandOff, KeeperConfig, RouterConfig};
 use gshare_sched::platform::{DeviceSpec, FunctionSpec, MigLayout, Work};
 use gshare_sim::Rng;
 use gshare_sim::arrivals::Arrivals;
@@ -289,7 +290,7 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
     our_order.late_stretch_percent = args.late_stretch.unwrap_or(our_order.late_stretch_percent);
     let mut policies = policies(args.ablate, &our_order);
     let beside = |name, keeping, router| {
-        let (rank, hand_off) = (RankMode::Bottleneck, HandOff::default());
+        let (rank, hand_off) = (Rank::Bottleneck, HandOff::default());
         Policy { name, keeping, router, rank, hand_off }
     };
     let ours = || Keeping::Keeper(KeeperConfig::default());
@@ -363,7 +364,7 @@ fn run_on(threads: usize, args: &Args, own: &Own) -> Result<Report> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use gshare_sched::pipeline::{PartitionConfig, Partitioner, SlackRouter};
+    use gshare_sched::pipeline::{Partitioner, SlackRouter};
 
     #[derive(Debug, clap::Parser)]
     struct Cli {
@@ -420,10 +421,7 @@ mod tests {
         let flags = "--seeds 1 --length 60s --warm-up 20s --workload medium --partition p1 --load 1 --policy ours,router,place";
         let own = Own::default()
             .with_router("router", || Box::new(SlackRouter::new(RouterConfig::default())))
-            .with_place("place", || {
-                let rank = PartitionConfig::default().with_rank(RankMode::Bottleneck);
-                Box::new(Partitioner::new(rank).unwrap())
-            });
+            .with_place("place", || Box::new(Partitioner));
         let rows = run_on(1, &parsed(flags), &own).unwrap().rows;
         let [ours, router, place] = &rows[..] else { panic!("{rows:?}") };
         for (row, name) in [(router, "router"), (place, "place")] {

@@ -31,7 +31,7 @@ impl StaticSplit {
         let first = plan.devices.iter().take_while(|device| device.node == plan.devices[0].node);
         for (gpu, device) in (0..).map(GpuId::new).zip(first) {
             let all = device.mig.iter().flat_map(|layout| layout.slices());
-            slices.extend(all.map(|&slice| AssignedSlice { gpu, slice, carved: false }));
+            slices.extend(all.map(|&slice| AssignedSlice { gpu, slice }));
         }
         let compute =
             |slice: &AssignedSlice| model.get(slice.slice.profile).map_or(0, |one| one.compute_slices);

@@ -32,7 +32,7 @@ const MOST_BATCH: u32 = 256;
 const MOST: u32 = 4096;
 
 /// The annotations of this host, with their meaning for error messages.
-const KEYS: [(&str, &str); 17] = [
+const KEYS: [(&str, &str); 18] = [
     ("gshare/slo", "time in which a request is to be answered, such as 69ms"),
     ("gshare/model", "path of a safetensors file"),
     (
@@ -56,6 +56,7 @@ const KEYS: [(&str, &str); 17] = [
     ("gshare/load", "time from the start of an instance to its first answer, such as 4s"),
     ("gshare/probe_path", "path that is called while the function is measured"),
     ("gshare/probe_body", "file that is sent as the body while it is measured"),
+    ("gshare/pod_template", "pod template as JSON, on Kubernetes alone"),
 ];
 
 /// The annotations for shares, without their prefix.
@@ -241,7 +242,10 @@ impl Plan {
         deployment: &FunctionDeployment,
         tenants: &BTreeMap<String, TenantId>,
     ) -> Result<Self, ApiError> {
-        check_name("service", &deployment.service)?;
+        // A function of another namespace of a cluster is known as `NAME.NAMESPACE`.
+        for part in deployment.service.splitn(2, '.') {
+            check_name("service", part)?;
+        }
         check_namespace(deployment.namespace.as_deref())?;
         let (image, command) = command(deployment)?;
         let annotations = Annotations(deployment.annotations.iter().flatten().collect());

@@ -65,6 +65,7 @@ impl Program {
             "gshare/devices",
             "gshare/probe_path",
             "gshare/probe_body",
+            "gshare/pod_template",
         ];
         let annotations =
             deployment.annotations.iter().flatten().filter(|(key, _)| matter.contains(&key.as_str()));

@@ -90,7 +90,13 @@ impl App {
         #[cfg(feature = "kubernetes")]
         if self.node.runner.pods.is_some() {
             crate::kubernetes::pods::suits(&plan, deployment)?;
-            return Ok(plan);
+            let tenant = crate::kubernetes::pods::tenant_of(deployment, &self.tenants)?;
+            return Ok(Plan { tenant: tenant.unwrap_or(plan.tenant), ..plan });
+        }
+        if deployment.annotations.iter().flatten().any(|(key, _)| key == "gshare/pod_template") {
+            let why =
+                "annotations: gshare/pod_template: this host starts processes and no pods: leave it out";
+            return Err(ApiError::bad(why));
         }
         match &plan.image {
             Some(image) if self.node.runner.podman.is_none() => {
@@ -293,6 +299,7 @@ async fn update(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
 
 async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, ApiError> {
     let deployment: FunctionDeployment = app.node.as_kept(parse(body)?);
+    check_name("service", &deployment.service)?;
     let mut plan = app.plan(&deployment)?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;

@@ -332,12 +332,14 @@ fn requests_go_where_their_model_is_on_a_gpu_that_serves_one_at_a_time() {
     }
     let first = story.ask("x")["pid"].clone();
     assert_eq!(story.ask("x")["pid"], first, "the model is there");
-    story.ask("y");
+    let second = story.ask("y")["pid"].clone();
     assert_eq!(story.ask("x")["pid"], first, "two models of 6 GiB fit 16 GiB");
     story.ask("z");
     let there = |name: &str| story.parts(name, "ready").len();
     within(|| there("x") + there("y") + there("z") == 2);
     assert_eq!(there("z"), 1, "the third one took the place of another");
+    let (evicted, process) = if there("x") == 0 { ("x", first) } else { ("y", second) };
+    assert_eq!(story.ask(evicted)["pid"], process, "its process lived on, with its memory in host memory");
 }
 
 #[test]

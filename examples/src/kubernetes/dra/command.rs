@@ -3,9 +3,11 @@
 use super::claim_service::{Driver, serve};
 use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
 use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT};
+use crate::kubernetes::node_hooks::{Hooks, NAME};
 use crate::kubernetes::{self, plugin::Sockets};
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
+use gshare_openfaas::kubernetes::injection::Injected;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use std::net::SocketAddr;
@@ -61,6 +63,12 @@ pub struct Options {
     /// Answer `/metrics`, `/healthz` and `/readyz` here: `0.0.0.0:9478`.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
+    /// Be the device plugin in place of the driver: the kubelet then brings hook and socket into the containers of functions.
+    #[arg(long, conflicts_with_all = ["sim", "dry_run"])]
+    pub hooks: bool,
+    /// The device plugin answers by CDI devices in place of mounts: for container runtimes with CDI enabled.
+    #[arg(long, requires = "hooks")]
+    pub by_cdi: bool,
     /// Without a cluster: print the slice, and the CDI spec of --claim.
     #[arg(long)]
     pub dry_run: bool,
@@ -101,6 +109,9 @@ impl Options {
 pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = &options.check {
         return check(file).with_context(|| file.display().to_string());
+    }
+    if options.hooks {
+        return bring_hooks(&options).await;
     }
     let node = options.describe()?;
     if options.dry_run {
@@ -160,6 +171,25 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let served = serve(driver, &sockets, end).await;
     publisher.abort();
     Ok(served?)
+}
+
+/// Containers that may run on a node at a time: beyond the pods of any kubelet.
+const SLOTS: u32 = 1024;
+
+/// Runs the device plugin of the node.
+async fn bring_hooks(options: &Options) -> anyhow::Result<()> {
+    let (metrics, end) = kubernetes::begin(options.metrics).await?;
+    let mps = options.mps_pipes.as_ref().zip(options.mps_shm.as_ref());
+    let injected = Injected {
+        hook: Path::new(&options.hook).parent().unwrap_or(Path::new("/")).to_owned(),
+        injection: options.inject,
+        socket: PathBuf::from(&options.socket),
+        mps: mps.map(|(pipes, shm)| (pipes.into(), shm.into())),
+        ..Injected::default()
+    };
+    let cdi = options.by_cdi.then_some(options.cdi.as_path());
+    let hooks = Hooks::new(&injected, SLOTS, cdi).with_context(|| options.cdi.display().to_string())?;
+    Ok(hooks.counting(metrics).serve(&Sockets::below(&options.kubelet, NAME), end).await?)
 }
 
 /// Names the first claim that cannot be granted.

@@ -87,7 +87,6 @@ pub(crate) struct Driver {
     hosts: Mutex<Option<Sender<HostTask>>>,
     /// Host entries of this process still to run: while there are any, bytes move when the device reaches a copy.
     pub(crate) hosts_pending: AtomicU64,
-    pub(crate) values: values::Values,
 }
 
 /// The state of a device's primary context.
@@ -187,7 +186,6 @@ fn open_device() -> Res<Driver> {
         failed_copies,
         hosts: Mutex::default(),
         hosts_pending: AtomicU64::new(0),
-        values: values::Values::of_environment(),
     })
 }
 

@@ -24,13 +24,14 @@ pub(crate) use std::collections::BTreeMap;
 pub(crate) use std::ptr::null_mut;
 pub(crate) use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
-pub(crate) use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+pub(crate) use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 pub(crate) use crate::sim::device_file::{now_ns, sleep_until};
 pub(crate) use crate::sim::{MAX_GPUS, MemKind, SimDevice, SimError, Work};
 pub(crate) use base::*;
 pub(crate) use gshare_cuda_abi::Flavor;
 pub(crate) use gshare_cuda_abi::types::*;
+pub(crate) use values::VALUES;
 
 /// Gives one or several exported names of the driver their function: `entry!(cuA | cuA_v2, driver, |argument, _, pool: Pool| body)`.
 ///

@@ -134,7 +134,7 @@ impl Launch {
 
     /// Makes the driver's checks before a launch.
     fn check(&self) -> Answer {
-        driver()?.values.launch(self.function)?;
+        VALUES.launch(self.function)?;
         const MOST: [u32; 6] = [0x7fff_ffff, 65_535, 65_535, 1024, 1024, 64];
         let mut sizes = self.geometry.grid.iter().chain(&self.geometry.block).zip(MOST);
         invalid_if(sizes.any(|(size, most)| *size == 0 || *size > most))?;
@@ -308,7 +308,7 @@ impl Module {
             module: this,
             named,
             complete: this.for_time || values::only_takes_time(&text),
-            free: named.duration == Duration::Fixed(0) && !driver.values.asked(),
+            free: named.duration == Duration::Fixed(0) && !VALUES.asked(),
             shape,
             attributes,
             block: Mutex::new([1, 1, 1]),

@@ -4,8 +4,6 @@
 //! spans of it (whole pages, 2 MiB steps from 2 MiB on), so copies and sets move real bytes. The host gets a freed span back if anything
 //! was written to it.
 
-use std::sync::LazyLock;
-
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use super::spans::Free;
@@ -159,8 +157,7 @@ impl Registry {
     /// happens when the stream comes to it, so copies ahead of it find the bytes.
     pub(crate) fn give_span(&'static self, alloc: &Alloc, stream: Option<Ref<Stream>>) -> Answer {
         let (address, span, gpu) = (alloc.address, alloc.span, alloc.device.gpu as usize % MAX_GPUS);
-        let (shared, touched) =
-            (alloc.backing.is_some(), alloc.touched || alloc.device.driver.values.by_program());
+        let (shared, touched) = (alloc.backing.is_some(), alloc.touched || VALUES.by_program());
         let give = move || {
             let mut inner = lock(&self.0);
             if shared {

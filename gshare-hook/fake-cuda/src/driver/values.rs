@@ -17,11 +17,14 @@ pub(crate) fn only_takes_time(kernel: &str) -> bool {
         || kernel.starts_with("_ZN2at4cuda") && kernel.contains("spin_kernel")
 }
 
-/// The first kernel without values, until a copy to the host has told its name.
+/// What the program knows of kernels without values.
 #[derive(Default)]
 pub(crate) struct Values {
     mode: AtomicU32,
+    /// The first of them that ran, until a copy to the host has told its name.
     empty: Mutex<Option<String>>,
+    /// The last of them that was refused.
+    last: Mutex<String>,
     /// Who knows of a refusal: a thread, or `UNKNOWN`; 0 without a refusal.
     refused: AtomicU32,
     /// Where the runtime library lies that keeps the errors of its threads for `gshare_sim`.
@@ -44,13 +47,16 @@ fn library_of(address: *const c_void) -> usize {
     }
 }
 
+/// The process's, from its start: it may say that it makes its values before `cuInit`.
+pub(crate) static VALUES: LazyLock<Values> = LazyLock::new(Values::of_environment);
+
 const WARN: u32 = 1;
 const REFUSE: u32 = 2;
 const TOLD: u32 = 3;
 
 impl Values {
     /// The mode that `GSHARE_SIM_COMPUTE` asks for.
-    pub(crate) fn of_environment() -> Self {
+    fn of_environment() -> Self {
         let asked = std::env::var_os("GSHARE_SIM_COMPUTE").is_some_and(|text| text == "1");
         Self { mode: AtomicU32::new(if asked { WARN } else { 0 }), ..Self::default() }
     }
@@ -89,6 +95,7 @@ impl Values {
                 "gshare simulated CUDA driver: kernel `{kernel}` refused: it has no values here; only PyTorch's own operators compute on \
                  a simulated GPU (gshare run --sim --compute)"
             );
+            *lock(&self.last) = kernel.into_owned();
             let witness = self.witness();
             // Two refusals have two witnesses.
             let known = self.refused.compare_exchange(0, witness, AcqRel, Acquire);
@@ -103,16 +110,18 @@ impl Values {
 
     /// The program copies from the device to the host.
     pub(crate) fn read_back(&self) -> Answer {
-        if self.mode.load(Relaxed) != WARN {
-            if self.refused.load(Acquire) == 0 {
-                return Ok(());
-            }
+        let mode = self.mode.load(Relaxed);
+        if mode == 0 || mode == TOLD {
+            return Ok(());
+        }
+        if self.refused.load(Acquire) != 0 {
             // The copy's error tells the program of the refusal.
             self.refused.store(self.witness(), Release);
             return Err(NOT_SUPPORTED);
         }
-        let Some(kernel) = lock(&self.empty).take() else { return Ok(()) };
-        if self.mode.swap(TOLD, Relaxed) == WARN {
+        // Of a process that makes its values: a kernel from the time before it said so.
+        if let Some(kernel) = lock(&self.empty).take() {
+            let _ = self.mode.compare_exchange(WARN, TOLD, Relaxed, Relaxed);
             eprintln!(
                 "gshare simulated CUDA driver: warning: the program reads device memory after kernel `{kernel}`, which computed nothing: \
                  values may be wrong; only PyTorch's operators, and Triton by its interpreter, compute on a simulated GPU"
@@ -127,14 +136,26 @@ impl Values {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn gshare_sim_compute(runtime: *const c_void) -> c_int {
     let begun = guard(|| {
-        let values = &driver()?.values;
-        refuse_if(!values.asked(), NOT_SUPPORTED)?;
-        values.runtime.store(library_of(runtime), Relaxed);
-        values.mode.store(REFUSE, Relaxed);
-        values.refused.store(0, Release);
+        refuse_if(!VALUES.asked(), NOT_SUPPORTED)?;
+        VALUES.runtime.store(library_of(runtime), Relaxed);
+        VALUES.mode.store(REFUSE, Relaxed);
+        VALUES.refused.store(0, Release);
         Ok(())
     });
     begun.0.cast_signed()
+}
+
+/// For `gshare_sim`: writes the name of the kernel that was refused last, without a zero at its end, and gives its length.
+///
+/// # Safety
+/// `to` has `room` bytes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn gshare_sim_compute_refused(to: *mut u8, room: usize) -> usize {
+    let name = lock(&VALUES.last);
+    let len = name.len().min(room);
+    // SAFETY: by the contract.
+    unsafe { to.copy_from_nonoverlapping(name.as_ptr(), len) };
+    len
 }
 
 /// For `gshare_sim`: an operator of a graph has failed. As after a fault on a GPU, every further call fails.
@@ -156,7 +177,7 @@ pub(crate) unsafe extern "C" fn gshare_sim_compute_state(stream: sys::CUstream) 
         // SAFETY: by the contract.
         let captures = unsafe { StreamArg(Flavor::Legacy, stream).find()? }.capturing.load(Acquire);
         let driver = driver()?;
-        state = match (driver.values.refused.load(Acquire), captures) {
+        state = match (VALUES.refused.load(Acquire), captures) {
             (0, true) => 2,
             (0, false) => (driver.hosts_pending.load(Acquire) > 0).into(),
             (thread, _) if thread == this_thread() => 4,

@@ -86,7 +86,7 @@ impl Transfer {
         let ns = driver.profile().copy_ns(bytes, crosses);
         let to_host = self.from.device && !self.to.device;
         if to_host {
-            driver.values.read_back()?;
+            VALUES.read_back()?;
         }
         Ok(Work::Copy { engine: to_host.into(), bytes, ns })
     }

@@ -24,6 +24,7 @@
 //! | [`integrity`] | `D4082055-BDE6-704B-8D34-BA123C66E1F2` | libcudart |
 //! | [`context_table`] | `21318C60-9714-3248-8CA6-41FF7324C8F2` | libcudart 13.4, cuBLASLt, cuFFT, cuSOLVER |
 //! | [`module`] | `6E163FBE-B958-444D-835C-E182AFF1991E` | cuFFT |
+//! | [`profiler`] | `7CB63F9B-9CA4-8E42-A484-BEB66E6AED7F` | libcupti |
 //! | [`products`] | `1734DC26-800D-4745-8726-C0F1E7DD8BCA` | cuBLASLt on an H100 or H200 |
 //!
 //! Any other identifier is refused with `CUDA_ERROR_INVALID_VALUE`, as on an H100 with driver 580. A slot without a function here answers
@@ -62,6 +63,7 @@ mod cudart;
 mod integrity;
 mod module;
 mod products;
+mod profiler;
 pub(crate) mod storage;
 mod thread;
 
@@ -75,7 +77,7 @@ struct Table {
 }
 
 /// All served tables. A table's place here is its number in [`unserved`].
-static TABLES: [Table; 9] = [
+static TABLES: [Table; 10] = [
     cudart::TABLE,
     callbacks::TABLE,
     thread::TABLE,
@@ -85,6 +87,7 @@ static TABLES: [Table; 9] = [
     context_table::TABLE,
     module::TABLE,
     products::TABLE,
+    profiler::TABLE,
 ];
 
 /// The context behind a handle; null means the calling thread's current context.

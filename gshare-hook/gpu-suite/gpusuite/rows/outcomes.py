@@ -192,6 +192,8 @@ ROWS = [
     }),
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 1": "nccl_1"}),
     *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes", {"NCCL world 2": "nccl_2"}, gpus=2),
+    *_rows("nvidia-nccl-cu13", NCCL, "cases_torch_processes",
+           {"values: NCCL world 2": "nccl_2", "values: NCCL DDP world 2": "ddp_2"}, gpus=2, computes=True),
     *_rows("transformers", TRANSFORMERS, "cases_transformers", {
         "transformers decoding": "growing_cache", "transformers static cache": "static_cache", "transformers training": "trained",
     }),

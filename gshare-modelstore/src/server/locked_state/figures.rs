@@ -102,17 +102,8 @@ impl Shared {
                 if let Some(held) = core.arenas.get(&arena) {
                     layout = Some((held.layout.arena_bytes, held.layout.places.len()));
                 }
-                let state = match view.state {
-                    ArenaState::Empty => "empty",
-                    ArenaState::Loading => "loading",
-                    ArenaState::Committed => "committed",
-                    _ => "evicting",
-                };
-                let shared = view.names;
-                tiers.insert(
-                    label.into(),
-                    json!({"state": state, "references": view.references, "names": shared}),
-                );
+                let (state, references, names) = (view.state, view.references, view.names);
+                tiers.insert(label.into(), json!({"state": state, "references": references, "names": names}));
             }
             models.push(json!({
                 "name": name,

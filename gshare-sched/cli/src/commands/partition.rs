@@ -2,12 +2,11 @@
 
 use super::{print_json, read_file};
 use anyhow::Context as _;
-use gshare_core::dag::Dag;
+use gshare_core::dag::{ComponentSet, Dag};
 use gshare_core::{Bytes, Duration};
 use gshare_sched::mig::GpuModel;
 use gshare_sched::pipeline::{
-    Assignment, Goal, HandOff, LeastFragmentation, Mode, NoPlan, Node, PartitionConfig, Partitioner,
-    Pipeline, RankMode, Unfit, plan,
+    Assignment, Goal, HandOff, LeastFragmentation, Node, Part, Partitioner, Pipeline, Unfit,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -17,12 +16,12 @@ const MAX_FILE: u64 = 64 << 20;
 
 /// Cut a function's DAG into stages and put them on free MIG slices.
 ///
-/// Prints the chosen pipeline, a reason for each better-ranked pipeline that was rejected, and the next alternatives.
+/// Prints the pipeline with the shortest bottleneck on the free slices, and alternatives with fewer compute slices.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 EXAMPLES
   gshare lab partition --free 1g.10gb,1g.10gb,2g.20gb --slo 300ms dag.toml
-  gshare lab partition --free 3g.40gb,2g.20gb --carve --json dag.json")]
+  gshare lab partition --free 3g.40gb,2g.20gb --json dag.json")]
 pub(crate) struct Options {
     /// The DAG: components with profiles, and edges, as JSON or TOML.
     #[arg(value_name = "DAG")]
@@ -33,21 +32,12 @@ pub(crate) struct Options {
     /// GPU model of these profiles.
     #[arg(long, value_name = "MODEL", default_value = "A100-80")]
     gpu: String,
-    /// Rank of pipelines: the paper's coefficient of variation, or the bottleneck on the free slices.
-    #[arg(long, value_enum, default_value_t = Rank::Bottleneck)]
-    rank: Rank,
-    /// Allowed cuts; each mode contains all cuts of the previous mode.
-    #[arg(long, value_enum, default_value_t = Cuts::Series)]
-    mode: Cuts,
     /// Batch size, as in the profiles.
     #[arg(long, default_value_t = 1)]
     batch: u32,
     /// Highest latency of a pipeline, such as `250ms`.
     #[arg(long, value_name = "TIME")]
     slo: Option<Duration>,
-    /// Profile for the coefficient of variation [default: the first profile of all components].
-    #[arg(long, value_name = "PROFILE")]
-    reference: Option<String>,
     /// Memory of the run-time on every slice.
     #[arg(long, value_name = "BYTES", default_value = "1GiB")]
     runtime_memory: Bytes,
@@ -57,34 +47,15 @@ pub(crate) struct Options {
     /// Additional time of each hand-off, independent of its size.
     #[arg(long, value_name = "TIME", default_value = "100us")]
     hand_off_time: Duration,
-    /// Allow new slices in the idle memory of one GPU if the free slices do not suffice.
-    #[arg(long)]
-    carve: bool,
-    /// Most rejected pipelines to list, and most alternatives; at most 1000.
+    /// Most alternatives; at most 1000.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(..=1_000))]
     top: u16,
     #[expect(clippy::doc_markdown, reason = "the text of --help, where backticks would show")]
-    /// Print one JSON object: {"dag", "gpu", "free", "rank", "mode", "fell_back", "chosen", "passed_over",
-    /// "passed_over_total", "alternatives"}; a pipeline is {"stages": [[{"components", "slice"}]], "cv", "bottleneck_ns",
-    /// "latency_ns", "compute_slices", "waste_bytes", "gpus"}, or with "why" if it does not fit.
+    /// Print one JSON object: {"dag", "gpu", "free", "chosen", "passed_over", "alternatives"}; a pipeline is {"stages":
+    /// [[{"components", "slice"}]], "bottleneck_ns", "latency_ns", "compute_slices", "waste_bytes", "gpus"}. Where none fits,
+    /// "passed_over" has the whole function and each component by itself, with "why" these do not fit.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Rank {
-    Cv,
-    Bottleneck,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Cuts {
-    /// Cuts that the whole flow passes.
-    Series,
-    /// Any chain of down-sets, stages one after another.
-    Ideal,
-    /// Any partition with an acyclic quotient; independent stages run side by side.
-    Acyclic,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,12 +63,8 @@ struct Report {
     dag: String,
     gpu: String,
     free: Vec<String>,
-    rank: RankMode,
-    mode: Mode,
-    fell_back: Option<String>,
     chosen: Option<Shown>,
     passed_over: Vec<Shown>,
-    passed_over_total: usize,
     alternatives: Vec<Shown>,
 }
 
@@ -105,7 +72,6 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Shown {
     stages: Vec<Vec<ShownPart>>,
-    cv: f64,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     runs: Option<Runs>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,24 +98,21 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let dag: Dag = read_file(&options.dag, MAX_FILE)?;
     let free: Vec<&str> = options.free.iter().map(String::as_str).collect();
     let node = Node::with_free(GpuModel::find(&options.gpu)?, &free).context("--free")?;
-    let mut goal = Goal::default()
-        .with_batch(options.batch)
-        .with_runtime_memory(options.runtime_memory)
-        .with_hand_off(HandOff {
-            fixed: options.hand_off_time,
-            bytes_per_second: options.hand_off_rate.get(),
-        })
-        .with_carve(options.carve);
+    let mut goal =
+        Goal::default().with_batch(options.batch).with_runtime_memory(options.runtime_memory).with_hand_off(
+            HandOff { fixed: options.hand_off_time, bytes_per_second: options.hand_off_rate.get() },
+        );
     goal.slo = options.slo;
-    goal.reference.clone_from(&options.reference);
-    let rank = if options.rank == Rank::Cv { RankMode::PaperCv } else { RankMode::Bottleneck };
-    let mode = match options.mode {
-        Cuts::Series => Mode::SeriesCut,
-        Cuts::Ideal => Mode::IdealChain,
-        Cuts::Acyclic => Mode::AcyclicQuotient,
-    };
-    let partitioner = Partitioner::new(PartitionConfig::default().with_mode(mode).with_rank(rank))?;
-    let report = report(options, &dag, &goal, &node, &partitioner, rank)?;
+    for component in dag.components() {
+        let known = component.profiles.iter().any(|profile| profile.batch == goal.batch);
+        anyhow::ensure!(
+            known || goal.batch == 0,
+            "component `{}` has no profile with batch {}",
+            component.name,
+            goal.batch
+        );
+    }
+    let report = report(options, &dag, &goal, &node)?;
     if options.json {
         print_json(&report)?;
     } else {
@@ -159,55 +122,30 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(
-    options: &Options,
-    dag: &Dag,
-    goal: &Goal,
-    node: &Node,
-    partitioner: &Partitioner,
-    rank: RankMode,
-) -> anyhow::Result<Report> {
-    let ranked = partitioner.ranked(dag, goal, node)?;
+fn report(options: &Options, dag: &Dag, goal: &Goal, node: &Node) -> anyhow::Result<Report> {
+    let fits = |pipeline: Pipeline| {
+        let runs = LeastFragmentation.assign(dag, goal, &pipeline, node).ok()?;
+        Some(shown(dag, node, &pipeline, Ok(&runs)))
+    };
+    let mut pipelines = Partitioner.pipelines(dag, goal, node)?.filter_map(fits);
+    let chosen = pipelines.next();
     let mut report = Report {
         dag: dag.name().to_owned(),
         gpu: node.model().name.clone().into_owned(),
         free: options.free.clone(),
-        rank,
-        mode: ranked.mode,
-        fell_back: ranked.fell_back.map(|why| why.to_string()),
-        chosen: None,
         passed_over: Vec::new(),
-        passed_over_total: 0,
-        alternatives: Vec::new(),
+        alternatives: pipelines.take(usize::from(options.top)).collect(),
+        chosen,
     };
-    match plan(partitioner, dag, goal, node) {
-        Ok(plan) => {
-            report.passed_over_total = plan.passed_over.len();
-            let passed = plan.passed_over.iter().take(usize::from(options.top));
-            report.passed_over =
-                passed.map(|passed| shown(dag, node, &passed.pipeline, Err(&passed.why))).collect();
-            report.chosen = Some(shown(dag, node, &plan.pipeline, Ok(&plan.assignment)));
-            let rest = ranked.pipelines.skip(plan.passed_over.len()).take(1_000);
-            let runs = rest
-                .filter(|pipeline| *pipeline != plan.pipeline)
-                .filter_map(|pipeline| {
-                    let runs = LeastFragmentation.assign(dag, goal, &pipeline, node).ok()?;
-                    Some(shown(dag, node, &pipeline, Ok(&runs)))
-                })
-                .take(usize::from(options.top));
-            report.alternatives = runs.collect();
-        }
-        Err(NoPlan::NothingFits { tried, .. }) => {
-            report.passed_over_total = tried;
-            // The search by bottleneck lists only fitting pipelines, so the paper's list gives the reasons.
-            let why = |pipeline: Pipeline| {
-                let why = LeastFragmentation.assign(dag, goal, &pipeline, node).err()?;
-                Some(shown(dag, node, &pipeline, Err(&why)))
-            };
-            let all = partitioner.by_cv(dag, goal)?;
-            report.passed_over = all.pipelines.take(usize::from(options.top)).filter_map(why).collect();
-        }
-        Err(error) => return Err(error.into()),
+    if report.chosen.is_none() {
+        let part = |(stage, components)| Part { stage, components, slice: None };
+        let whole = vec![part((0, dag.all()))];
+        let apart = (0..).zip((0..dag.len()).map(ComponentSet::one)).map(part).collect();
+        report.passed_over.extend([whole, apart].into_iter().filter_map(|parts| {
+            let pipeline = Pipeline::new(parts);
+            let why = LeastFragmentation.assign(dag, goal, &pipeline, node).err()?;
+            Some(shown(dag, node, &pipeline, Err(&why)))
+        }));
     }
     Ok(report)
 }
@@ -216,8 +154,7 @@ fn shown(dag: &Dag, node: &Node, pipeline: &Pipeline, runs: Result<&Assignment, 
     let slice = |place: usize| {
         let slice = runs.ok()?.slices.get(place)?;
         let name = &node.model().get(slice.slice.profile)?.name;
-        let cut = if slice.carved { " (to be cut)" } else { "" };
-        Some(format!("{}/{name}@{}{cut}", slice.gpu, slice.slice.start))
+        Some(format!("{}/{name}@{}", slice.gpu, slice.slice.start))
     };
     let mut stages: Vec<Vec<ShownPart>> = Vec::new();
     for (place, part) in pipeline.parts.iter().enumerate() {
@@ -230,7 +167,6 @@ fn shown(dag: &Dag, node: &Node, pipeline: &Pipeline, runs: Result<&Assignment, 
     }
     Shown {
         stages,
-        cv: pipeline.balance.cv(),
         runs: runs.ok().map(|runs| Runs {
             bottleneck_ns: runs.bottleneck,
             latency_ns: runs.latency,
@@ -243,22 +179,9 @@ fn shown(dag: &Dag, node: &Node, pipeline: &Pipeline, runs: Result<&Assignment, 
 }
 
 fn print(report: &Report) {
-    let rank = if report.rank == RankMode::PaperCv { "CV" } else { "bottleneck" };
-    println!(
-        "{}: {} cuts by {rank}, free on {}: {}",
-        report.dag,
-        report.mode,
-        report.gpu,
-        report.free.join(", ")
-    );
-    if let Some(why) = &report.fell_back {
-        println!("fell back to {}: {why}", report.mode);
-    }
+    println!("{} on the free slices of {}: {}", report.dag, report.gpu, report.free.join(", "));
     if !report.passed_over.is_empty() {
-        println!(
-            "\nranked better but not feasible ({}):",
-            report.passed_over_total.max(report.passed_over.len())
-        );
+        println!("\nnot feasible:");
         report.passed_over.iter().for_each(line);
     }
     if let Some(chosen) = &report.chosen {
@@ -278,7 +201,7 @@ fn line(pipeline: &Shown) {
     };
     let stage = |stage: &Vec<ShownPart>| stage.iter().map(part).collect::<Vec<_>>().join(" & ");
     let stages: Vec<String> = pipeline.stages.iter().map(stage).collect();
-    println!("  CV {:.3}  [{}]", pipeline.cv, stages.join(" | "));
+    println!("  [{}]", stages.join(" | "));
     if let Some(runs) = &pipeline.runs {
         println!(
             "    bottleneck {}, latency {}, {} compute slices on {} GPUs, {} left over",

@@ -66,7 +66,7 @@ pub(crate) fn pool(platform: Wrapped<Platform>, trial: &PoolTrial, seed: u64) ->
     let broken = |broken| log.story(seed, broken);
     let plan = trial.plan(seed).map_err(|error| broken((KEEPS, error.to_string())))?;
     let alone = Alone {
-        platform: log.watch(Box::new(platform), false),
+        platform: log.watch(Box::new(platform)),
         book: Book::new(),
         log: log.clone(),
         rng: Rng::new(!seed),

@@ -25,7 +25,7 @@ pub fn whole_policy(make: &dyn Fn() -> Box<dyn WholePolicy>, seeds: Range<u64>) 
         let platform = |log: &Log| {
             let pool = WholePool::new(WholeConfig::default()).map_err(text)?.with_policy(make());
             let platform = Platform::new(config(), vec![pool.into()]).map_err(text)?;
-            Ok(log.watch(Box::new(platform), false))
+            Ok(log.watch(Box::new(platform)))
         };
         sum.add(&repeated(seed, plan(seed).map_err(text), platform)?);
     }

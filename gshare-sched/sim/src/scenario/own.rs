@@ -159,9 +159,7 @@ mod tests {
     use gshare_core::dag::Dag;
     use gshare_core::{FunctionId, InstanceId, RequestId, Timestamp};
     use gshare_sched::node::vertical_scaler;
-    use gshare_sched::pipeline::{
-        AssignedSlice, Change, Goal, Home, Node, Offers, PartitionConfig, Partitioner,
-    };
+    use gshare_sched::pipeline::{AssignedSlice, Change, Goal, Home, Node, Offers, Partitioner};
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -260,7 +258,7 @@ mod tests {
             let mut scenario = Scenario::parse(&text).unwrap();
             let counted = Arc::clone(&asked);
             scenario.own = Own::default()
-                .with_place("ours too", || Box::new(Partitioner::new(PartitionConfig::default()).unwrap()))
+                .with_place("ours too", || Box::new(Partitioner))
                 .with_place("nowhere", move || Box::new(Nowhere(Arc::clone(&counted))));
             let plan = scenario.plan().map_err(|error| error.to_string())?;
             Ok::<_, String>(world::run(&plan, 0, || scenario.platform()).unwrap())

@@ -218,7 +218,9 @@ impl Book {
             }
             PlatformEvent::TenantLimited { tenant, limits } => self.tenants.limited(*tenant, limits),
             // A `Start` follows.
-            PlatformEvent::InstanceFound { .. } | PlatformEvent::DeadlineReached => {}
+            PlatformEvent::InstanceFound { .. }
+            | PlatformEvent::NodesChanged { .. }
+            | PlatformEvent::DeadlineReached => {}
         }
         Ok(())
     }

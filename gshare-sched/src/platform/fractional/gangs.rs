@@ -1,8 +1,8 @@
 //! Training jobs: workers that start together on different devices, and start again together.
 
 use super::pool_config::RESTART_AFTER;
-use super::{Cluster, Duration, FractionalPool, FunctionId, RequestRate, Timer};
-use crate::pack::{Demand, Workload};
+use super::{Cluster, Duration, FractionalPool, FunctionId, GpuId, RequestRate, Timer};
+use crate::pack::{Demand, Placed, Workload};
 use gshare_core::{GpuShare, Quota, SmShare};
 
 /// The longest pause before the restart of a job that ended by itself.
@@ -49,11 +49,18 @@ impl FractionalPool {
         let demand = gang.demand(function, cluster);
         let demands: Vec<Demand> = (0..gang.workers).map(|_| demand).collect();
         let mut placed = Vec::new();
-        let found = match cluster.functions[&function].spec.weights {
+        let (devices, spec) = (&self.devices, &cluster.functions[&function].spec);
+        let allowed = |gpu| devices.get(&gpu).is_some_and(|node| spec.allows(*node));
+        let found = match spec.weights {
             Some(weights) => {
-                self.weights.place(&mut *self.packer, &demand, weights, &|_| true).map(|one| placed.push(one))
+                self.weights.place(&mut *self.packer, &demand, weights, &allowed).map(|one| placed.push(one))
             }
-            None => self.packer.place_gang(&demands, &mut placed),
+            None => {
+                let fresh = |taken: &[Placed], gpu: GpuId| {
+                    allowed(gpu) && taken.iter().all(|one| one.placement.gpu != gpu)
+                };
+                self.packer.place_set(&demands, &fresh, &mut placed)
+            }
         };
         if found.is_err() {
             cluster.unmet(function);

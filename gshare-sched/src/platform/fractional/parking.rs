@@ -88,7 +88,7 @@ impl FractionalPool {
             let Some(of) = self.instances.get(&instance) else { return };
             let (function, demand, node) = (of.function, of.demand, of.node);
             let homes = self.homes_for_now(wanting, cluster);
-            let within = Within { node, homes: &homes, reserved: &reserved };
+            let within = Within { node, homes: &homes, reserved: &reserved, nodes: None };
             if let Ok(placed) = self.place_beside(function, &demand, &within, cluster) {
                 self.wanting.remove(index);
                 for one in placed {
@@ -158,7 +158,8 @@ impl FractionalPool {
     ) -> Option<Vec<Victims>> {
         let wanting = self.wanting.get(index)?;
         let of = self.instances.get(&wanting.instance)?;
-        let count = cluster.functions[&of.function].spec.devices as usize;
+        let spec = &cluster.functions[&of.function].spec;
+        let count = spec.devices as usize;
         // A further instance of a minimum pushes no busy one out.
         let further = of.state == State::WaitingForRoom && self.serves_without(wanting.instance);
         let presses = !further && self.presses(of.function, cluster);
@@ -170,7 +171,7 @@ impl FractionalPool {
         let busy_too = presses || waited && !further;
         let others = self.wanting.iter().filter(|one| one.instance != wanting.instance);
         let taken: BTreeSet<GpuId> = others.flat_map(|one| one.on.iter().copied()).collect();
-        let within = Within { node: of.node, homes, reserved: &taken };
+        let within = Within { node: of.node, homes, reserved: &taken, nodes: spec.nodes.as_ref() };
         let with = |least: usize| {
             let mut nodes: BTreeMap<NodeId, Vec<Victims>> = BTreeMap::new();
             for (&gpu, &at) in &self.devices {

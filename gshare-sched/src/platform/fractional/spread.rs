@@ -16,17 +16,22 @@ pub(super) struct Within<'a> {
     /// The devices with the instance's living processes only, unless empty.
     pub(super) homes: &'a BTreeSet<GpuId>,
     pub(super) reserved: &'a BTreeSet<GpuId>,
+    /// The function's nodes. An instance that is on a device already comes back to it from any node.
+    pub(super) nodes: Option<&'a BTreeSet<NodeId>>,
 }
 
 impl Within<'static> {
     pub(super) const ANYWHERE: Self =
-        Self { node: None, homes: &BTreeSet::new(), reserved: &BTreeSet::new() };
+        Self { node: None, homes: &BTreeSet::new(), reserved: &BTreeSet::new(), nodes: None };
 }
 
 impl Within<'_> {
     pub(super) fn allows(&self, gpu: GpuId, node: NodeId) -> bool {
         self.node.is_none_or(|only| only == node)
-            && (self.homes.is_empty() || self.homes.contains(&gpu))
+            && match self.homes.is_empty() {
+                true => self.nodes.is_none_or(|nodes| nodes.contains(&node)),
+                false => self.homes.contains(&gpu),
+            }
             && !self.reserved.contains(&gpu)
     }
 }
@@ -45,10 +50,12 @@ impl FractionalPool {
     ) -> Result<Vec<Placed>, PackError> {
         let spec = cluster.functions.get(&function).map(|of| &of.spec);
         let (count, weights) = spec.map_or((1, None), |spec| (spec.devices, spec.weights));
+        let within = &Within { nodes: spec.and_then(|spec| spec.nodes.as_ref()), ..*within };
         if count > 1 {
             return self.place_spread(count, demand, within);
         }
-        if within.node.is_none() && within.reserved.is_empty() && weights.is_none() {
+        if within.node.is_none() && within.reserved.is_empty() && within.nodes.is_none() && weights.is_none()
+        {
             return Ok(vec![self.packer.place(demand)?]);
         }
         let devices = &self.devices;

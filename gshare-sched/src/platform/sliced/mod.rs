@@ -53,8 +53,8 @@ use super::pool::Pool;
 use super::requests::Request;
 use super::timers::Timers;
 use crate::pipeline::{
-    AssignedSlice, Goal, KeeperConfig, Node as Free, NodeGpu, Offers, PartitionConfig, Partitioner, Place,
-    Route, RouterConfig, SlackRouter,
+    AssignedSlice, Goal, KeeperConfig, Node as Free, NodeGpu, Offers, Partitioner, Place, Route,
+    RouterConfig, SlackRouter,
 };
 use crate::platform::{DeviceSpec, InstanceReport, Life, PoolError, Regime};
 use gshare_core::dag::Dag;
@@ -81,9 +81,6 @@ pub enum SlicedError {
     /// A setting of the instances.
     #[error("keeper: {0}")]
     Keeper(ConfigError),
-    /// A setting of the partitioner.
-    #[error("partitioner: {0}")]
-    Partitioner(ConfigError),
 }
 
 struct Function {
@@ -126,10 +123,9 @@ impl SlicedPool {
     /// [`SlicedError`]: a setting outside its bounds.
     pub fn with_config(config: SlicedConfig) -> Result<Self, SlicedError> {
         config.keeper.check().map_err(SlicedError::Keeper)?;
-        let partitioner = Partitioner::new(PartitionConfig::default()).map_err(SlicedError::Partitioner)?;
         Ok(Self {
             config: Arc::new(config.keeper),
-            place: Arc::new(partitioner),
+            place: Arc::new(Partitioner),
             router: Box::new(SlackRouter::new(config.router)),
             offers: Offers::default(),
             nodes: BTreeMap::new(),
@@ -330,8 +326,6 @@ impl Pool for SlicedPool {
         if spec.slo.is_some() {
             goal.slo = spec.slo;
         }
-        // The slices are fixed by the devices.
-        goal.carve = false;
         let new = Function {
             dag: dag.into(),
             goal: goal.into(),

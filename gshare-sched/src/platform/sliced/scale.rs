@@ -37,9 +37,8 @@ impl Node {
         for id in self.slices.model.ids() {
             let Some(profile) = self.slices.model.get(id).filter(|profile| !profile.media) else { continue };
             let Ok(node) = Free::with_free(self.slices.model.clone(), &[&profile.name]) else { continue };
-            let goal = goal.clone().with_carve(false);
             let pipeline = whole(dag, id);
-            let Ok(assignment) = LeastFragmentation.assign(dag, &goal, &pipeline, &node) else { continue };
+            let Ok(assignment) = LeastFragmentation.assign(dag, goal, &pipeline, &node) else { continue };
             let weights = |one: &gshare_core::dag::Component| {
                 one.profile(&profile.name, goal.batch).map_or(0, |on| on.memory.get())
             };

@@ -121,7 +121,7 @@ impl Slices {
     }
 
     pub(super) fn assigned(&self, place: usize) -> AssignedSlice {
-        AssignedSlice { gpu: self.all[place].gpu, slice: self.all[place].at, carved: false }
+        AssignedSlice { gpu: self.all[place].gpu, slice: self.all[place].at }
     }
 
     /// The instances on a slice.

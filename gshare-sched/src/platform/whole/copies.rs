@@ -2,6 +2,7 @@
 
 use super::devices::{CopyState, ModelCopy, Phase};
 use super::{Cluster, FunctionId, GpuId, InstanceId, WholePool};
+use crate::platform::StopCause;
 
 impl WholePool {
     /// Forgets a copy without an instance; those waiting for it here are queued again.
@@ -62,6 +63,9 @@ impl WholePool {
     fn trim(&mut self, function: FunctionId, cluster: &mut Cluster) {
         let Some(of) = self.devices.functions.get(&function) else { return };
         let gpus = of.devices();
+        let surplus =
+            cluster.functions.get(&function).map_or(0, |of| of.staying.saturating_sub(of.spec.max_instances));
+        self.end_parked_of(function, surplus as usize, StopCause::Drained, cluster);
         for &gpu in &gpus {
             if self.is_over(function, cluster) {
                 self.give_up_room(gpu, function, cluster);
@@ -115,6 +119,7 @@ impl WholePool {
                     self.evict(gpu, function, cluster);
                 }
             }
+            self.end_parked_of(function, usize::MAX, StopCause::Removed, cluster);
             if self.devices.f(function).instances == 0 {
                 self.ending.remove(&function);
                 self.over.remove(&function);

@@ -34,6 +34,8 @@ pub(super) struct Costs {
     pub(super) kind: u8,
     pub(super) disk: Estimate,
     pub(super) host: Estimate,
+    /// A return of living processes.
+    pub(super) back: Estimate,
     pub(super) infer: Estimate,
 }
 
@@ -96,7 +98,7 @@ pub(super) enum CopyState {
     Loading,
     /// The instance is ready.
     Resident,
-    /// The instance is stopped, and not gone yet.
+    /// The instance is stopped and not gone yet, or its memory is on its way to host memory.
     Evicting,
 }
 
@@ -152,7 +154,8 @@ pub(super) enum Phase {
     },
     Loading {
         function: FunctionId,
-        from: Tier,
+        /// The place of the weights; none where memory comes back to living processes.
+        from: Option<Tier>,
         ask: Option<u32>,
     },
     Running {
@@ -185,6 +188,8 @@ pub(super) struct Gpu {
     /// Taken by copies that are being evicted.
     pub(super) evicting: u64,
     pub(super) copies: Vec<ModelCopy>,
+    /// Evicted copies whose processes live, in the order of their evictions.
+    pub(super) parked: Vec<ModelCopy>,
     pub(super) phase: Phase,
     pub(super) local: VecDeque<u32>,
     pub(super) local_ns: u64,
@@ -204,6 +209,7 @@ impl Gpu {
             free: memory,
             evicting: 0,
             copies: Vec::new(),
+            parked: Vec::new(),
             phase: Phase::Idle,
             local: VecDeque::new(),
             local_ns: 0,
@@ -447,6 +453,7 @@ impl WholeDevices {
     pub(super) fn load_ns(&self, function: FunctionId, gpu: &Gpu) -> u64 {
         let costs = self.f(function).costs.iter().find(|costs| costs.kind == gpu.kind);
         costs.map_or(NEVER, |costs| match self.tier(function, gpu) {
+            _ if gpu.parked.iter().any(|copy| copy.function == function) => costs.back.mean(),
             Tier::Host => costs.host.mean(),
             Tier::Disk => costs.disk.mean(),
         })
@@ -466,7 +473,7 @@ impl WholeDevices {
             let kind = kind.number();
             if of.costs_on(kind).is_none() {
                 let [infer, disk, host] = of.times.map(Estimate::new);
-                of.costs.push(Costs { kind, disk, host, infer });
+                of.costs.push(Costs { kind, disk, host, back: host, infer });
                 of.costs.sort_unstable_by_key(|costs| costs.kind);
             }
             of.kinds |= u64::from(of.bytes <= memory) << kind;

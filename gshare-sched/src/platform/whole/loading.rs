@@ -1,17 +1,21 @@
 //! Loads and the evictions for them, up to an instance's end.
+//!
+//! An evicted copy is parked: its processes live, with its memory in host memory, and the next load on the device is a copy back. Where
+//! a start takes less time than copies, the processes end. Parked copies of a device take at most as much host memory as the device
+//! has; the first to be parked end first.
 
 use super::devices::{CopyState, ModelCopy, Phase, Room};
 use super::queue::Place;
 use super::{Cluster, FunctionId, GpuId, InstanceId, WholePool};
 use crate::Tier;
-use crate::platform::{Part, PlatformAction, Rejection, StopCause};
+use crate::platform::{Life, Moving, Part, PlatformAction, Rejection, StopCause};
 use gshare_core::dag::ComponentSet;
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
 use gshare_core::{Bytes, Duration, RequestId, SmShare};
 
 impl WholePool {
-    /// Stops the instance of a copy.
+    /// Parks or stops the instance of a copy.
     pub(super) fn evict(&mut self, gpu: GpuId, function: FunctionId, cluster: &mut Cluster) {
         let Some(copy) = self.devices.g(gpu).cached(function).copied() else { return };
         let Some(instance) = copy.instance else { return };
@@ -24,14 +28,70 @@ impl WholePool {
             (copy.state, copy.kept) = (CopyState::Evicting, false);
         }
         let of = cluster.functions.get(&function).filter(|_| !cluster.is_removed(function));
-        let cause = match of {
-            None => StopCause::Removed,
-            Some(of) if of.staying > of.spec.max_instances => StopCause::Drained,
-            Some(_) => StopCause::Evicted,
-        };
-        cluster.order(PlatformAction::Drain { instance });
-        cluster.order(PlatformAction::Stop { instance, cause });
+        match of {
+            None => end(instance, StopCause::Removed, cluster),
+            Some(of) if of.staying > of.spec.max_instances => end(instance, StopCause::Drained, cluster),
+            Some(of)
+                if self.config.park
+                    && cluster.keeps(function)
+                    && !cluster.tenants.bounds_instances(of.spec.tenant) =>
+            {
+                cluster.order(PlatformAction::Park { instance, keeps: true });
+            }
+            Some(_) => end(instance, StopCause::Evicted, cluster),
+        }
         self.keep(function, cluster);
+    }
+
+    /// The memory of an evicted copy has left the device.
+    pub(super) fn parked(
+        &mut self,
+        instance: InstanceId,
+        gpu: GpuId,
+        function: FunctionId,
+        cluster: &mut Cluster,
+    ) {
+        let on = self.devices.g_mut(gpu);
+        let Some(found) = on.copies.iter().position(|copy| copy.instance == Some(instance)) else { return };
+        let copy = on.copies.remove(found);
+        on.evicting -= copy.bytes;
+        on.free += copy.bytes;
+        on.parked.push(copy);
+        let processes_live = cluster.instances.get(instance).is_some_and(|of| !of.homes().is_empty());
+        // The copy that comes back for this room is out of host memory soon.
+        let returns = |copy: &&ModelCopy| matches!(on.phase, Phase::MakingRoom { function, .. } if function == copy.function);
+        let stay = on.parked.iter().filter(|copy| !returns(copy));
+        let mut bytes: u64 = stay.clone().map(|copy| copy.bytes).sum();
+        for first in stay {
+            if bytes <= on.memory {
+                break;
+            }
+            bytes -= first.bytes;
+            end_parked(first.instance, StopCause::Evicted, cluster);
+        }
+        if cluster.is_removed(function) {
+            end_parked(Some(instance), StopCause::Removed, cluster);
+        } else if !processes_live {
+            end_parked(Some(instance), StopCause::Evicted, cluster);
+        }
+        self.load_if_room(gpu, cluster);
+        self.left(function, cluster);
+    }
+
+    /// Ends parked copies of the function, this many at most.
+    pub(super) fn end_parked_of(
+        &self,
+        function: FunctionId,
+        most: usize,
+        cause: StopCause,
+        cluster: &mut Cluster,
+    ) {
+        let of = cluster.functions.get(&function);
+        let parked = of.into_iter().flat_map(|of| &of.instances).filter(|one| is_parked(**one, cluster));
+        let parked: Vec<InstanceId> = parked.take(most).copied().collect();
+        for instance in parked {
+            end(instance, cause, cluster);
+        }
     }
 
     /// Gives a device an ask that waits there for its model to be loaded.
@@ -79,21 +139,33 @@ impl WholePool {
             self.held_up.insert(gpu);
             return;
         }
-        let on = self.devices.g(gpu);
-        let from = self.devices.tier(function, on);
-        let instance = cluster.instances.name();
+        let on = self.devices.g_mut(gpu);
+        let here = |copy: &ModelCopy| {
+            copy.function == function && copy.instance.is_some_and(|one| is_parked(one, cluster))
+        };
+        let parked = on.parked.iter().position(here).and_then(|found| on.parked.remove(found).instance);
+        let from = parked.is_none().then(|| self.devices.tier(function, self.devices.g(gpu)));
+        let instance = parked.unwrap_or_else(|| cluster.instances.name());
         let on = self.devices.g_mut(gpu);
         on.free -= bytes;
         on.phase = Phase::Loading { function, from, ask };
         if let Some(copy) = on.cached_mut(function) {
             copy.instance = Some(instance);
         }
-        self.devices.f_mut(function).instances += 1;
-        self.places.insert(instance, (gpu, function));
-        let spec = &cluster.functions[&function].spec;
-        let takes = if from == Tier::Host { spec.load_host } else { spec.load_disk };
         let parts = vec![whole(gpu, Bytes(bytes))];
-        cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
+        if let Some(from) = from {
+            let of = &cluster.functions[&function];
+            let takes = if from == Tier::Host { of.spec.load_host } else { of.spec.load_disk };
+            // Copies parked from other devices count, too.
+            let surplus = (of.staying + 1).saturating_sub(of.spec.max_instances);
+            self.end_parked_of(function, surplus as usize, StopCause::Evicted, cluster);
+            self.devices.f_mut(function).instances += 1;
+            self.places.insert(instance, (gpu, function));
+            cluster.order(PlatformAction::Start { instance, function, parts, from, takes, parked: false });
+        } else {
+            let takes = cluster.return_time(instance, function, &parts);
+            cluster.order(PlatformAction::Unpark { instance, parts, takes });
+        }
         self.keep(function, cluster);
     }
 
@@ -109,11 +181,14 @@ impl WholePool {
         let bytes = Bytes(of.bytes);
         if let Some(costs) = of.costs_on(kind) {
             match from {
-                Tier::Host => costs.host.observe(took),
-                Tier::Disk => costs.disk.observe(took),
+                None => costs.back.observe(took),
+                Some(Tier::Host) => costs.host.observe(took),
+                Some(Tier::Disk) => costs.disk.observe(took),
             }
         }
-        self.devices.hosts.loaded(node, function, bytes, &mut cluster.orders);
+        if from.is_some() {
+            self.devices.hosts.loaded(node, function, bytes, &mut cluster.orders);
+        }
         match ask {
             Some(slot) => self.run(gpu, slot, cluster),
             None => {
@@ -133,6 +208,7 @@ impl WholePool {
     ) {
         self.devices.f_mut(function).instances -= 1;
         let on = self.devices.g_mut(gpu);
+        on.parked.retain(|copy| copy.instance != Some(instance));
         let Some(copy) = on.of_instance(instance).copied() else { return };
         match (copy.state, on.phase) {
             (CopyState::Evicting, _) => {
@@ -204,6 +280,23 @@ impl WholePool {
         self.devices.g_mut(gpu).free += bytes;
         self.make_room(gpu, function, slot);
         self.load_if_room(gpu, cluster);
+    }
+}
+
+/// Whether the instance's memory is in host memory, or on its way there.
+fn is_parked(instance: InstanceId, cluster: &Cluster) -> bool {
+    let of = cluster.instances.get(instance);
+    of.is_some_and(|of| of.life == Life::Parked && of.moving != Some(Moving::In))
+}
+
+fn end(instance: InstanceId, cause: StopCause, cluster: &mut Cluster) {
+    cluster.order(PlatformAction::Drain { instance });
+    cluster.order(PlatformAction::Stop { instance, cause });
+}
+
+fn end_parked(instance: Option<InstanceId>, cause: StopCause, cluster: &mut Cluster) {
+    if let Some(instance) = instance.filter(|one| is_parked(*one, cluster)) {
+        end(instance, cause, cluster);
     }
 }
 

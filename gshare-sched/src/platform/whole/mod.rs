@@ -63,7 +63,8 @@ use super::cluster::Cluster;
 use super::hash_table::Table;
 use super::pool::Pool;
 use crate::platform::{
-    DeviceSpec, FunctionSpec, InstanceReport, Life, PoolError, Regime, Rejection, TenantLimits, Work,
+    DeviceSpec, FunctionSpec, InstanceReport, Life, PoolError, Regime, Rejection, StopCause, TenantLimits,
+    Work,
 };
 use devices::{CopyState, Gpu, Phase, Served};
 use gshare_core::{ConfigError, Duration, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp};
@@ -234,8 +235,14 @@ impl Pool for WholePool {
         }
     }
 
-    fn tenant_limited(&mut self, _: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
+    fn tenant_limited(&mut self, cluster: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
         self.devices.tenant(tenant).share = limits.memory;
+        if cluster.tenants.bounds_instances(tenant) {
+            let of_tenant = |(_, of): &(FunctionId, &Served)| of.tenant == tenant;
+            for (function, _) in self.devices.functions.sorted().into_iter().filter(of_tenant) {
+                self.end_parked_of(function, usize::MAX, StopCause::Evicted, cluster);
+            }
+        }
     }
 
     fn function_added(&mut self, cluster: &mut Cluster, function: FunctionId) -> Result<(), PoolError> {
@@ -298,9 +305,13 @@ impl Pool for WholePool {
     fn reported(&mut self, cluster: &mut Cluster, instance: InstanceId, report: InstanceReport) {
         self.devices.now = cluster.now;
         let Some(&(gpu, function)) = self.places.get(&instance) else { return };
-        let since = cluster.instances.get(instance).map_or(cluster.now, |of| of.since);
-        if report == InstanceReport::Ready {
-            self.loaded(gpu, function, cluster.now.saturating_since(since), cluster);
+        let ordered = cluster.instances.get(instance).map_or(cluster.now, |of| of.ordered);
+        match report {
+            InstanceReport::Ready | InstanceReport::Unparked => {
+                self.loaded(gpu, function, cluster.now.saturating_since(ordered), cluster);
+            }
+            InstanceReport::Parked => self.parked(instance, gpu, function, cluster),
+            _ => {}
         }
     }
 
@@ -384,15 +395,18 @@ impl Pool for WholePool {
             let local = on.local.iter().map(|slot| self.devices.queue.get(*slot).function);
             let users: Vec<FunctionId> = local.chain(at_work).collect();
             assert!(users.iter().all(|function| on.cached(*function).is_some()), "a model is not on {id}");
+            instances += on.parked.len();
             for copy in &on.copies {
                 let function = copy.function;
                 let life =
                     copy.instance.and_then(|instance| cluster.instances.get(instance)).map(|of| of.life);
                 let lives = match (copy.state, life) {
                     (_, Some(Life::Stopped)) => true,
-                    (CopyState::Loading, life) => life.is_none_or(|life| life == Life::Starting),
+                    (CopyState::Loading, life) => {
+                        life.is_none_or(|life| matches!(life, Life::Starting | Life::Parked))
+                    }
                     (CopyState::Resident, life) => life == Some(Life::Ready),
-                    (CopyState::Evicting, _) => false,
+                    (CopyState::Evicting, life) => life == Some(Life::Parked),
                 };
                 assert!(lives, "the copy of {function} on {id} is {:?}, its instance {life:?}", copy.state);
                 instances += usize::from(copy.instance.is_some());

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::Tier;
+use crate::platform::PlatformAction;
 use crate::platform::PlatformEvent;
 use crate::platform::testing::{self, dispatch, reject};
-use crate::platform::{PlatformAction, StopCause};
 use gshare_core::Quota;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Engine, NodeId, SmShare};
@@ -12,10 +12,18 @@ use gshare_core::{Bytes, Engine, NodeId, SmShare};
 type Host = testing::Host<WholePool>;
 
 impl Host {
-    /// GPUs of 16 GiB.
+    /// GPUs of 16 GiB, whose evicted models end.
     fn new(gpus: u32) -> Self {
-        let pool = WholePool::new(WholeConfig::default()).unwrap();
-        let mut host = Self::around(pool);
+        Self::with(WholeConfig::default().with_park(false), gpus)
+    }
+
+    /// GPUs of 16 GiB, whose evicted models go to host memory.
+    fn parking(gpus: u32) -> Self {
+        Self::with(WholeConfig::default(), gpus)
+    }
+
+    fn with(config: WholeConfig, gpus: u32) -> Self {
+        let mut host = Self::around(WholePool::new(config).unwrap());
         for gpu in 0..gpus {
             host.join(gpu);
         }
@@ -352,4 +360,140 @@ fn more_than_one_copy_cannot_be_kept() {
     let function = FunctionId::new(0);
     let two = PlatformEvent::BoundsChanged { function, min_instances: 2, max_instances: 4 };
     assert!(host.try_tell(two).unwrap_err().ends_with(text));
+}
+
+fn park(instance: u64) -> PlatformAction {
+    PlatformAction::Park { instance: InstanceId::new(instance), keeps: true }
+}
+
+fn unparked(actions: &[PlatformAction]) -> Option<(u64, u32, Duration)> {
+    match actions {
+        [PlatformAction::Unpark { instance, parts, takes }] => {
+            Some((instance.number(), parts[0].gpu.number(), *takes))
+        }
+        _ => None,
+    }
+}
+
+impl Host {
+    /// Loads the function, answers one request, and lets ten minutes pass. Gives the orders of the request.
+    fn serve(&mut self, request: u64, function: u32, instance: u64) -> Vec<PlatformAction> {
+        let orders = self.request(request, function);
+        self.now += 3_000;
+        self.report(instance, InstanceReport::Ready);
+        self.done(request);
+        self.now += 600_000;
+        orders
+    }
+}
+
+#[test]
+fn the_processes_of_an_evicted_model_live_and_its_memory_comes_back_to_the_same_device() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    assert_eq!(host.request(1, 1), [park(0)]);
+    host.now += 500;
+    assert_eq!(started(&host.report(0, InstanceReport::Parked)), Some((1, 1, 0)));
+    host.now += 3_000;
+    host.report(1, InstanceReport::Ready);
+    host.done(1);
+    host.now += 600_000;
+    assert_eq!(host.request(2, 0), [park(1)]);
+    let back = unparked(&host.report(1, InstanceReport::Parked));
+    assert_eq!(back, Some((0, 0, Duration::from_millis(500))), "as long as the copy out");
+    host.now += 400;
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(2, 0)]);
+    host.done(2);
+    host.now += 600_000;
+    assert_eq!(host.request(3, 1), [park(0)]);
+    assert_eq!(unparked(&host.report(0, InstanceReport::Parked)).map(|(instance, ..)| instance), Some(1));
+    // The processes may die on their way back, as in a start.
+    assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 1, 0)));
+}
+
+#[test]
+fn processes_that_ended_in_a_parking_are_not_kept() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    assert_eq!(host.request(1, 1), [park(0)]);
+    let orders = host.report(0, InstanceReport::Unloaded);
+    assert_eq!(orders[..2], ended(0, StopCause::Evicted));
+    assert_eq!(started(&orders[2..]), Some((1, 1, 0)));
+}
+
+#[test]
+fn parked_models_take_as_much_host_memory_as_the_device_has_at_most() {
+    let mut host = Host::parking(1);
+    for (function, gib) in [(0, 9), (1, 8), (2, 10)] {
+        host.add(function, gib);
+    }
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.report(1, InstanceReport::Ready);
+    host.done(1);
+    host.now += 600_000;
+    assert_eq!(host.request(2, 2), [park(1)]);
+    let orders = host.report(1, InstanceReport::Parked);
+    assert_eq!(
+        orders[..2],
+        ended(0, StopCause::Evicted),
+        "the first to be parked: 9 + 8 are more than 16 GiB"
+    );
+    assert_eq!(started(&orders[2..]), Some((2, 2, 0)));
+}
+
+#[test]
+fn parked_processes_count_towards_a_functions_limit_and_end_with_their_function() {
+    let mut host = Host::parking(1);
+    host.add(1, 10);
+    host.add(2, 9);
+    let one = Box::new(inference(9).with_instances(0, 1));
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec: one });
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.report(1, InstanceReport::Ready);
+    host.join(1);
+    // Its own device is busy.
+    let orders = host.request(2, 0);
+    assert_eq!(orders[..2], ended(0, StopCause::Evicted));
+    assert_eq!(started(&orders[2..]), Some((2, 0, 1)));
+    host.report(0, InstanceReport::Gone);
+    host.report(2, InstanceReport::Ready);
+    host.done(1);
+    host.done(2);
+    host.now += 600_000;
+    // A removed function leaves nothing in host memory.
+    let before = host.request(3, 2);
+    let [PlatformAction::Park { instance, .. }] = before[..] else { panic!("{before:?}") };
+    host.report(instance.number(), InstanceReport::Parked);
+    let function = FunctionId::new(if instance.number() == 1 { 1 } else { 0 });
+    let orders = host.tell(PlatformEvent::FunctionRemoved { function });
+    assert_eq!(orders, ended(instance.number(), StopCause::Removed));
+    host.report(instance.number(), InstanceReport::Gone);
+    assert!(host.platform.function(function).is_none());
+}
+
+#[test]
+fn a_tenant_with_a_bound_on_processes_or_memory_keeps_none_in_host_memory() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.report(1, InstanceReport::Ready);
+    host.done(1);
+    let limits = TenantLimits { max_processes: 1, ..TenantLimits::default() };
+    let tenant = inference(9).tenant;
+    assert_eq!(host.tell(PlatformEvent::TenantLimited { tenant, limits }), ended(0, StopCause::Evicted));
+    host.report(0, InstanceReport::Gone);
+    host.now += 600_000;
+    assert_eq!(host.request(2, 0), ended(1, StopCause::Evicted));
+    assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 0, 0)));
 }

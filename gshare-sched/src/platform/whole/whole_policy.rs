@@ -47,6 +47,9 @@ crate::settings_table::settings! {
         /// Whether the cost of a load includes the worth of the models that leave for it. Yes; the paper's least recently used leave
         /// without a price.
         pub price_evictions: bool = true, with_price_evictions;
+        /// Whether processes of evicted models live on, with their memory in host memory, where that is faster than a start. Yes; the
+        /// paper's models leave with their processes.
+        pub park: bool = true, with_park;
         /// How many loads for a request may fail before it is rejected. 3.
         pub max_loads: u8 = 3, with_max_loads;
         /// Host memory of each node for models. 0: no such tier, as in the paper.
@@ -58,7 +61,7 @@ crate::settings_table::settings! {
 impl WholeConfig {
     /// The paper's out-of-order dispatch with this limit; LALB with 0.
     pub fn paper(skip_limit: u32) -> Self {
-        Self { skip_limit, price_evictions: false, ..Self::default() }
+        Self { skip_limit, price_evictions: false, park: false, ..Self::default() }
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

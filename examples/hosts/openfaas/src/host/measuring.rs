@@ -85,6 +85,7 @@ impl Host {
 
     fn measure_on_share(&mut self, function: FunctionId) {
         let Some(known) = self.versions.get(&function) else { return };
+        let nodes = self.platform.function(function).and_then(|view| view.spec.nodes.clone());
         let (version, plan) = (Arc::clone(&known.version), known.version.plan.clone());
         let memory = plan.memory_before(self.guess);
         for (rung, (time, sm)) in TRIAL_SHARES.into_iter().enumerate() {
@@ -93,6 +94,7 @@ impl Host {
             let spec = FunctionSpec::new(work, memory)
                 .with_tenant(plan.tenant)
                 .with_loads(TRIALS, TRIALS)
+                .with_nodes(nodes.clone())
                 .with_weights(plan.weights());
             let trial = self.add_trial(function, &version);
             let mut actions = Vec::new();

@@ -34,11 +34,11 @@ use super::traces::Load;
 use super::trials::Measured;
 use crossbeam_channel::Sender;
 use gshare_core::{
-    Bytes, Duration, Engine as _, FunctionId, GpuId, InstanceId, RequestId, TenantId, Timestamp,
+    Bytes, Duration, Engine as _, FunctionId, GpuId, InstanceId, NodeId, RequestId, TenantId, Timestamp,
 };
 use gshare_sched::platform::{
-    DeviceSpec, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction, PlatformEvent,
-    Rejection, StopCause,
+    DeviceSpec, FunctionState, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction,
+    PlatformEvent, Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -250,6 +250,15 @@ struct Request {
     reached: bool,
 }
 
+/// The nodes to which new instances of a deployment go; none: any.
+struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send>);
+
+impl core::fmt::Debug for NodesOf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("NodesOf")
+    }
+}
+
 /// All functions, instances and requests of this host.
 #[derive(Debug)]
 pub struct Host {
@@ -266,6 +275,8 @@ pub struct Host {
     turns: BTreeMap<RequestId, FunctionId>,
     /// Functions to measure again, by time.
     repeats: BTreeSet<(Timestamp, FunctionId)>,
+    /// The nodes of a cluster that take a function's pods.
+    nodes_of: Option<NodesOf>,
     /// All devices seen so far, lost ones included.
     devices: BTreeMap<GpuId, DeviceSpec>,
     /// Names of devices, for users.
@@ -299,6 +310,7 @@ impl Host {
             requests: BTreeMap::new(),
             turns: BTreeMap::new(),
             repeats: BTreeSet::new(),
+            nodes_of: None,
             devices: BTreeMap::new(),
             names: BTreeMap::new(),
             next_function: 0,
@@ -310,6 +322,30 @@ impl Host {
             lost: BTreeMap::new(),
             leaving: BTreeMap::new(),
             gone: Vec::new(),
+        }
+    }
+
+    /// Has new instances go to these nodes only. Without an answer for a deployment they go to any.
+    pub fn choose_nodes(
+        &mut self,
+        nodes_of: impl Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send + 'static,
+    ) {
+        self.nodes_of = Some(NodesOf(Box::new(nodes_of)));
+    }
+
+    fn nodes_of(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
+        self.nodes_of.as_ref().and_then(|of| of.0(deployment))
+    }
+
+    /// The nodes of the cluster have changed: new instances go to those that take them now.
+    pub fn nodes_changed(&mut self, now: Timestamp) {
+        let changed = self.versions.iter().filter_map(|(id, known)| {
+            let (view, nodes) = (self.platform.function(*id)?, self.nodes_of(&known.version.deployment));
+            let differs = view.state != FunctionState::Removed && view.spec.nodes != nodes;
+            differs.then_some(PlatformEvent::NodesChanged { function: *id, nodes })
+        });
+        for event in changed.collect::<Vec<_>>() {
+            self.inform(now, event);
         }
     }
 

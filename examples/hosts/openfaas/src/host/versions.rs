@@ -91,7 +91,8 @@ impl Host {
         found: bool,
     ) -> Result<(), ApiError> {
         let name = version.deployment.service.clone();
-        let spec = version.plan.spec(bounds, self.guess)?.with_found(found);
+        let nodes = self.nodes_of(&version.deployment);
+        let spec = version.plan.spec(bounds, self.guess)?.with_found(found).with_nodes(nodes);
         if let Wants::Profile { table, .. } = &version.plan.wants
             && let Some(why) = self.unmet(&version, table, version.plan.measured.as_ref())
         {

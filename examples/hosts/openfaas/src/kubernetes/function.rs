@@ -6,6 +6,8 @@
 #![allow(unreachable_pub, reason = "the schema's macro keeps a copy of the type to itself")]
 #![allow(clippy::duplicated_attributes, reason = "several columns of the same type")]
 
+use super::pod_spec::own_name;
+use super::template::TEMPLATE;
 use crate::api::FunctionDeployment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::core::ObjectMeta;
@@ -122,6 +124,11 @@ pub struct GpuFunctionSpec {
     /// Further labels of the deployment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The
+    /// container `function` is its program: its image and arguments are the fields above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "pod_template")]
+    pub template: Option<Value>,
     /// Further annotations of the deployment.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -183,6 +190,17 @@ pub struct GpuFunctionStatus {
 
 fn anything(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
+}
+
+/// As much of a pod template as makes mistakes plain at once. The host checks the whole of it.
+fn pod_template(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let anything =
+        || schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    schemars::json_schema!({
+        "type": "object",
+        "description": "Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The container `function` is its program: its image and arguments are the fields beside the template.",
+        "properties": { "metadata": anything(), "spec": anything() },
+    })
 }
 
 /// The schema of conditions of these types.
@@ -303,7 +321,11 @@ impl GpuFunctionSpec {
             }
         }
         for (key, value) in deployment.annotations.iter().flatten() {
-            if !spec.take(key, value) {
+            if key == TEMPLATE
+                && let Ok(template @ Value::Object(_)) = serde_json::from_str(value)
+            {
+                spec.template = Some(template);
+            } else if !spec.take(key, value) {
                 spec.annotations.insert(key.clone(), value.clone());
             }
         }
@@ -323,6 +345,9 @@ impl GpuFunctionSpec {
             if let Some(text) = text {
                 all.insert(key.to_owned(), text);
             }
+        }
+        if let Some(template) = &self.template {
+            annotations.insert(TEMPLATE.to_owned(), template.to_string());
         }
         let map = |all: BTreeMap<String, String>| Some(all).filter(|all| !all.is_empty());
         FunctionDeployment {
@@ -344,7 +369,8 @@ impl GpuFunctionSpec {
 impl GpuFunction {
     /// The object of a deployment.
     pub fn of(deployment: &FunctionDeployment, replicas: Option<u32>) -> Self {
-        let metadata = ObjectMeta { name: Some(deployment.service.clone()), ..ObjectMeta::default() };
+        let name = own_name(&deployment.service).to_owned();
+        let metadata = ObjectMeta { name: Some(name), ..ObjectMeta::default() };
         Self { metadata, spec: GpuFunctionSpec::of(deployment, replicas), status: None }
     }
 
@@ -357,7 +383,7 @@ impl GpuFunction {
 /// A refusal of a deployment, by the names of the object's fields.
 pub fn in_fields(message: &str) -> String {
     let mut message = message.to_owned();
-    for (field, key) in FIELDS {
+    for (field, key) in FIELDS.into_iter().chain([("template", TEMPLATE)]) {
         for of in ["annotations", "labels"] {
             message = message.replace(&format!("{of}: {key}"), &format!("spec.{field}"));
         }
@@ -382,7 +408,7 @@ mod tests {
     fn a_deployment_is_the_same_after_its_way_through_an_object() {
         let text = r#"{"service":"f","image":"localhost/f:1","envProcess":"a  b","envVars":{"K":"V"},"secrets":["s"],
             "labels":{"com.openfaas.scale.min":"2","com.openfaas.scale.max":"many","team":"x"},
-            "annotations":{"gshare/slo":"69ms","faasshare/gpu_quota_request":"0.4","gshare/batch":"8","topic":"t",
+            "annotations":{"gshare/pod_template":"{\"spec\":{\"hostname\":\"h\"}}","gshare/slo":"69ms","faasshare/gpu_quota_request":"0.4","gshare/batch":"8","topic":"t",
             "gshare/probe_path":"/p"},"limits":{"memory":"1Gi"}}"#;
         let deployment: FunctionDeployment = serde_json::from_str(text).unwrap();
         let object = GpuFunction::of(&deployment, Some(3));

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::path::{Path, PathBuf};
 
-/// The extended resource of which each container of a FaSTPod asks for one.
+/// The extended resource of which each container of a function asks for one.
 pub const RESOURCE: &str = "gshare.io/hook";
 /// Annotation of a pod: the content of `share.env`.
 pub const ENVIRONMENT: &str = "gshare.io/environment";
@@ -21,7 +21,7 @@ pub enum Injection {
     /// A read-only `/etc/ld.so.preload`: stays when a program clears its environment, leaves its `LD_PRELOAD` as it is, and
     /// is not read by the loader of musl, which could not load the hook.
     File,
-    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A FaSTPod's own
+    /// `LD_PRELOAD`: for images that have an `/etc/ld.so.preload` of their own, and are of glibc. A function's own
     /// `LD_PRELOAD` is loaded after the hook; a CDI spec can only set the variable, so a claim replaces its container's
     /// value.
     Environment,
@@ -41,7 +41,7 @@ pub enum Mounts {
     /// By `hostPath` volumes of the pod, which namespaces with `PodSecurity` `baseline` or `restricted` refuse.
     #[default]
     HostPath,
-    /// By the node's kubelet, from the device plugin `fastpod --node`.
+    /// By the node's kubelet, from the device plugin `gshare-dra --hooks`.
     Node,
 }
 
@@ -76,7 +76,7 @@ pub struct Injected {
 }
 
 impl Injected {
-    /// The files and directories of the node that every container of a FaSTPod sees.
+    /// The files and directories of the node that every container of a function sees.
     pub fn files(&self) -> Vec<File> {
         let file =
             |name, host, container| File { name, host, container, is_directory: false, read_only: true };

@@ -153,29 +153,16 @@ impl Fence {
     }
 }
 
-/// Does `work`, by this lease if there is one, until `stop`, which `work` knows as well.
+/// Does `work`, by this lease if there is one, until `stop`, which `work` knows as well. The work writes behind the fence: it goes on while
+/// the lease cannot be kept, until another replica has it.
 ///
 /// # Errors
-/// When this replica leads no longer.
+/// When another replica leads.
 pub async fn run(
     place: Option<&Place>,
     client: Client,
     manager: &str,
-    stop: impl Future<Output = ()>,
-    work: impl Future<Output = ()>,
-) -> anyhow::Result<()> {
-    run_behind(None, place, client, manager, stop, work).await
-}
-
-/// The same with work that writes behind a fence: it goes on while the lease cannot be kept, until another replica has it.
-///
-/// # Errors
-/// When another replica leads.
-pub async fn run_behind(
-    fence: Option<Fence>,
-    place: Option<&Place>,
-    client: Client,
-    manager: &str,
+    fence: Fence,
     stop: impl Future<Output = ()>,
     work: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
@@ -187,11 +174,8 @@ pub async fn run_behind(
     let host = rustix::system::uname();
     let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
     let elector = Elector::new(identity, Terms::default());
-    let mut leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
-    if let Some(fence) = fence {
-        leadership = leadership.with_fence(fence);
-    }
-    leadership.lead(stop, work).await?;
+    let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
+    leadership.with_fence(fence).lead(stop, work).await?;
     Ok(())
 }
 

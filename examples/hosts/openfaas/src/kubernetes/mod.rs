@@ -10,6 +10,8 @@ pub mod places;
 pub mod pod_spec;
 pub mod pod_state;
 pub mod pods;
+pub mod scope;
+pub mod template;
 pub mod up;
 pub mod writes;
 

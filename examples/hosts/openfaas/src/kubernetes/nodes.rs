@@ -1,12 +1,14 @@
 //! Nodes with GPUs: their offer by their labels, and the reasons for which they take no pods. Pure.
 
 use gshare_core::Bytes;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
 use kube::ResourceExt as _;
 use std::fmt;
 
 /// Most GPUs that a node is believed to have.
 const MAX_GPUS: u32 = 64;
+/// The taint of nodes with GPUs.
+const GPU_TAINT: &str = "nvidia.com/gpu";
 
 /// Why a node is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,23 +25,6 @@ pub enum Excluded {
     Tainted(String),
     /// The node offers nothing of an extended resource that the pods ask for: its name.
     Resource(String),
-    /// The node's kubelet has refused or ended a pod: reason and message.
-    Failed(String),
-}
-
-impl Excluded {
-    /// For the `reason` of a condition.
-    pub const fn reason(&self) -> &'static str {
-        match self {
-            Self::NotReady => "NodesNotReady",
-            Self::Cordoned => "NodesCordoned",
-            Self::Selector => "NodeSelector",
-            Self::Affinity => "NodeAffinity",
-            Self::Tainted(_) => "Tainted",
-            Self::Resource(_) => "NodeResource",
-            Self::Failed(_) => "PodFailed",
-        }
-    }
 }
 
 impl fmt::Display for Excluded {
@@ -51,7 +36,6 @@ impl fmt::Display for Excluded {
             Self::Affinity => f.write_str("excluded by the required node affinity"),
             Self::Tainted(taint) => write!(f, "tainted {taint}"),
             Self::Resource(name) => write!(f, "without {name}"),
-            Self::Failed(why) => write!(f, "refused a pod ({why})"),
         }
     }
 }
@@ -89,4 +73,123 @@ pub fn gpus(node: &Node) -> Result<(u32, Bytes), String> {
     };
     let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
     Ok((count, Bytes::from_mib(label("nvidia.com/gpu.memory", 1 << 30)?.into())))
+}
+
+/// Why no pod of this spec goes to an open node now. Preferred affinity and pod affinity are not looked at. Pods of functions use GPUs, and
+/// tolerate the taint of nodes with GPUs.
+pub fn excluded(node: &Node, spec: &PodSpec) -> Option<Excluded> {
+    if !spec.node_selector.iter().flatten().all(|(key, value)| node.labels().get(key) == Some(value)) {
+        return Some(Excluded::Selector);
+    }
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    if required.is_some_and(|required| !required.node_selector_terms.iter().any(|term| fits(node, term))) {
+        return Some(Excluded::Affinity);
+    }
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    for taint in taints.filter(|taint| taint.effect != "PreferNoSchedule" && taint.key != GPU_TAINT) {
+        let value = taint.value.as_deref().unwrap_or_default();
+        if !spec.tolerations.iter().flatten().any(|t| tolerates(t, &taint.key, value, &taint.effect)) {
+            let value = if value.is_empty() { String::new() } else { format!("={value}") };
+            return Some(Excluded::Tainted(format!("{}{value}:{}", taint.key, taint.effect)));
+        }
+    }
+    // A kubelet starts a pod with an unknown extended resource.
+    let offered = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let asked = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
+    let offers = |name: &String| offered.and_then(|all| all.get(name)).is_some_and(|count| count.0 != "0");
+    let mut extended = asked.filter(|(name, _)| is_extended(name)).map(|(name, _)| name);
+    extended.find(|name| !offers(name)).map(|name| Excluded::Resource(name.clone()))
+}
+
+/// Answers if a resource is of a device plugin: its name has a domain that is not Kubernetes' own.
+fn is_extended(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
+}
+
+/// Answers if all of a term holds; a term that asks for nothing fits no node.
+fn fits(node: &Node, term: &NodeSelectorTerm) -> bool {
+    let (labels, fields) = (term.match_expressions.as_deref(), term.match_fields.as_deref());
+    let (labels, fields) = (labels.unwrap_or_default(), fields.unwrap_or_default());
+    let name = node.name_any();
+    let field = |key: &str| (key == "metadata.name").then_some(name.as_str());
+    (!labels.is_empty() || !fields.is_empty())
+        && labels.iter().all(|asked| meets(node.labels().get(&asked.key).map(String::as_str), asked))
+        && fields.iter().all(|asked| meets(field(&asked.key), asked))
+}
+
+fn meets(found: Option<&str>, asked: &NodeSelectorRequirement) -> bool {
+    let values = asked.values.as_deref().unwrap_or_default();
+    let listed = found.is_some_and(|found| values.iter().any(|value| value == found));
+    let numbers = || {
+        let [value] = values else { return None };
+        Some((found?.parse::<i64>().ok()?, value.parse::<i64>().ok()?))
+    };
+    match asked.operator.as_str() {
+        "In" => listed,
+        "NotIn" => !listed,
+        "Exists" => found.is_some(),
+        "DoesNotExist" => found.is_none(),
+        "Gt" => numbers().is_some_and(|(found, value)| found > value),
+        "Lt" => numbers().is_some_and(|(found, value)| found < value),
+        _ => false,
+    }
+}
+
+fn tolerates(toleration: &Toleration, key: &str, value: &str, effect: &str) -> bool {
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let key_matches = match toleration.key.as_deref() {
+        None | Some("") => exists,
+        Some(own) => own == key,
+    };
+    key_matches
+        && (exists || toleration.value.as_deref().unwrap_or_default() == value)
+        && toleration.effect.as_deref().is_none_or(|own| own.is_empty() || own == effect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn required_affinity_is_read_as_the_scheduler_does() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a", "labels": {"zone": "x", "cores": "16"}},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .unwrap();
+        let ask = |key: &str, operator: &str, values: &[&str]| json!({"key": key, "operator": operator, "values": values});
+        let labels = |all: &[serde_json::Value]| json!({"matchExpressions": all});
+        for (terms, expected) in [
+            (json!([labels(&[ask("zone", "In", &["x", "y"])])]), true),
+            (json!([labels(&[ask("zone", "In", &["y"])])]), false),
+            (json!([labels(&[ask("zone", "NotIn", &["x"])])]), false),
+            (json!([labels(&[ask("none", "NotIn", &["x"])])]), true),
+            (json!([labels(&[ask("zone", "Exists", &[])])]), true),
+            (json!([labels(&[ask("zone", "DoesNotExist", &[])])]), false),
+            (json!([labels(&[ask("cores", "Gt", &["15"])])]), true),
+            (json!([labels(&[ask("cores", "Gt", &["16"])])]), false),
+            (json!([labels(&[ask("cores", "Lt", &["17"])])]), true),
+            (json!([labels(&[ask("zone", "Gt", &["1"])])]), false),
+            (json!([labels(&[ask("zone", "Resembles", &["x"])])]), false),
+            // All of a term, and any of the terms.
+            (json!([labels(&[ask("zone", "Exists", &[]), ask("cores", "In", &["8"])])]), false),
+            (json!([labels(&[ask("zone", "In", &["y"])]), labels(&[ask("cores", "In", &["16"])])]), true),
+            (json!([{"matchFields": [ask("metadata.name", "In", &["a"])]}]), true),
+            (json!([{"matchFields": [ask("metadata.name", "In", &["b"])]}]), false),
+            (json!([{}]), false),
+            (json!([]), false),
+        ] {
+            let spec: PodSpec =
+                serde_json::from_value(json!({"containers": [], "affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}))
+                .unwrap();
+            let found = excluded(&node, &spec);
+            assert_eq!(found.is_none(), expected, "{terms}");
+            assert!(found.is_none_or(|why| why == Excluded::Affinity));
+        }
+    }
 }

@@ -6,10 +6,11 @@
 
 use super::function::{GpuFunction, GpuFunctionSpec, GpuFunctionStatus, in_fields};
 use super::lease::Fence;
-use super::pod_spec::FUNCTION;
-use super::pods::MANAGER;
-use super::said;
+use super::pod_spec::{FUNCTION, own_name};
+use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use super::writes::{Fair, Tenant, Turns, answered, post, whose};
+use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
 use crate::records::{Profile, Record};
@@ -19,13 +20,14 @@ use axum::http::StatusCode;
 use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
 use gshare_core::TenantId;
-use k8s_openapi::ByteString;
+use gshare_sched::platform::Rejection;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
-use k8s_openapi::jiff;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
+use k8s_openapi::{ByteString, jiff};
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,10 +44,10 @@ const SECRET: &str = "gshare.io/secret";
 /// Reason of a training job that is done.
 const COMPLETED: &str = "Completed";
 
-/// The objects of the host's namespace.
+/// The objects of the host's namespaces. Functions have the names by which the host knows them.
 #[derive(Debug)]
 pub struct Objects {
-    functions: Api<GpuFunction>,
+    scope: Scope,
     secrets: Api<Secret>,
     /// The newest versions that were seen.
     known: Mutex<BTreeMap<String, GpuFunction>>,
@@ -96,11 +98,11 @@ fn error(error: &kube::Error) -> ApiError {
 }
 
 impl Objects {
-    /// The objects of a namespace.
-    pub fn new(client: Client, namespace: &str, fence: Fence, turns: Arc<Turns>) -> Self {
+    /// The objects of these namespaces, and the secrets of the host's own.
+    pub fn new(scope: Scope, fence: Fence, turns: Arc<Turns>) -> Self {
         Self {
-            functions: Api::namespaced(client.clone(), namespace),
-            secrets: Api::namespaced(client, namespace),
+            secrets: Api::namespaced(scope.client.clone(), &scope.home),
+            scope,
             known: Mutex::default(),
             measured: Mutex::default(),
             refused: Mutex::default(),
@@ -108,6 +110,23 @@ impl Objects {
             fence,
             turns,
         }
+    }
+
+    /// The function of an object.
+    pub fn service(&self, object: &GpuFunction) -> String {
+        self.scope.service(&object.name_any(), object.metadata.namespace.as_deref())
+    }
+
+    /// An object as a record.
+    pub fn record_of(&self, object: &GpuFunction) -> Record {
+        let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond());
+        let created_ms = u64::try_from(created).unwrap_or(0);
+        let deployment = object.spec.deployment(&self.service(object));
+        Record { deployment, created_ms, replicas: object.spec.replicas }
+    }
+
+    async fn read(&self, service: &str) -> Result<Option<GpuFunction>, kube::Error> {
+        answered(self.scope.beside::<GpuFunction>(service).get_opt(own_name(service))).await
     }
 
     fn leads(&self) -> Result<(), ApiError> {
@@ -124,19 +143,19 @@ impl Objects {
     /// # Errors
     /// The API server's.
     pub async fn list(&self) -> Result<Vec<GpuFunction>, kube::Error> {
-        let all = self.functions.list(&ListParams::default()).await?.items;
-        let named = all.iter().map(|object| (object.name_any(), object.clone()));
+        let all = self.scope.api::<GpuFunction>().list(&ListParams::default()).await?.items;
+        let named = all.iter().map(|object| (self.service(object), object.clone()));
         *self.known.lock() = named.collect();
         Ok(all)
     }
 
     fn see(&self, object: GpuFunction) {
-        self.known.lock().insert(object.name_any(), object);
+        self.known.lock().insert(self.service(&object), object);
     }
 
     /// A function as it was last seen.
     pub fn record(&self, name: &str) -> Option<Record> {
-        self.known.lock().get(name).map(record)
+        self.known.lock().get(name).map(|object| self.record_of(object))
     }
 
     /// Writes a function.
@@ -145,6 +164,7 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn put(&self, record: &Record) -> Result<(), ApiError> {
         let (name, post) = (&record.deployment.service, post(MANAGER));
+        let functions = self.scope.beside::<GpuFunction>(name);
         let wanted = GpuFunction::of(&record.deployment, record.replicas);
         let mut known = self.known.lock().get(name).cloned();
         for _ in 0..ATTEMPTS {
@@ -153,9 +173,9 @@ impl Objects {
                 Some(known) if known.spec == wanted.spec => return Ok(()),
                 Some(known) => {
                     let changed = GpuFunction { spec: wanted.spec.clone(), ..known.clone() };
-                    answered(self.functions.replace(name, &post, &changed)).await
+                    answered(functions.replace(own_name(name), &post, &changed)).await
                 }
-                None => answered(self.functions.create(&post, &wanted)).await,
+                None => answered(functions.create(&post, &wanted)).await,
             };
             match written {
                 Ok(object) => {
@@ -164,7 +184,7 @@ impl Objects {
                 }
                 // Another client was faster.
                 Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
-                    known = answered(self.functions.get_opt(name)).await.map_err(|why| error(&why))?;
+                    known = self.read(name).await.map_err(|why| error(&why))?;
                 }
                 Err(why) => return Err(error(&why)),
             }
@@ -178,7 +198,8 @@ impl Objects {
     /// 400 with a refusal of the server, 503 without an answer.
     pub async fn delete(&self, name: &str) -> Result<(), ApiError> {
         self.leads()?;
-        match answered(self.functions.delete(name, &DeleteParams::default())).await {
+        let functions = self.scope.beside::<GpuFunction>(name);
+        match answered(functions.delete(own_name(name), &DeleteParams::default())).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(why) => return Err(error(&why)),
             Ok(_) => {}
@@ -281,9 +302,9 @@ impl Objects {
     }
 
     /// The tenant of a function, by its object. An unknown tenant is that of a function without one.
-    fn tenant(app: &App, object: &GpuFunction) -> Tenant {
+    fn tenant(&self, app: &App, object: &GpuFunction) -> Tenant {
         let known = object.spec.tenant.as_ref().and_then(|name| app.tenants.get(name));
-        whose(&object.name_any(), known.copied().unwrap_or(TenantId::new(0)))
+        whose(&self.service(object), known.copied().unwrap_or(TenantId::new(0)))
     }
 
     /// Watches the functions, and deploys what differs from the host.
@@ -307,17 +328,17 @@ impl Objects {
     }
 
     async fn hear(&self, app: &App, changes: &Changes) {
-        let mut events =
-            watcher(self.functions.clone(), watcher::Config::default()).default_backoff().boxed();
+        let functions = self.scope.api::<GpuFunction>();
+        let mut events = watcher(functions, watcher::Config::default()).default_backoff().boxed();
         let mut seen = BTreeSet::new();
         let add = |object: GpuFunction, change: fn(GpuFunction) -> Change| {
-            changes.add(Self::tenant(app, &object), object.name_any(), change(object));
+            changes.add(self.tenant(app, &object), self.service(&object), change(object));
         };
         loop {
             match events.try_next().await {
                 Ok(Some(watcher::Event::Init)) => seen.clear(),
                 Ok(Some(watcher::Event::InitApply(object))) => {
-                    seen.insert(object.name_any());
+                    seen.insert(self.service(&object));
                     add(object, Change::Is);
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
@@ -341,15 +362,16 @@ impl Objects {
         let _alone = app.node.changes.lock().await;
         // Another object of its name stays.
         let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
-        if !self.known.lock().get(&object.name_any()).is_some_and(other) {
-            self.gone(app, &object.name_any());
+        let name = self.service(object);
+        if !self.known.lock().get(&name).is_some_and(other) {
+            self.gone(app, &name);
         }
     }
 
     /// Removes a function that a list was without, unless a deployment by REST has made it meanwhile. Without an answer it stays.
     async fn check_gone(&self, app: &App, name: &str) -> Result<(), kube::Error> {
         let _alone = app.node.changes.lock().await;
-        if answered(self.functions.get_opt(name)).await?.is_none() {
+        if self.read(name).await?.is_none() {
             self.gone(app, name);
         }
         Ok(())
@@ -364,13 +386,13 @@ impl Objects {
 
     /// Whether a later state of a function is known. Generations count from 1 in each object of its name.
     async fn is_older(&self, object: &GpuFunction) -> bool {
-        let (name, meta) = (object.name_any(), &object.metadata);
+        let (name, meta) = (self.service(object), &object.metadata);
         let known = self.known.lock().get(&name).map(|known| known.metadata.clone());
         match known {
             None => false,
             Some(known) if known.uid == meta.uid => known.generation > meta.generation,
             Some(_) => {
-                let newest = answered(self.functions.get_opt(&name)).await;
+                let newest = self.read(&name).await;
                 let other =
                     newest.is_ok_and(|newest| newest.is_none_or(|newest| newest.metadata.uid != meta.uid));
                 if !other {
@@ -383,11 +405,13 @@ impl Objects {
 
     async fn apply(&self, app: &App, object: GpuFunction) {
         let _alone = app.node.changes.lock().await;
-        let (name, replicas, deployment) = (object.name_any(), object.spec.replicas, object.deployment());
+        let record = self.record_of(&object);
+        let (name, replicas, deployment) =
+            (self.service(&object), object.spec.replicas, record.deployment.clone());
         if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
-        let (record, spec) = (record(&object), GpuFunctionSpec { replicas: None, ..object.spec.clone() });
+        let spec = GpuFunctionSpec { replicas: None, ..object.spec.clone() };
         self.see(object);
         let newest = app.node.host().newest(&name);
         let told = match newest {
@@ -423,7 +447,7 @@ impl Objects {
 
     /// Notes why a function of an earlier leader is not deployed as its object is.
     pub fn refuse(&self, object: &GpuFunction, error: &ApiError) {
-        self.refused.lock().insert(object.name_any(), in_fields(&error.message));
+        self.refused.lock().insert(self.service(object), in_fields(&error.message));
     }
 
     /// Deploys the version that served before the object got a fault. Without one, or if this has a fault by now, none serves.
@@ -434,14 +458,14 @@ impl Objects {
             spec: GpuFunctionSpec { replicas: object.spec.replicas, ..spec.clone() },
             ..object.clone()
         };
-        match deploy(app, record(&earlier), true) {
-            Ok(()) => self.serves(object.name_any(), &spec),
-            Err(error) => eprintln!("openfaas: function {}: {}", object.name_any(), error.message),
+        match deploy(app, self.record_of(&earlier), true) {
+            Ok(()) => self.serves(self.service(object), &spec),
+            Err(error) => eprintln!("openfaas: function {}: {}", self.service(object), error.message),
         }
     }
 
     /// Writes the statuses that have changed. A status that waits for its turn holds up no other look.
-    pub async fn tell(&self, app: &App) {
+    pub async fn tell(&self, app: &App, pods: &Pods) {
         let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -451,43 +475,71 @@ impl Objects {
                     under_way.remove(&name);
                 }
                 _ = looks.tick() => {
-                    for (object, kept) in self.changed(app, &under_way) {
-                        under_way.insert(object.name_any());
-                        writes.push(self.tell_of(Self::tenant(app, &object), object, kept));
+                    for (object, kept, news) in self.changed(app, pods, &under_way) {
+                        under_way.insert(self.service(&object));
+                        writes.push(self.tell_of(self.tenant(app, &object), object, kept, news));
                     }
                 }
             }
         }
     }
 
-    /// The functions whose statuses have changed, with their new statuses and the measurements there; without those of `but`.
-    fn changed(&self, app: &App, but: &BTreeSet<String>) -> Vec<(GpuFunction, Option<Option<Profile>>)> {
-        let briefs = app.node.host().briefs();
+    /// The functions whose statuses have changed, with their new statuses, the measurements there, and the news for an Event; without those
+    /// of `but`.
+    fn changed(
+        &self,
+        app: &App,
+        pods: &Pods,
+        but: &BTreeSet<String>,
+    ) -> Vec<(GpuFunction, Option<Option<Profile>>, Option<News>)> {
+        let mut briefs = app.node.host().briefs();
         let known = self.known.lock();
         let others = known.iter().filter(|(name, _)| !but.contains(*name));
         let changed = others.filter_map(|(name, object)| {
             let refused = self.refused.lock().get(name).cloned();
             let kept = self.measured.lock().get(name).cloned();
+            let before = object.status.clone().unwrap_or_default();
+            if let Some(Brief { problem: Some(why), .. }) = briefs.get_mut(name)
+                && *why == Rejection::NeverFits.to_string()
+                && let Some(out) = pods.why_out(&object.spec.deployment(name))
+            {
+                *why = format!("{why}: {out}");
+            }
             let mut status = status(object, briefs.get(name), refused.as_deref());
             status.profile = match &kept {
                 Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
-                None => object.status.as_ref().and_then(|before| before.profile.clone()),
+                None => before.profile.clone(),
             };
             // Told before the watch of a new leader has brought it.
-            let before = object.status.as_ref().and_then(|before| before.serving.as_ref());
-            status.serving = self.serving.lock().get(name).or(before).cloned();
-            let is_new = object.status.as_ref() != Some(&status);
-            is_new.then(|| (GpuFunction { status: Some(status), ..object.clone() }, kept))
+            status.serving = self.serving.lock().get(name).cloned().or_else(|| before.serving.clone());
+            if object.status.as_ref() == Some(&status) {
+                return None;
+            }
+            let news = news(&before, &status);
+            Some((GpuFunction { status: Some(status), ..object.clone() }, kept, news))
         });
         changed.collect()
     }
 
-    /// Writes a status. Answers with the name of its function.
-    async fn tell_of(&self, tenant: Tenant, changed: GpuFunction, kept: Option<Option<Profile>>) -> String {
-        let name = changed.name_any();
+    /// Writes a status, and the news as an Event. Answers with the name of the function.
+    async fn tell_of(
+        &self,
+        tenant: Tenant,
+        changed: GpuFunction,
+        kept: Option<Option<Profile>>,
+        news: Option<News>,
+    ) -> String {
+        let name = self.service(&changed);
         let Some(_turn) = self.turns.take(&tenant, true).await else { return name };
-        match answered(self.functions.replace_status(&name, &post(MANAGER), &changed)).await {
+        let functions = self.scope.beside::<GpuFunction>(&name);
+        let post = post(MANAGER);
+        match answered(functions.replace_status(own_name(&name), &post, &changed)).await {
             Ok(object) => {
+                if let Some(event) = news.map(|news| event(&object, news))
+                    && let Err(error) = answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
+                {
+                    eprintln!("openfaas: event of {name}: {}", said(&error));
+                }
                 // Measured again meanwhile: the next look keeps that.
                 let mut measured = self.measured.lock();
                 if measured.get(&name) == kept.as_ref() {
@@ -506,13 +558,6 @@ impl Objects {
     }
 }
 
-/// An object as a record.
-pub fn record(object: &GpuFunction) -> Record {
-    let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_millisecond());
-    let created_ms = u64::try_from(created).unwrap_or(0);
-    Record { deployment: object.deployment(), created_ms, replicas: object.spec.replicas }
-}
-
 /// Whether the object as it is was a training job, and is done.
 pub fn is_completed(object: &GpuFunction) -> bool {
     let conditions = object.status.iter().flat_map(|status| &status.conditions);
@@ -526,6 +571,9 @@ pub fn is_completed(object: &GpuFunction) -> bool {
 /// 400 with the name of the field.
 pub fn deploy(app: &App, record: Record, found: bool) -> Result<(), ApiError> {
     let Record { deployment, created_ms, replicas } = record;
+    if deployment.service.matches('.').count() > 1 {
+        return Err(ApiError::bad("metadata.name: has a dot: need a DNS label of a-z, 0-9 and -"));
+    }
     let mut plan = app.plan(&deployment)?;
     app.recall(&mut plan, &deployment, true);
     let name = deployment.service.clone();
@@ -585,6 +633,50 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
         profile: None,
         serving: None,
         conditions: wanted.into_iter().map(condition).collect(),
+    }
+}
+
+/// Longest note of an Event, in bytes.
+const NOTE: usize = 1024;
+
+/// Type, reason and note of an Event.
+type News = (&'static str, String, String);
+
+/// What an Event says of a change: a new problem as a warning, or the state without one. None: no problem came or went.
+fn news(before: &GpuFunctionStatus, after: &GpuFunctionStatus) -> Option<News> {
+    let of = |status: &GpuFunctionStatus, kind: &str| {
+        status.conditions.iter().find(|one| one.type_ == kind).cloned()
+    };
+    let (old, new) = (of(before, "Degraded"), of(after, "Degraded")?);
+    let is = |one: &Condition| one.status == "True";
+    match (old.filter(is), is(&new)) {
+        (Some(old), true) if old.message == new.message => None,
+        (_, true) => Some(("Warning", new.reason, new.message)),
+        (Some(_), false) => of(after, "Ready").map(|ready| ("Normal", ready.reason, ready.message)),
+        (None, false) => None,
+    }
+}
+
+/// An Event about a function, in its namespace.
+fn event(object: &GpuFunction, (kind, reason, note): News) -> Event {
+    let now = jiff::Timestamp::now();
+    let uid = object.uid().unwrap_or_default();
+    let id = hash(&format!("{uid} {reason} {}", now.as_nanosecond()));
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}.{id:016x}", object.name_any())),
+            namespace: object.namespace(),
+            ..ObjectMeta::default()
+        },
+        action: Some("Deploy".into()),
+        event_time: Some(MicroTime(now)),
+        note: Some(note[..note.floor_char_boundary(NOTE)].to_owned()),
+        reason: Some(reason),
+        regarding: Some(object.object_ref(&())),
+        reporting_controller: Some(MANAGER.into()),
+        reporting_instance: Some(MANAGER.into()),
+        type_: Some(kind.to_owned()),
+        ..Event::default()
     }
 }
 

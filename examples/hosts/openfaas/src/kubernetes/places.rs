@@ -3,13 +3,16 @@
 //! A node's GPUs are found with it, and lost while it is gone, not ready or cordoned. They come back once no pod of the host is left there:
 //! a kubelet that was cut off may still run their containers. Changed labels make new devices.
 
-use super::nodes::{closed, gpus, slim};
+use super::injection::Mounts;
+use super::nodes::{Excluded, closed, excluded, gpus, slim};
 use super::pods::Pods;
+use super::template::{TEMPLATE, template};
+use crate::api::FunctionDeployment;
 use crate::node::Node;
 use futures::{StreamExt as _, TryStreamExt as _};
 use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
 use gshare_sched::platform::DeviceSpec;
-use k8s_openapi::api::core::v1::Node as Kubelet;
+use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +40,8 @@ struct Place {
     count: u32,
     memory: Bytes,
     product: String,
+    /// The newest version of its object.
+    kubelet: Arc<Kubelet>,
     /// Why the node takes no pods now.
     closed: Option<String>,
     /// Whether the platform has the devices.
@@ -70,6 +75,19 @@ impl Places {
         given.map(|(name, _)| name.clone()).collect()
     }
 
+    /// The nodes that take pods of a spec when they are open, and why open ones do not.
+    fn sift(&self, spec: &PodSpec) -> (BTreeSet<NodeId>, BTreeMap<Excluded, usize>) {
+        let (mut taken, mut out) = (BTreeSet::new(), BTreeMap::new());
+        for place in self.nodes.values() {
+            match excluded(&place.kubelet, spec) {
+                None => drop(taken.insert(NodeId::new(place.first))),
+                Some(why) if place.closed.is_none() => *out.entry(why).or_default() += 1,
+                Some(_) => {}
+            }
+        }
+        (taken, out)
+    }
+
     /// The description of a GPU for the platform.
     fn spec(&mut self, place: &Place) -> DeviceSpec {
         let known = self.products.iter().position(|product| *product == place.product);
@@ -85,6 +103,32 @@ impl Places {
 }
 
 impl Pods {
+    /// What the pods of a deployment ask of their nodes; none: nothing.
+    fn asks(&self, deployment: &FunctionDeployment) -> Option<PodSpec> {
+        let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);
+        if !has_template && self.injected().mounts == Mounts::HostPath {
+            return None;
+        }
+        let mut spec = template(deployment).ok()?.spec?;
+        self.injected().ask(&mut spec);
+        Some(spec)
+    }
+
+    /// The nodes that take new pods of a deployment; none: all.
+    pub fn nodes_for(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
+        Some(self.places.lock().sift(&self.asks(deployment)?).0)
+    }
+
+    /// Why no node takes a pod of a deployment.
+    pub fn why_out(&self, deployment: &FunctionDeployment) -> Option<String> {
+        let (spec, places) = (self.asks(deployment)?, self.places.lock());
+        let out = places.sift(&spec).1;
+        let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
+        let (count, open) =
+            (out.values().sum::<usize>(), places.nodes.values().filter(|place| place.closed.is_none()));
+        (count > 0).then(|| format!("{count} of {} nodes are out: {}", open.count(), said.join(", ")))
+    }
+
     /// Watches the nodes, and tells the platform of their GPUs.
     pub async fn watch_nodes(self: Arc<Self>, node: Weak<Node>, client: Client) {
         let config = watcher::Config::default().labels(&format!("{NODE_LABEL}=true"));
@@ -134,20 +178,30 @@ impl Pods {
         if known.as_ref().is_some_and(|place| !same(place)) {
             self.close(node, &name, "the labels of its node were changed");
         }
+        let kubelet = Arc::new(kubelet.clone());
         {
             let mut places = self.places.lock();
             match places.nodes.get_mut(&name).filter(|place| same(place)) {
-                Some(place) => place.closed = None,
+                Some(place) => (place.closed, place.kubelet) = (None, Arc::clone(&kubelet)),
                 None => {
                     let first = places.next;
                     places.next += count;
                     places.firsts.insert(first, name.clone());
-                    let place = Place { first, count, memory, product, closed: None, given: false };
+                    let kubelet = Arc::clone(&kubelet);
+                    let place = Place { first, count, memory, product, kubelet, closed: None, given: false };
                     places.nodes.insert(name.clone(), place);
                 }
             }
         }
         self.open(node, &name);
+        let asked = |of: &Kubelet| {
+            let taints = of.spec.as_ref().and_then(|spec| spec.taints.clone());
+            let offered = of.status.as_ref().and_then(|status| status.allocatable.clone());
+            (of.metadata.labels.clone(), taints, offered)
+        };
+        if known.is_none_or(|place| asked(&place.kubelet) != asked(&kubelet)) {
+            node.host().nodes_changed(node.now());
+        }
     }
 
     /// Gives the GPUs of an open node to the platform, once no pod that was given up is left there.

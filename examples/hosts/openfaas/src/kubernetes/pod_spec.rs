@@ -2,15 +2,15 @@
 
 use super::hash;
 use super::injection::{ENVIRONMENT, Injected, PLACE, inject};
+use super::template::{port_of, template};
 use crate::api::FunctionDeployment;
 use crate::deployment::Wants;
 use crate::host::Launch;
 use gshare_core::{QuotaRange, ResourceSpec, RunId, SmShare};
 use gshare_sched::platform::Part;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, ResourceRequirements,
-    SeccompProfile, SecretProjection, SecurityContext, TCPSocketAction, Volume, VolumeMount,
-    VolumeProjection,
+    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, SeccompProfile,
+    SecretProjection, TCPSocketAction, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,8 +25,6 @@ pub const VERSION: &str = "gshare.io/version";
 pub const TRIAL: &str = "trial";
 /// Label of a pod: the number of its instance, with the leader that made it.
 const INSTANCE: &str = "gshare.io/instance";
-/// The port at which a program in a pod listens, on all addresses.
-pub const PORT: u16 = 8080;
 /// Folder of the secrets in a container.
 const SECRETS: &str = "/var/openfaas/secrets";
 /// Variable with the booked time, and the most.
@@ -73,21 +71,28 @@ pub struct PodOf<'a> {
 
 impl PodOf<'_> {
     /// Makes it. It is bound by its creation, so that no scheduler moves it and no leader has to bind it.
-    pub fn make(&self) -> Pod {
+    ///
+    /// # Errors
+    /// Names the field of its template.
+    pub fn make(&self) -> Result<Pod, String> {
         let (namespace, name) = self.name;
         let version = &self.launch.version;
         let (plan, deployment) = (&version.plan, &version.deployment);
         let (node, gpu) = self.place;
-        let mut spec = PodSpec {
-            node_name: Some(node.to_owned()),
-            restart_policy: Some("Never".into()),
-            automount_service_account_token: Some(false),
-            enable_service_links: Some(false),
-            containers: vec![self.container()],
-            volumes: secrets(deployment).map(|volume| vec![volume]),
-            ..PodSpec::default()
-        };
-        let mut annotations: BTreeMap<String, String> = BTreeMap::new();
+        let template = template(deployment)?;
+        let mut spec = template.spec.unwrap_or_default();
+        if let Some(program) = spec.containers.first_mut() {
+            self.fill(program);
+        }
+        (spec.node_name, spec.restart_policy) = (Some(node.to_owned()), Some("Never".into()));
+        let has_account = spec.service_account_name.is_some();
+        spec.automount_service_account_token.get_or_insert(has_account);
+        spec.enable_service_links.get_or_insert(false);
+        if let Some(volume) = secrets(deployment) {
+            spec.volumes.get_or_insert_default().push(volume);
+        }
+        let metadata = template.metadata.unwrap_or_default();
+        let mut annotations = metadata.annotations.unwrap_or_default();
         let place = format!("{node}/{gpu}");
         if matches!(plan.wants, Wants::NoGpu { .. }) {
             // NVIDIA's runtime gives the container no GPU, even if its image or its deployment asks for all.
@@ -107,27 +112,31 @@ impl PodOf<'_> {
         set(&mut spec, BOOKED, &self.part.share.sm().to_string());
         let version = if self.trial { TRIAL.to_owned() } else { version_of(deployment) };
         let instance = self.launch.instance.number().to_string();
-        let labels = [(FUNCTION, deployment.service.clone()), (VERSION, version), (INSTANCE, instance)];
-        let labels = labels.map(|(name, value)| (name.to_owned(), value));
-        Pod {
+        let own =
+            [(FUNCTION, own_name(&deployment.service).to_owned()), (VERSION, version), (INSTANCE, instance)];
+        let mut labels = metadata.labels.unwrap_or_default();
+        labels.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        Ok(Pod {
             metadata: ObjectMeta {
                 name: Some(name.to_owned()),
                 namespace: Some(namespace.to_owned()),
-                labels: Some(labels.into()),
+                labels: Some(labels),
                 annotations: Some(annotations).filter(|all| !all.is_empty()),
                 ..ObjectMeta::default()
             },
             spec: Some(spec),
             ..Pod::default()
-        }
+        })
     }
 
-    fn container(&self) -> Container {
+    /// Fills in the container of the program.
+    fn fill(&self, container: &mut Container) {
         let version = &self.launch.version;
         let (plan, deployment) = (&version.plan, &version.deployment);
+        let port = port_of(container);
         let own = deployment.env_vars.iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
         let ours = [
-            ("PORT", PORT.to_string()),
+            ("PORT", port.to_string()),
             ("HOST", "0.0.0.0".to_owned()),
             ("OPENFAAS_NAME", deployment.service.clone()),
             ("secret_mount_path", SECRETS.to_owned()),
@@ -135,7 +144,7 @@ impl PodOf<'_> {
         let mut env: BTreeMap<String, String> = own.collect();
         env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
         let serves = !matches!(plan.wants, Wants::Training { .. });
-        let listens = TCPSocketAction { port: IntOrString::Int(PORT.into()), host: None };
+        let listens = TCPSocketAction { port: IntOrString::Int(port.into()), host: None };
         let probe = Probe {
             tcp_socket: Some(listens),
             period_seconds: Some(1),
@@ -143,35 +152,38 @@ impl PodOf<'_> {
             failure_threshold: Some(i32::MAX),
             ..Probe::default()
         };
-        Container {
-            name: "function".into(),
-            image: Some(deployment.image.clone()),
-            // `envProcess` is the command of the image's entry point.
-            args: Some(plan.command.clone()).filter(|words| !words.is_empty()),
-            env: Some(env.into_iter().map(|(name, value)| variable(name, value)).collect()),
-            ports: serves.then(|| vec![ContainerPort { container_port: PORT.into(), ..Default::default() }]),
-            readiness_probe: serves.then_some(probe),
-            resources: resources(deployment),
-            volume_mounts: deployment.secrets.as_ref().filter(|all| !all.is_empty()).map(|_| {
-                vec![VolumeMount {
-                    name: "secrets".into(),
-                    mount_path: SECRETS.into(),
-                    read_only: Some(true),
-                    ..VolumeMount::default()
-                }]
-            }),
-            security_context: Some(SecurityContext {
-                allow_privilege_escalation: Some(false),
-                read_only_root_filesystem: Some(deployment.read_only_root_filesystem),
-                seccomp_profile: Some(SeccompProfile {
-                    type_: "RuntimeDefault".into(),
-                    ..SeccompProfile::default()
-                }),
-                ..SecurityContext::default()
-            }),
-            ..Container::default()
+        container.image = Some(deployment.image.clone());
+        // `envProcess` is the command of the image's entry point.
+        container.args = Some(plan.command.clone()).filter(|words| !words.is_empty());
+        let all = container.env.get_or_insert_default();
+        all.retain(|old| !env.contains_key(&old.name));
+        all.extend(env.into_iter().map(|(name, value)| variable(name, value)));
+        if serves {
+            let port = ContainerPort { container_port: port.into(), ..ContainerPort::default() };
+            container.ports.get_or_insert_with(|| vec![port]);
+            container.readiness_probe.get_or_insert(probe);
         }
+        ask(container, deployment);
+        if deployment.secrets.as_ref().is_some_and(|all| !all.is_empty()) {
+            container.volume_mounts.get_or_insert_default().push(VolumeMount {
+                name: "secrets".into(),
+                mount_path: SECRETS.into(),
+                read_only: Some(true),
+                ..VolumeMount::default()
+            });
+        }
+        let security = container.security_context.get_or_insert_default();
+        security.allow_privilege_escalation.get_or_insert(false);
+        let read_only = security.read_only_root_filesystem.unwrap_or_default();
+        security.read_only_root_filesystem = Some(read_only || deployment.read_only_root_filesystem);
+        let profile = || SeccompProfile { type_: "RuntimeDefault".into(), ..SeccompProfile::default() };
+        security.seccomp_profile.get_or_insert_with(profile);
     }
+}
+
+/// The name of a function in its namespace. Functions of other namespaces than the host's are known as `NAME.NAMESPACE`.
+pub fn own_name(service: &str) -> &str {
+    service.split('.').next().unwrap_or_default()
 }
 
 fn variable(name: String, value: String) -> EnvVar {
@@ -202,26 +214,28 @@ fn secrets(deployment: &FunctionDeployment) -> Option<Volume> {
     })
 }
 
-/// CPU and memory, as the deployment asks for them and limits them.
-fn resources(deployment: &FunctionDeployment) -> Option<ResourceRequirements> {
-    let quantities = |given: &Option<BTreeMap<String, String>>| {
+/// Asks for CPU and memory, and limits them, as the deployment says.
+fn ask(container: &mut Container, deployment: &FunctionDeployment) {
+    let known = |given: &Option<BTreeMap<String, String>>| -> Vec<(String, Quantity)> {
         let known = given.iter().flatten().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()));
-        let all: BTreeMap<_, _> =
-            known.map(|(name, value)| (name.clone(), Quantity(value.clone()))).collect();
-        Some(all).filter(|all| !all.is_empty())
+        known.map(|(name, value)| (name.clone(), Quantity(value.clone()))).collect()
     };
-    let (limits, requests) = (quantities(&deployment.limits), quantities(&deployment.requests));
-    (limits.is_some() || requests.is_some()).then_some(ResourceRequirements {
-        limits,
-        requests,
-        claims: None,
-    })
+    let (limits, requests) = (known(&deployment.limits), known(&deployment.requests));
+    if limits.is_empty() && requests.is_empty() {
+        return;
+    }
+    let resources = container.resources.get_or_insert_default();
+    for (field, given) in [(&mut resources.limits, limits), (&mut resources.requests, requests)] {
+        if !given.is_empty() {
+            field.get_or_insert_default().extend(given);
+        }
+    }
 }
 
 /// The place and the share of a pod, by its spec: the spec never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
-    /// The function.
+    /// The function, by its name in its namespace.
     pub function: String,
     /// The version of the function.
     pub version: String,
@@ -255,7 +269,7 @@ impl Given {
 
 /// The name of a pod: of its function, the leader that made it, and the number of pods that this leader has made before.
 pub fn name(function: &str, leader: &str, number: u64) -> String {
-    format!("{function}-{leader}-{number}")
+    format!("{}-{leader}-{number}", own_name(function))
 }
 
 #[cfg(test)]
@@ -289,6 +303,7 @@ mod tests {
             trial: false,
         }
         .make()
+        .unwrap()
     }
 
     #[test]

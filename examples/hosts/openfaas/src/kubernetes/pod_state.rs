@@ -1,18 +1,35 @@
 //! The state of a pod by its status. Pure.
 
+use super::template::CONTAINER;
 use k8s_openapi::api::core::v1::Pod;
 
 fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
 }
 
-/// Answers if a pod will never run again.
+/// Answers if the program of a pod will never run again. Other containers may.
 pub fn is_over(pod: &Pod) -> bool {
-    matches!(phase(pod), "Failed" | "Succeeded")
+    matches!(phase(pod), "Failed" | "Succeeded") || exit_code(pod).is_some()
+}
+
+/// How the program of a pod that is over has ended, by its kubelet.
+pub fn end_of(pod: &Pod) -> Result<(), String> {
+    match exit_code(pod) {
+        _ if phase(pod) == "Succeeded" => Ok(()),
+        Some(0) => Ok(()),
+        Some(code) => Err(format!("exit status: {code}")),
+        None => Err(failure(pod)),
+    }
+}
+
+fn exit_code(pod: &Pod) -> Option<i32> {
+    let mut all = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let program = all.find(|of| of.name == CONTAINER)?;
+    Some(program.state.as_ref()?.terminated.as_ref()?.exit_code)
 }
 
 /// Why the pod is over, by its kubelet.
-pub fn failure(pod: &Pod) -> String {
+fn failure(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let said =
         [status.and_then(|status| status.reason.clone()), status.and_then(|status| status.message.clone())];
@@ -23,11 +40,6 @@ pub fn failure(pod: &Pod) -> String {
 /// Answers if a pod is being deleted.
 pub fn is_going(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
-}
-
-/// The node that it is bound to.
-pub fn node_name(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
 }
 
 /// Answers if a pod takes requests.

@@ -21,8 +21,10 @@ use super::lease::Fence;
 use super::objects::Objects;
 use super::places::Places;
 use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
-use super::pod_state::{failure, is_going, is_over, is_ready};
+use super::pod_state::{end_of, is_going, is_over, is_ready};
 use super::said;
+use super::scope::Scope;
+use super::template::{CONTAINER, PORT, port_of, template};
 use super::writes::{Tenant, Turns, answered, nobody, post, whose};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
@@ -30,12 +32,12 @@ use crate::host::{Launch, Order};
 use crate::node::Node;
 use crate::running::Running;
 use futures::{StreamExt as _, TryStreamExt as _};
-use gshare_core::InstanceId;
+use gshare_core::{InstanceId, TenantId};
 use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -61,13 +63,13 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The pods of a host.
 #[derive(Debug)]
 pub struct Pods {
-    api: Api<Pod>,
-    namespace: String,
+    scope: Scope,
     /// Part of the names of this leader's pods.
     leader: String,
     injected: Injected,
     /// The nodes of the cluster's GPUs.
     pub places: Mutex<Places>,
+    /// By `NAMESPACE/NAME`.
     known: Mutex<BTreeMap<String, Known>>,
     /// Number of pods so far.
     made: AtomicU64,
@@ -140,25 +142,28 @@ impl Running for PodProcess {
 }
 
 impl Pods {
-    /// The pods of a host in a namespace, which writes behind the fence. `leader` is a part of a DNS label that no leader before had.
-    pub fn new(client: Client, namespace: &str, leader: &str, injected: Injected, fence: Fence) -> Self {
+    /// The pods of a host, which writes behind the fence. `leader` is a part of a DNS label that no leader before had.
+    pub fn new(scope: Scope, leader: &str, injected: Injected, fence: Fence) -> Self {
         let turns = Turns::new(fence.clone(), AT_ONCE);
         Self {
-            objects: Objects::new(client.clone(), namespace, fence.clone(), Arc::clone(&turns)),
-            api: Api::namespaced(client.clone(), namespace),
-            namespace: namespace.to_owned(),
+            objects: Objects::new(scope.clone(), fence.clone(), Arc::clone(&turns)),
+            daemons: Daemons::new(scope.client.clone()),
+            scope,
             leader: leader.to_owned(),
             injected,
             places: Mutex::default(),
             known: Mutex::default(),
             made: AtomicU64::new(0),
-            daemons: Daemons::new(client),
             trials: Mutex::default(),
             refused: Mutex::default(),
             turns,
             runtime: Handle::current(),
             fence,
         }
+    }
+
+    pub(super) const fn injected(&self) -> &Injected {
+        &self.injected
     }
 
     /// Sends no further write: another host leads.
@@ -218,7 +223,7 @@ impl Pods {
         let share = share_of(part, node.time(part))?;
         let service = &launch.version.deployment.service;
         let name = name(service, &self.leader, self.made.fetch_add(1, Ordering::Relaxed));
-        let (namespace, injected) = (&self.namespace, &self.injected);
+        let (namespace, injected) = (self.scope.namespace_of(service), &self.injected);
         let pod = PodOf {
             name: (namespace, &name),
             run: gshare_runner::new_run().map_err(|error| format!("its run: {error}"))?,
@@ -229,17 +234,14 @@ impl Pods {
             injected,
             trial: of.is_none(),
         };
-        let pod = pod.make();
+        let pod = pod.make()?;
+        let name = format!("{namespace}/{name}");
         if of.is_none() {
-            self.trials.lock().insert(launch.instance, (format!("{namespace}/{name}"), on.clone()));
+            self.trials.lock().insert(launch.instance, (name.clone(), on.clone()));
         }
         let state = Arc::new(Mutex::new(State::default()));
-        let known = Known {
-            of,
-            node: on,
-            tenant: whose(service, launch.version.plan.tenant),
-            state: Arc::clone(&state),
-        };
+        let tenant = whose(service, launch.version.plan.tenant);
+        let known = Known { of, node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known.clone());
         let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
         let send = move || {
@@ -250,7 +252,8 @@ impl Pods {
     }
 
     async fn create(&self, node: &Weak<Node>, pod: Pod, Known { tenant, state, .. }: &Known) {
-        let name = pod.name_any();
+        let (name, namespace) = (path_of(&pod), pod.namespace().unwrap_or_default());
+        let api = Api::<Pod>::namespaced(self.scope.client.clone(), &namespace);
         let (mut pause, mut sent) = (PAUSES.0, false);
         loop {
             let Some(turn) = self.turns.take(tenant, false).await else { return };
@@ -262,7 +265,7 @@ impl Pods {
                 return self.has_ended(node, &name, Err(why));
             }
             let again = core::mem::replace(&mut sent, true);
-            let made = answered(self.api.create(&post(MANAGER), &pod)).await;
+            let made = answered(api.create(&post(MANAGER), &pod)).await;
             drop(turn);
             match made {
                 Ok(_) => break,
@@ -295,13 +298,13 @@ impl Pods {
         }
         // A deletion that came earlier waits for this.
         state.lock().made = true;
-        self.refused.lock().remove(&function_of(&pod));
+        self.refused.lock().remove(&version_key(&pod));
     }
 
     /// Why no pod of a function is sent now. When its pause is over, one pod is sent.
     fn still_refused(&self, pod: &Pod) -> Option<String> {
         let (mut refused, now) = (self.refused.lock(), Instant::now());
-        let refusal = refused.get_mut(&function_of(pod))?;
+        let refusal = refused.get_mut(&version_key(pod))?;
         if now < refusal.until {
             return Some(refusal.why.clone());
         }
@@ -311,21 +314,23 @@ impl Pods {
 
     fn refuse(&self, pod: &Pod, why: &str) {
         let mut refused = self.refused.lock();
-        let pause = refused.get(&function_of(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
+        let pause = refused.get(&version_key(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
         let (now, next) = (Instant::now(), (pause * 2).min(REFUSED.1));
         // An expired refusal matters no more.
         refused.retain(|_, refusal| refusal.until + 2 * REFUSED.1 > now);
-        refused.insert(function_of(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
+        refused.insert(version_key(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
     }
 
     /// Deletes a pod, until the server has none of this name or has marked it. False: the server has none. `comes`: its creation may be on
     /// its way.
     async fn delete(&self, name: &str, comes: bool) -> bool {
+        let (namespace, own) = name.split_once('/').unwrap_or_default();
+        let api = Api::<Pod>::namespaced(self.scope.client.clone(), namespace);
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         let tenant = self.known.lock().get(name).map_or_else(nobody, |known| known.tenant.clone());
         while let Some(turn) = self.turns.take(&tenant, false).await {
-            let deleted = answered(self.api.delete(name, &parameters)).await;
+            let deleted = answered(api.delete(own, &parameters)).await;
             drop(turn);
             match deleted {
                 Ok(_) => return true,
@@ -347,7 +352,7 @@ impl Pods {
     /// Watches the pods of the host, and reports.
     pub async fn watch(self: Arc<Self>, node: Weak<Node>) {
         let config = watcher::Config::default().labels(FUNCTION);
-        let mut events = watcher(self.api.clone(), config).default_backoff().boxed();
+        let mut events = watcher(self.scope.api::<Pod>(), config).default_backoff().boxed();
         // Of a new list: the pods that the server had before it, and those that were seen in it.
         let (mut before, mut seen) = (BTreeSet::new(), BTreeSet::new());
         loop {
@@ -359,7 +364,7 @@ impl Pods {
                     seen.clear();
                 }
                 Ok(Some(watcher::Event::InitApply(pod))) => {
-                    seen.insert(pod.name_any());
+                    seen.insert(path_of(&pod));
                     self.see(&node, &pod);
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
@@ -371,7 +376,7 @@ impl Pods {
                 Ok(Some(watcher::Event::Delete(pod))) => {
                     let end =
                         if is_over(&pod) { end_of(&pod) } else { Err("its pod was deleted".to_owned()) };
-                    self.has_ended(&node, &pod.name_any(), end);
+                    self.has_ended(&node, &path_of(&pod), end);
                 }
                 Ok(None) => return,
                 Err(error) => eprintln!("openfaas: watch of pods: {error}"),
@@ -381,7 +386,7 @@ impl Pods {
 
     /// The state of a pod, by its newest version.
     fn see(self: &Arc<Self>, node: &Weak<Node>, pod: &Pod) {
-        let name = pod.name_any();
+        let name = path_of(pod);
         let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
             self.has_ended(node, &name, end_of(pod));
@@ -393,7 +398,8 @@ impl Pods {
         let news = {
             let mut state = state.lock();
             state.made = true;
-            state.address = address.map(|ip| (ip, super::pod_spec::PORT).into());
+            let program = pod.spec.iter().flat_map(|spec| &spec.containers).find(|one| one.name == CONTAINER);
+            state.address = address.map(|ip| (ip, program.map_or(PORT, port_of)).into());
             let ready = is_ready(pod) && state.address.is_some();
             ready && !core::mem::replace(&mut state.listens, ready)
         };
@@ -407,9 +413,9 @@ impl Pods {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
         let known = Known { of: None, node, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
-        self.known.lock().insert(pod.name_any(), known);
+        self.known.lock().insert(path_of(pod), known);
         if !is_going(pod) {
-            self.end(pod.name_any());
+            self.end(path_of(pod));
         }
     }
 
@@ -466,7 +472,8 @@ impl Pods {
     /// # Errors
     /// The API server's.
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
-        let all = self.api.list(&ListParams::default().labels(FUNCTION)).await?.items;
+        let api = self.scope.api::<Pod>();
+        let all = api.list(&ListParams::default().labels(FUNCTION)).await?.items;
         let mut adopted = 0;
         for pod in &all {
             if is_over(pod) {
@@ -490,9 +497,10 @@ impl Pods {
     /// A training job that ended while no host led does not start again.
     fn was_done(&self, node: &Node, pod: &Pod) {
         let Some(given) = Given::of(pod).filter(|_| end_of(pod).is_ok()) else { return };
-        let record = self.objects.record(&given.function);
+        let function = self.function_of(pod, &given);
+        let record = self.objects.record(&function);
         if record.is_some_and(|record| version_of(&record.deployment) == given.version) {
-            node.host().completed_before(&given.function);
+            node.host().completed_before(&function);
         }
     }
 
@@ -502,25 +510,31 @@ impl Pods {
             return Err("it was told to".to_owned());
         }
         let given = Given::of(pod).ok_or("it states no share of a GPU")?;
+        let function = self.function_of(pod, &given);
         let (on, number) = given.place;
         let gpu = self.places.lock().gpu(&on, number).ok_or("its node is not ready")?;
         // The version that serves: a newer object may have a fault.
-        let version = node.host().newest(&given.function).ok_or("its function is gone")?;
+        let version = node.host().newest(&function).ok_or("its function is gone")?;
         if version_of(&version.deployment) != given.version {
             return Err("it is of another version".to_owned());
         }
         let share = (given.time.request(), given.sm);
-        let told = node.host().adopt(node.now(), &given.function, gpu, share);
+        let told = node.host().adopt(node.now(), &function, gpu, share);
         told.map(|instance| (instance, on)).map_err(|error| error.message)
+    }
+
+    /// The function of a pod, as the host knows it.
+    fn function_of(&self, pod: &Pod, given: &Given) -> String {
+        self.scope.service(&given.function, pod.metadata.namespace.as_deref())
     }
 
     /// Takes over a pod of an earlier leader on a node, as the process of an instance. It is reported like a pod of this leader from now
     /// on.
     fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
-        let name = pod.name_any();
+        let name = path_of(pod);
         let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
-        let function = pod.labels().get(FUNCTION).map_or("", String::as_str);
-        let tenant = node.host().newest(function).map(|version| whose(function, version.plan.tenant));
+        let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
+        let tenant = node.host().newest(&function).map(|version| whose(&function, version.plan.tenant));
         let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
         let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);
@@ -529,10 +543,15 @@ impl Pods {
     }
 }
 
-/// The function and version of a pod: a changed function is tried at once.
-fn function_of(pod: &Pod) -> String {
+/// Namespace and name of a pod.
+fn path_of(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+/// Namespace, function and version of a pod: a changed function is tried at once.
+fn version_key(pod: &Pod) -> String {
     let label = |key| pod.labels().get(key).map_or("", String::as_str);
-    format!("{}/{}", label(FUNCTION), label(VERSION))
+    format!("{}/{}/{}", pod.namespace().unwrap_or_default(), label(FUNCTION), label(VERSION))
 }
 
 /// Whether the server will say the same again: a quota, an admission policy, an invalid pod.
@@ -566,19 +585,24 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
         Wants::Pipeline { .. } => {
             "annotations: gshare/dag: pods get no MIG devices: need a host on the node itself".to_owned()
         }
-        _ => return Ok(()),
+        _ => return template(deployment).map(drop).map_err(ApiError::bad),
     };
     Err(ApiError::bad(why))
 }
 
-/// How the pod ended, by its kubelet.
-fn end_of(pod: &Pod) -> Result<(), String> {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    if phase == Some("Succeeded") {
-        return Ok(());
+/// The tenant that pays for a function of another namespace than the host's: the tenant with the name of this namespace.
+///
+/// # Errors
+/// 400 if it names another tenant.
+pub fn tenant_of(
+    deployment: &FunctionDeployment,
+    tenants: &BTreeMap<String, TenantId>,
+) -> Result<Option<TenantId>, ApiError> {
+    let Some((_, namespace)) = deployment.service.split_once('.') else { return Ok(None) };
+    match deployment.annotations.as_ref().and_then(|all| all.get("gshare/tenant")) {
+        Some(other) if other != namespace => Err(ApiError::bad(format!(
+            "annotations: gshare/tenant: `{other}`: need `{namespace}`, the namespace of the function, or none"
+        ))),
+        _ => Ok(Some(tenants.get(namespace).copied().unwrap_or(TenantId::new(0)))),
     }
-    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-    let exits = statuses.filter_map(|of| of.state.as_ref()?.terminated.as_ref());
-    let exit = exits.map(|of| format!("exit status: {}", of.exit_code)).next();
-    Err(exit.unwrap_or_else(|| failure(pod)))
 }

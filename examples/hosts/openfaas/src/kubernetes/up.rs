@@ -6,9 +6,10 @@
 use super::hash;
 use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
-use super::objects::{deploy, is_completed, record};
+use super::objects::{deploy, is_completed};
 use super::places::NODE_LABEL;
 use super::pods::{MANAGER, Pods};
+use super::scope::Scope;
 use crate::builder::Builder;
 use crate::inventory::Inventory;
 use crate::models::Models;
@@ -23,7 +24,7 @@ use futures::FutureExt as _;
 use gshare_runner::Scratch;
 use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -36,6 +37,8 @@ use tokio::task::JoinHandle;
 pub struct KubernetesSettings {
     /// Namespace of the functions and their pods; without it, the namespace of the host's own account.
     pub namespace: Option<String>,
+    /// Whether functions of all other namespaces are the host's too, known as `NAME.NAMESPACE`.
+    pub all_namespaces: bool,
     /// The Lease `NAMESPACE/NAME` by which one replica leads. Without it there must be one replica at most.
     #[serde(deserialize_with = "gshare_core::text::some_text")]
     pub lease: Option<lease::Place>,
@@ -54,7 +57,16 @@ pub struct KubernetesSettings {
 impl Default for KubernetesSettings {
     fn default() -> Self {
         let Injected { hook, injection, socket, mps, mounts } = Injected::default();
-        Self { namespace: None, lease: None, hook, inject: injection, socket, mounts, mps }
+        Self {
+            namespace: None,
+            all_namespaces: false,
+            lease: None,
+            hook,
+            inject: injection,
+            socket,
+            mounts,
+            mps,
+        }
     }
 }
 
@@ -85,8 +97,7 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
             () = stop.clone() => {}
         }
     };
-    let behind = Some(fence.clone());
-    lease::run_behind(behind, place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
+    lease::run(place.as_ref(), client.clone(), MANAGER, fence.clone(), stop.clone(), work).await?;
     led
 }
 
@@ -131,7 +142,11 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = Arc::new(Pods::new(client.clone(), &namespace, &leader, injected, fence));
+    let pods = {
+        let everywhere = settings.all_namespaces;
+        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+        Arc::new(Pods::new(scope, &leader, injected, fence))
+    };
     let _leads = Leads(Arc::clone(&pods));
     // Of this machine only: the parts of a host that a runner of pods does without.
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
@@ -154,6 +169,8 @@ async fn lead(
     let store = Store::open(folder.path())?;
     let node = Node::start(store, runner, platform, options.host.guess)?;
     let app = app(Arc::clone(&node), &options, credentials)?;
+    let chooser = Arc::clone(&pods);
+    node.host().choose_nodes(move |deployment| chooser.nodes_for(deployment));
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
     for kubelet in kubelets.context("nodes")? {
@@ -162,7 +179,7 @@ async fn lead(
     let objects = &pods.objects;
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
-        if let Err(error) = deploy(&app, record(object), true) {
+        if let Err(error) = deploy(&app, objects.record_of(object), true) {
             objects.refuse(object, &error);
             objects.deploy_earlier(&app, object);
         }
@@ -174,7 +191,7 @@ async fn lead(
         () = pods.strays_ended() => {}
     }
     for object in &functions {
-        let name = object.name_any();
+        let name = objects.service(object);
         if is_completed(object) {
             node.host().completed_before(&name);
         }
@@ -194,7 +211,7 @@ async fn lead(
         () = pods_watch => {}
         () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
         () = objects.watch(&app) => {}
-        () = objects.tell(&app) => {}
+        () = objects.tell(&app, &pods) => {}
     }
     anyhow::bail!("a watch has ended")
 }

@@ -1,11 +1,8 @@
-//! Writes to the API server: the turn of each, and those about a pod by its UID, so that none reaches a later pod of the same name.
+//! Writes to the API server, and the turn of each.
 
 use super::lease::Fence;
 use gshare_core::TenantId;
-use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -17,40 +14,12 @@ pub fn post(manager: &str) -> PostParams {
     PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() }
 }
 
-/// Binds a pod, of this name and UID, to a node.
-///
-/// # Errors
-/// The API server's.
-pub async fn bind(
-    pods: &Api<Pod>,
-    manager: &str,
-    (name, uid): (&str, &str),
-    node: &str,
-) -> Result<(), kube::Error> {
-    let binding = Binding {
-        metadata: ObjectMeta {
-            name: Some(name.to_owned()),
-            namespace: pods.namespace().map(str::to_owned),
-            uid: Some(uid.to_owned()),
-            ..ObjectMeta::default()
-        },
-        target: ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Node".into()),
-            name: Some(node.to_owned()),
-            ..ObjectReference::default()
-        },
-    };
-    let bound = pods.create_subresource("binding", name, &post(manager), &binding).await;
-    bound.map(|_: serde_json::Value| ())
-}
-
 /// Whose write it is: the namespace of a function, and the tenant that the function names.
 pub type Tenant = (String, TenantId);
 
 /// The tenant of a function with this name, which may have its namespace.
 pub fn whose(function: &str, tenant: TenantId) -> Tenant {
-    (function.split_once('.').map_or("", |(_, namespace)| namespace).to_owned(), tenant)
+    (function.rsplit_once('.').map_or("", |(_, namespace)| namespace).to_owned(), tenant)
 }
 
 /// The tenant of writes that no function waits for.
@@ -176,15 +145,6 @@ pub(super) const ANSWER: std::time::Duration = std::time::Duration::from_secs(5)
 pub async fn answered<T>(write: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let late = || kube::Error::Service(format!("no answer within {} s", ANSWER.as_secs()).into());
     tokio::time::timeout(ANSWER, write).await.unwrap_or_else(|_| Err(late()))
-}
-
-/// Deletes a pod of this name and UID.
-///
-/// # Errors
-/// The API server's.
-pub async fn delete(pods: &Api<Pod>, (name, uid): (&str, &str)) -> Result<(), kube::Error> {
-    let only = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-    pods.delete(name, &DeleteParams { preconditions: Some(only), ..DeleteParams::default() }).await.map(drop)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::api_server::{Api, listed};
 use super::common::{Provider, within};
-use gshare_openfaas::kubernetes::pod_spec::Given;
+use gshare_openfaas::kubernetes::pod_spec::{FUNCTION, Given};
 use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -139,6 +139,12 @@ impl FakeNode {
     }
 }
 
+fn path_of(pod: &Pod) -> String {
+    let metadata = &pod.metadata;
+    let (namespace, name) = (metadata.namespace.as_ref().unwrap(), metadata.name.as_ref().unwrap());
+    format!("/api/v1/namespaces/{namespace}/pods/{name}")
+}
+
 struct Kubelet {
     api: Api,
     name: String,
@@ -152,13 +158,13 @@ struct Kubelet {
 
 impl Kubelet {
     fn look(&mut self) {
-        let pods: Vec<Pod> = listed(&self.api, PODS);
-        let here = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some(self.name.as_str());
-        let pods: BTreeMap<String, Pod> = pods
-            .into_iter()
-            .filter(here)
-            .map(|pod| (format!("{PODS}/{}", pod.metadata.name.as_ref().unwrap()), pod))
-            .collect();
+        let pods: Vec<Pod> = listed(&self.api, "/api/v1/pods");
+        let here = |pod: &Pod| {
+            let is_ours = pod.metadata.labels.as_ref().is_some_and(|all| all.contains_key(FUNCTION));
+            is_ours && pod.spec.as_ref().unwrap().node_name.as_deref() == Some(self.name.as_str())
+        };
+        let pods: BTreeMap<String, Pod> =
+            pods.into_iter().filter(here).map(|pod| (path_of(&pod), pod)).collect();
         // No GPU is given out twice. Shares of the SMs do not count without MPS.
         let mut booked: BTreeMap<u32, f64> = BTreeMap::new();
         for given in

@@ -1,57 +1,67 @@
-//! Writes behind the fence of a lease, in virtual time.
+//! One leader of several replicas, before a mock of the API server.
 
-use super::api_server::Api;
-use gshare_core::{TenantId, Timestamp};
-use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost, Terms};
-use gshare_openfaas::kubernetes::writes::{Turns, whose};
+use super::api_server::{Api, documents, rights};
+use gshare_core::Timestamp;
+use gshare_openfaas::kubernetes::lease::{Elector, Leadership, Lost, Terms};
 use k8s_openapi::jiff;
 use kube::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-const RIGHTS: &str = include_str!("../../../../kubernetes/host/lease.yaml");
+const RBAC: &str = include_str!("../../../../kubernetes/host/lease.yaml");
+const PLACE: &str = "gshare-system/gshare-up";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
 
-/// A replica that writes all the time, and counts.
-struct Replica {
-    fence: Fence,
-    writes: Arc<AtomicU64>,
-    leads: tokio::task::JoinHandle<Result<(), Lost>>,
+fn server() -> (Api, Client) {
+    Api::start(RBAC, "gshare-up")
 }
 
-impl Replica {
-    /// `stopped`: the seconds for which its program did not run.
-    fn start(client: &Client, name: &str, stopped: &Arc<AtomicU64>) -> Self {
-        let (start, stopped) = (Instant::now(), Arc::clone(stopped));
-        let clock = move || {
-            let passed = start.elapsed() + Duration::from_secs(stopped.load(Ordering::SeqCst));
-            (
-                Timestamp::from_nanos(u64::try_from(passed.as_nanos()).unwrap()),
-                jiff::Timestamp::UNIX_EPOCH + passed,
-            )
-        };
-        let fence = Fence::by(true, Box::new(clock.clone()));
-        let (turns, writes) = (Turns::new(fence.clone(), 1), Arc::new(AtomicU64::new(0)));
-        let counted = Arc::clone(&writes);
-        let work = async move {
-            while let Some(_turn) = turns.take(&whose("f", TenantId::new(0)), false).await {
-                counted.fetch_add(1, Ordering::SeqCst);
-                sleep(Duration::from_millis(500)).await;
-            }
-        };
-        let elector = Elector::new(name, Terms::default());
-        let place = "gshare-system/gshare-up".parse().unwrap();
-        let leadership = Leadership::new(client.clone(), place, "gshare-up", elector, Box::new(clock));
-        let leads = leadership.with_fence(fence.clone()).lead(std::future::pending(), work);
-        Self { fence, writes, leads: tokio::spawn(leads) }
+/// A replica on a machine started `uptime` seconds ago, with its calendar in this year.
+fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
+    let start = Instant::now();
+    let wall = jiff::civil::date(year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
+    let clock = move || {
+        let passed = start.elapsed();
+        let uptime = Duration::from_secs(uptime) + passed;
+        (Timestamp::from_nanos(u64::try_from(uptime.as_nanos()).unwrap()), wall + passed)
+    };
+    let elector = Elector::new(name, Terms::default());
+    Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-up", elector, Box::new(clock))
+}
+
+/// Counts simultaneous leaders.
+#[derive(Clone, Default)]
+struct Leaders(Arc<AtomicUsize>);
+
+impl Leaders {
+    fn now(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
     }
 
-    fn writes(&self) -> u64 {
-        self.writes.load(Ordering::SeqCst)
+    /// Endless work.
+    async fn work(self) {
+        struct Counted(Leaders);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                self.0.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        assert_eq!(self.0.fetch_add(1, Ordering::SeqCst), 0, "never two lead");
+        let _counted = Counted(self);
+        std::future::pending::<()>().await;
     }
+}
+
+async fn never() {
+    std::future::pending::<()>().await;
+}
+
+fn spec(api: &Api, key: &str) -> Value {
+    api.lock().object(LEASE).map(|lease| lease["spec"][key].clone()).unwrap_or_default()
 }
 
 async fn seconds(seconds: u64) {
@@ -59,60 +69,106 @@ async fn seconds(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_the_server_closes_the_fence_and_the_same_leader_goes_on_after_it() {
-    for answers in [true, false] {
-        let (api, client) = Api::start(RIGHTS, "gshare-up");
-        let never = Arc::default();
-        let leader = Replica::start(&client, "a", &never);
+async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
+    let (api, client) = server();
+    let stop = sleep(Duration::from_millis(4_500));
+    replica(&client, "a", 7, 2026).lead(never(), stop).await.unwrap();
+    let seen = api.lock().take();
+    let lines: Vec<_> = seen.iter().map(|seen| seen.line()).collect();
+    let (get, put) = (format!("GET {LEASE}"), format!("PUT {LEASE}"));
+    let renewed = [get.clone(), put];
+    assert_eq!(lines, [[get, format!("POST {LEASES}")], renewed.clone(), renewed.clone(), renewed].concat());
+    assert_eq!(
+        seen[1].body["spec"],
+        json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 15, "leaseTransitions": 0,
+            "acquireTime": "2026-01-01T00:00:00.000000Z", "renewTime": "2026-01-01T00:00:00.000000Z",
+        })
+    );
+    let renewed = &seen[5].body;
+    assert_eq!(renewed["spec"]["renewTime"], "2026-01-01T00:00:04.000000Z");
+    assert_eq!(renewed["spec"]["acquireTime"], "2026-01-01T00:00:00.000000Z");
+    assert!(renewed["metadata"]["resourceVersion"].is_string(), "refused if it was changed in between");
+    assert_eq!(spec(&api, "holderIdentity"), "");
+
+    let mine = rights(RBAC);
+    assert_eq!(api.lock().used, mine, "each right is used, and no other is needed");
+    let role = documents(RBAC).remove(0);
+    let named = json!(["gshare-up"]);
+    assert_eq!(role["rules"][1]["resourceNames"], named, "a name cannot be asked for to make one");
+    assert!(role["rules"][0]["resourceNames"].is_null());
+}
+
+/// A leader gone without a word: the other replica takes over when the lease has run out, by its own clock.
+#[tokio::test(start_paused = true)]
+async fn another_one_takes_it_when_it_has_run_out_whatever_the_calendars_say() {
+    for (first, second) in [(2026, 2026), (1975, 2200), (2200, 1975)] {
+        let (api, client) = server();
+        let leaders = Leaders::default();
+        let a = tokio::spawn(replica(&client, "a", 1_000_000, first).lead(never(), leaders.clone().work()));
         seconds(1).await;
-        let waits = Replica::start(&client, "b", &never);
-        seconds(20).await;
-        let before = leader.writes();
-        assert!(before > 30 && waits.writes() == 0);
-        // Errors, or no answers.
-        for _ in 0..if answers { 300 } else { 0 } {
-            api.lock().fail("GET /apis/coordination", 500, "InternalError");
+        let b = tokio::spawn(replica(&client, "b", 3, second).lead(never(), leaders.clone().work()));
+        seconds(100).await;
+        assert_eq!((leaders.now(), spec(&api, "holderIdentity")), (1, json!("a")));
+        a.abort();
+        let gone = Instant::now();
+        while leaders.now() == 0 || spec(&api, "holderIdentity") == "a" {
+            sleep(Duration::from_millis(100)).await;
         }
-        api.lock().deaf = !answers;
-        seconds(11).await;
-        let last = leader.writes();
-        assert!(last <= before + 21, "its lease ends 10 s after its last write: {last}");
-        seconds(49).await;
-        assert_eq!((leader.writes(), waits.writes()), (last, 0), "no write without a lease");
-        assert!(!leader.leads.is_finished(), "it answers requests");
-        {
-            let mut api = api.lock();
-            api.deaf = false;
-            api.forget_faults();
-        }
-        seconds(20).await;
-        assert!(leader.writes() > last + 20 && waits.writes() == 0, "{}", leader.writes());
+        let took = gone.elapsed().as_secs();
+        assert!((13..=19).contains(&took), "{took} s");
+        assert_eq!(spec(&api, "leaseTransitions"), 1);
+        b.abort();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_was_stopped_writes_nothing_beside_the_next_one_and_ends() {
-    let (api, client) = Api::start(RIGHTS, "gshare-up");
-    let stopped = Arc::default();
-    let leader = Replica::start(&client, "a", &stopped);
-    seconds(5).await;
-    // It wakes after 20 s, and another has the lease.
-    let before = leader.writes();
-    stopped.store(20, Ordering::SeqCst);
+async fn who_cannot_write_it_stops_before_another_one_may_begin() {
+    // Refused, or not answered at all.
+    for deaf in [false, true] {
+        let (api, client) = server();
+        let leaders = Leaders::default();
+        let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
+        seconds(30).await;
+        assert_eq!(leaders.now(), 1);
+        api.lock().deaf = deaf;
+        for _ in 0..10 {
+            api.lock().fail(format!("PUT {LEASE}"), 500, "InternalError");
+        }
+        seconds(7).await;
+        assert_eq!(leaders.now(), 1, "it may still come back");
+        seconds(4).await;
+        assert_eq!(leaders.now(), 0);
+        assert_eq!(a.await.unwrap(), Err(Lost(PLACE.parse().unwrap())));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_is_looked_at_again_and_who_finds_another_one_there_stops_at_once() {
+    let (api, client) = server();
+    let leaders = Leaders::default();
+    // Another replica makes the lease between the look and the write.
+    api.lock().fail(format!("POST {LEASES}"), 409, "AlreadyExists");
+    let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
+    seconds(1).await;
+    assert_eq!(leaders.now(), 0);
+    seconds(2).await;
+    assert_eq!(leaders.now(), 1);
+    api.lock().fail(format!("PUT {LEASE}"), 409, "Conflict");
+    seconds(60).await;
+    assert_eq!(leaders.now(), 1, "one that goes through is enough");
     api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "b" } }));
-    assert!(!leader.fence.is_open());
-    seconds(20).await;
-    assert_eq!(leader.writes(), before);
-    assert!(leader.leads.await.unwrap().is_err());
-    // The other has given the lease back by now: what it did is not known here.
-    let leader = Replica::start(&client, "c", &stopped);
-    api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "" } }));
-    seconds(5).await;
-    let before = leader.writes();
-    assert!(before > 0);
-    stopped.store(40, Ordering::SeqCst);
-    api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "" } }));
-    seconds(20).await;
-    assert_eq!(leader.writes(), before);
-    assert!(leader.leads.await.unwrap().is_err());
+    seconds(3).await;
+    assert_eq!(leaders.now(), 0);
+    assert!(a.await.unwrap().is_err());
+    assert_eq!(spec(&api, "holderIdentity"), "b", "it is left alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_ends_when_asked() {
+    let (api, client) = server();
+    api.lock().put(LEASE, json!({ "metadata": { "name": "gshare-up" }, "spec": { "holderIdentity": "b" } }));
+    let work = async { panic!("it does not lead") };
+    replica(&client, "a", 0, 2026).lead(seconds(5), work).await.unwrap();
+    assert!(api.lock().take().iter().all(|seen| seen.method == "GET"));
 }

@@ -8,8 +8,10 @@ mod api_server;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod fence;
 mod kubelet;
 mod leader;
 mod lease;
 mod life;
 mod objects;
+mod templates;

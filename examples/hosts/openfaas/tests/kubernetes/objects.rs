@@ -13,19 +13,19 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-fn object(name: &str, spec: &Value) -> Value {
+pub(crate) fn object(name: &str, spec: &Value) -> Value {
     let mut all = json!({ "image": "localhost/f:1", "args": [env!("CARGO_BIN_EXE_gpu_function")] });
     all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
     json!({ "apiVersion": "gshare.io/v1alpha1", "kind": "GpuFunction", "spec": all,
         "metadata": { "name": name, "namespace": "gshare-functions", "generation": 1 } })
 }
 
-fn at(name: &str) -> String {
+pub(crate) fn at(name: &str) -> String {
     format!("{FUNCTIONS}/{name}")
 }
 
 /// Reason and message of a condition that is true.
-fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
+pub(crate) fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
     let api = cluster.api.lock();
     let all = api.object(&at(name))?["status"]["conditions"].as_array()?.clone();
     let found = all.iter().find(|one| one["type"] == kind && one["status"] == "True")?;

@@ -25,11 +25,14 @@ class NotSimulated(RuntimeError):
     """The driver is not the simulated one."""
 
 
+_NOT_SIMULATED = "gshare_sim computes on the simulated driver only: start the program with gshare run --sim --compute"
+
+
 def _function(name: str, *types: Any) -> Any:
     try:
         function = getattr(_cuda, name)
     except AttributeError:
-        raise NotSimulated("gshare_sim computes on the simulated driver only: start the program with gshare run --sim --compute") from None
+        raise NotSimulated(_NOT_SIMULATED) from None
     function.argtypes = types
     return function
 
@@ -38,6 +41,7 @@ _state = _function("gshare_sim_compute_state", _pointer)
 _compute = _function("gshare_sim_compute", _pointer)
 _kernel = _function("gshare_sim_kernel", _pointer, ctypes.c_char_p)
 _fault = _function("gshare_sim_compute_failed")
+_refused = _function("gshare_sim_compute_refused", _pointer, ctypes.c_size_t)
 _launch = _function("cuLaunchKernel", _pointer, *[_word] * 7, _pointer, _pointer, _pointer)
 _synchronize = _function("cuStreamSynchronize", _pointer)
 _host_function = _function("cuLaunchHostFunc", _pointer, _pointer, _pointer)
@@ -50,7 +54,6 @@ _device: Callable[[], int] = torch._C._cuda_getDevice
 # Operators in graphs, by number: a graph may run them until the process ends.
 _recorded: list[Callable[[], None]] = []
 _failed: list[str] = []
-_begun = False
 
 
 def _check(code: int, call: str) -> None:
@@ -62,12 +65,14 @@ def _check(code: int, call: str) -> None:
         raise RuntimeError(f"CUDA error: {(name.value or b'').decode() or code} from {call} on the simulated device")
 
 
+def begin_process() -> None:
+    """From here on a kernel without values fails. The program knows of those that have."""
+    if _compute(_last_error):
+        raise NotSimulated(_NOT_SIMULATED)
+
+
 def kernel(name: str) -> Any:
     """The kernel that stands for an operator's time; a profile finds it by its name, such as `aten_mm` or `nccl_allreduce`."""
-    global _begun
-    if not _begun:
-        _check(_compute(_last_error), "gshare_sim_compute")
-        _begun = True
     found = _pointer()
     _check(_kernel(ctypes.byref(found), name.replace(".", "_").encode()), "gshare_sim_kernel")
     return found.value
@@ -90,9 +95,11 @@ def begin(kernel: int, device: int, elements: int) -> int | None:
         _check(code, "cuLaunchKernel")
     state = _state(stream)
     if state >= _REFUSED:
-        _check(_compute(_last_error), "gshare_sim_compute")
+        begin_process()
         if _last_error() or state == _REFUSED:
-            raise NotComputed("a kernel without values was refused, and maybe nobody looked at the error: standard error names the kernel")
+            name = ctypes.create_string_buffer(1024)
+            length = _refused(name, len(name))
+            raise NotComputed(f"kernel `{name[:length].decode()}` has no values on a simulated GPU and was refused; maybe nobody saw its error")
         # The program has had its error.
         return begin(kernel, device, elements)
     if state == _PENDING:

@@ -135,6 +135,19 @@ def _in(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return form
 
 
+def _softmax(name: str) -> dict[str, Callable[..., Any]]:
+    """A softmax and its gradient, where the input is float16 and the result float32."""
+    of, backward = getattr(aten, name), getattr(aten, f"{name}_backward_data")
+
+    def form(self: Tensor, dim: int, half_to_float: bool, **out: Tensor) -> Any:
+        return of(self.float() if half_to_float else self, dim, False, **out)
+
+    def gradient(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
+        return backward(grad, output, dim, grad.dtype).to(dtype)
+
+    return {name: form, f"{name}.out": form, f"{name}_backward_data": gradient}
+
+
 FORMS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": flash,
     "_scaled_dot_product_flash_attention_backward": flash_backward,
@@ -148,6 +161,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "_masked_scale": lambda self, mask, scale: self * mask.to(self.dtype) * scale,
     "_fused_rms_norm_backward": rms_norm_backward,
+    **_softmax("_softmax"),
+    **_softmax("_log_softmax"),
     **{f"{product.__name__}.{form}": _in(product) for product in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm) for form in ("dtype", "dtype_out")},
 }
 

@@ -1,7 +1,8 @@
-"""A CPU kernel for every operator with a CUDA kernel."""
+"""A CPU kernel for every operator with a CUDA kernel, PyTorch's own and those of libraries."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable
 
 import torch
@@ -73,9 +74,10 @@ class Arguments:
 
 
 def overload(name: str) -> OpOverload:
-    """`aten::add.Tensor` as an object."""
-    packet, _, which = name.removeprefix("aten::").partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), which or "default")
+    """`aten::add.Tensor` as an object; without a namespace it is PyTorch's."""
+    space, _, short = name.rpartition("::")
+    packet, _, which = short.partition(".")
+    found: OpOverload = getattr(getattr(getattr(torch.ops, space or "aten"), packet), which or "default")
     return found
 
 
@@ -87,14 +89,15 @@ def _sized(out: Tensor, result: Tensor) -> Tensor:
 def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """The CUDA kernel of an operator; `run` makes its values on the host."""
     schema, tags = op._schema, op.tags
-    name = schema.name.removeprefix("aten::")
+    space, _, name = schema.name.partition("::")
     label = f"{name}.{schema.overload_name}" if schema.overload_name else name
     mixed = name in MIXED
     position = {argument.name: i for i, argument in enumerate(schema.arguments)}
     held = [any(kind in str(argument.type) for kind in ("Tensor", "Device")) for argument in schema.arguments]
     written = [argument for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
     by_set = {each: argument.name for argument in written for each in argument.alias_info.before_set}
-    outs = [argument.name for argument in written if argument.kwarg_only]
+    # A library's own operator may read such an argument, too.
+    outs = [argument.name for argument in written if argument.kwarg_only and space == "aten"]
     # For each result the argument that it is, or None for a new tensor.
     given = [None if each.alias_info is None else by_set[next(iter(each.alias_info.before_set))] for each in schema.returns]
     # The forms draw no numbers.
@@ -111,7 +114,7 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
         except NotImplementedError as error:
             if "Could not run" not in str(error):
                 raise
-            raise NotComputed(f"aten::{label} has no CPU kernel in PyTorch, so it has no values on a simulated GPU") from None
+            raise NotComputed(f"{space}::{label} has no CPU kernel, so it has no values on a simulated GPU") from None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal timed
@@ -121,12 +124,12 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
         host_kwargs = {key: host(value) if held[position[key]] else value for key, value in kwargs.items()} if kwargs else {}
         device = found.device
         if not timed:
-            timed = _device.kernel(f"aten_{label}")
+            timed = _device.kernel(f"{space}_{label}")
         stream = _device.begin(timed, device, found.elements)
         # A CPU kernel may give these another shape.
         for out in outs:
             if found.has_sparse and any(each.layout is not torch.strided for each in _memory.flat(kwargs[out])):
-                raise NotComputed(f"aten::{label} with a sparse {out}= has no values on a simulated GPU: leave {out}= out")
+                raise NotComputed(f"{space}::{label} with a sparse {out}= has no values on a simulated GPU: leave {out}= out")
             host_kwargs[out] = _memory.fresh(kwargs[out])
         if is_random:
             i = position.get("generator", len(args))
@@ -137,7 +140,7 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
             _device.wait(device)
         if stream is not None:
             if found.has_sparse:
-                raise NotComputed(f"aten::{label} of sparse tensors cannot be captured on a simulated GPU")
+                raise NotComputed(f"{space}::{label} of sparse tensors cannot be captured on a simulated GPU")
             return capture(stream, found, args, kwargs, host_args, host_kwargs)
         result = call(found, host_args, host_kwargs)
         if given == [None]:
@@ -229,8 +232,45 @@ def _compile_by_operators() -> None:
     torch._C._jit_override_can_fuse_on_gpu(False)
 
 
+def _of_libraries(built_in: set[str]) -> None:
+    """Operators that a library adds to PyTorch get kernels at the first look at its namespace, such as `torch.ops.torchvision`.
+
+    Kernels written in Python stay, since they call operators in turn. An operator without a CPU kernel keeps its own, which the driver
+    refuses.
+    """
+    # An operator's kernel ends with its library object.
+    libraries: dict[str, torch.library.Library] = {}
+    seen: set[str] = set()
+    look_up = torch._ops._OpNamespace.__getattr__
+
+    def add(space: str) -> None:
+        fresh = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith(f"{space}::")} - seen
+        seen.update(fresh)
+        for name in fresh:
+            if _is_python(name) or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+                continue
+            if space not in libraries:
+                libraries[space] = torch.library.Library(space, "IMPL")
+            op = overload(name)
+            libraries[space].m.impl(name, "CUDA", kernel_of(op, op), False)  # type: ignore[union-attr]
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if self.name not in built_in and not name.startswith("__"):
+            add(self.name)
+        return look_up(self, name)
+
+    torch._ops._OpNamespace.__getattr__ = __getattr__  # type: ignore[method-assign]
+
+
+def _is_python(name: str) -> bool:
+    """Whether an operator's CUDA kernel was registered by Python."""
+    return re.search(r"^CUDA: registered at \S*\.py:", torch._C._dispatch_dump(name), re.MULTILINE) is not None
+
+
 def install() -> torch.library.Library:
     """Registers all kernels. They stay while the library object lives."""
+    # Not at the first operator: a library's kernel may come before it.
+    _device.begin_process()
     library = torch.library.Library("aten", "IMPL")
     copy = _copy()
     for key, native, also in (("CUDA", NATIVE, ALSO), ("SparseCUDA", NATIVE_SPARSE, ()), ("SparseCsrCUDA", NATIVE_SPARSE, ())):
@@ -246,6 +286,7 @@ def install() -> torch.library.Library:
             kernel = _forms.ANSWERS.get(short) or kernel_of(op, run)
             library.m.impl(short, key, kernel, False)  # type: ignore[union-attr]
     library.m.impl("copy_", "CUDA", copy, True)  # type: ignore[union-attr]
+    _of_libraries({name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()})
     _compile_by_operators()
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_flash_sdp(False)

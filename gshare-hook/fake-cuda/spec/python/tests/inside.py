@@ -1,6 +1,7 @@
 """Values of PyTorch's operators on the simulated GPU beside the CPU's. Run by test_gshare_sim.py under `gshare run --sim --compute`."""
 
 import ctypes
+import importlib.util
 import multiprocessing
 import threading
 import unittest
@@ -228,6 +229,17 @@ class Values(unittest.TestCase):
             for ours, grad in zip(torch.autograd.grad(out.float().square().sum(), given), grads):
                 self.close(ours, grad, rtol=2e-2, atol=2e-2)
 
+    def test_a_softmax_of_halves_may_be_one_of_floats(self):
+        for of in (functional.softmax, functional.log_softmax):
+            pairs = []
+            for device in (HERE, GPU):
+                x = torch.linspace(-3, 3, 12, dtype=torch.float16).reshape(3, 4).to(device).requires_grad_()
+                out = of(x, 1, dtype=torch.float32)
+                out.square().sum().backward()
+                pairs.append((out.detach(), x.grad))
+            for ours, theirs in zip(pairs[1], pairs[0]):
+                self.close(ours, theirs)
+
     def test_transforms_of_functions_and_loaders(self):
         x = torch.arange(6.0, device=GPU).reshape(2, 3)
         self.close(torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x), 3 * torch.arange(6.0).reshape(2, 3) ** 2)
@@ -248,6 +260,33 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(Exception, "no arithmetic of bfloat16"):
             kernels_triton.double[(4,)](x.bfloat16(), out, 1000, BLOCK=256)
 
+    def test_a_profile_has_the_operators(self):
+        from torch.profiler import ProfilerActivity, profile
+
+        x = torch.ones(8, 8, device=GPU)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            self.assertEqual((x @ x).sum().item(), 512)
+        self.assertIn("aten::mm", [event.key for event in seen.key_averages()])
+
+    def test_an_operator_of_a_library_has_its_cpu_kernel_unless_python_has_written_one(self):
+        library = torch.library.Library("theirs", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 3, "CPU")
+        library.impl("twice", lambda x: x * 2, "CUDA")
+        self.assertEqual(torch.ops.theirs.twice(torch.ones(2, device=GPU)).tolist(), [2, 2])
+        if importlib.util.find_spec("torchvision") is not None:
+            from torchvision.ops import nms, roi_align
+
+            boxes, scores = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 5], [5, 5, 9, 9]]), torch.tensor([0.5, 0.9, 0.7])
+            self.assertEqual(nms(boxes.to(GPU), scores.to(GPU), 0.5).tolist(), [1, 2])
+            image = torch.arange(100.0).reshape(1, 1, 10, 10)
+            pairs = [(image.to(device, copy=True).requires_grad_(), boxes.to(device)) for device in (HERE, GPU)]
+            outs = [roi_align(given, [of], 2) for given, of in pairs]
+            for out in outs:
+                out.square().sum().backward()
+            self.close(outs[1], outs[0])
+            self.close(pairs[1][0].grad, pairs[0][0].grad)
+
     def test_memory_is_the_allocators(self):
         before = torch.cuda.memory_allocated()
         x = torch.ones(1 << 20, device=GPU)
@@ -265,7 +304,7 @@ class Values(unittest.TestCase):
             torch.ones(3, device=GPU, dtype=torch.uint16).softmax(0)
         nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device=GPU)
         # PyTorch itself does not look at the error of this kernel.
-        with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+        with self.assertRaisesRegex(NotImplementedError, "kernel `_ZN.*padding.*` has no values on a simulated GPU and was refused"):
             torch.nested.to_padded_tensor(nested, 0.0) + 1
         self.assertEqual((torch.ones(3, device=GPU) + 1).tolist(), [2, 2, 2])
         with self.assertRaisesRegex(RuntimeError, "CUDA error: operation not supported"):
@@ -278,7 +317,7 @@ class Values(unittest.TestCase):
         self.assertEqual(cuda.cuModuleGetFunction(ctypes.byref(function), module, b"theirs"), 0)
         self.assertEqual(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, none, none, none), 801)
         # It does not look at the error, and the runtime library has none.
-        with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+        with self.assertRaisesRegex(NotImplementedError, "kernel `theirs` has no values on a simulated GPU and was refused"):
             torch.ones(3, device=GPU)
         self.assertEqual((torch.ones(3, device=GPU) * 4).tolist(), [4, 4, 4])
 
@@ -307,7 +346,7 @@ class Values(unittest.TestCase):
         self.assertEqual(add(), [2, 2])
         for act in (launch, lambda: elsewhere(launch)):
             act()
-            with self.assertRaisesRegex(NotImplementedError, "a kernel without values was refused"):
+            with self.assertRaisesRegex(NotImplementedError, "kernel `theirs` has no values on a simulated GPU and was refused"):
                 add()
             self.assertEqual(add(), [2, 2])
 

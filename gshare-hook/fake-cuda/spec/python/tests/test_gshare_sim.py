@@ -56,6 +56,21 @@ for read in sys.argv[1:]:
         print(type(error).__name__, " ".join(str(error).split())[:200], flush=True)
 """
 
+# A kernel of another library, ahead of the first operator; the library does not look at the error.
+AHEAD = """
+import ctypes, torch
+torch.cuda.synchronize()
+cuda = ctypes.CDLL("libcuda.so.1")
+module, function, none = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+cuda.cuModuleLoadData(ctypes.byref(module), b".version 8.0\\n.visible .entry theirs() { ret; }\\n")
+cuda.cuModuleGetFunction(ctypes.byref(function), module, b"theirs")
+print(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, none, none, none), flush=True)
+try:
+    torch.ones(3, device="cuda")
+except NotImplementedError as error:
+    print(error, flush=True)
+"""
+
 
 class OfGshareRun(unittest.TestCase):
     def setUp(self):
@@ -115,6 +130,10 @@ class WithPyTorch(OfGshareRun):
         count, total, megabytes = done.stdout.split()[:3]
         self.assertEqual((int(count), float(total), int(megabytes)), (8, 28.0, 2048), done.stderr)
         self.assertEqual(done.stdout.split()[3], "100.0")
+
+    def test_a_kernel_without_values_is_an_error_with_its_name_ahead_of_the_first_operator(self):
+        done = self.run_it("-c", AHEAD)
+        self.assertRegex(done.stdout, "^801\nkernel `theirs` has no values on a simulated GPU and was refused", done.stderr)
 
     def test_nothing_is_read_after_an_operator_of_a_replay_has_failed(self):
         reads = ("out[0].item()", "out.cpu()", "out + 1", "torch.cuda.synchronize()")
