@@ -58,12 +58,14 @@ class Chart(unittest.TestCase):
         self.assert_same(rendered(), base("host"))
         self.assert_same(rendered("--set=dra.enabled=true"), base("host", "dra"))
         self.assert_same(rendered("--set=host.enabled=false"), base("daemon"))
+        self.assert_same(rendered("--set=dra.enabled=true,host.allNamespaces=true"), base("."))
+        self.assert_same(rendered("--set=dra.enabled=true,host.allNamespaces=true,host.mounts=node"), base("by-node"))
         made = base("host")
         del made["Namespace", None, "gshare-system"]
         self.assert_same(rendered(namespace="gshare-system"), made)
 
     def test_objects_keep_to_the_schemas_of_kubernetes(self):
-        objects = rendered("--set=dra.enabled=true,monitoring.podMonitor=true,monitoring.alerts=true,monitoring.dashboards=true")
+        objects = rendered("--set=dra.enabled=true,host.allNamespaces=true,host.mounts=node,monitoring.podMonitor=true,monitoring.alerts=true,monitoring.dashboards=true")
         for (kind, *_), one in objects.items():
             if kind not in FOREIGN:
                 kubernetes_validate.validate(one, "1.34", strict=True)
@@ -131,6 +133,7 @@ class Chart(unittest.TestCase):
             ("--set-string=host.enabled=yes", "host.enabled"),
             ("--set=host.namespace=Team", "host.namespace"),
             ("--set=host.arguments={set}", "host.arguments.0"),
+            ("--set=host.mounts=hostPath", "host.mounts"),
             ("--set=image.pullPolicy=always", "image.pullPolicy"),
             ("--set=daemon.resources.limit.cpu=1", "limit"),
             ("--set=daemon.tolerations[0].effect=NoExec", "daemon.tolerations.0.effect"),
