@@ -536,7 +536,8 @@ impl Objects {
         match answered(functions.replace_status(own_name(&name), &post, &changed)).await {
             Ok(object) => {
                 if let Some(event) = news.map(|news| event(&object, news))
-                    && let Err(error) = answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
+                    && let Err(error) =
+                        answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
                 {
                     eprintln!("openfaas: event of {name}: {}", said(&error));
                 }

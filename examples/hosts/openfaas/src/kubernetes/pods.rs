@@ -21,7 +21,7 @@ use super::lease::Fence;
 use super::objects::Objects;
 use super::places::Places;
 use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
-use super::pod_state::{end_of, is_going, is_over, is_ready};
+use super::pod_state::{end_of, is_going, is_over, is_ready, refusal};
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
@@ -389,10 +389,14 @@ impl Pods {
         let name = path_of(pod);
         let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
+            if let (Some(why), Some(known), Some(node)) = (refusal(pod), &known, node.upgrade()) {
+                // Before another one is made.
+                self.node_refused(&node, &known.node, why);
+            }
             self.has_ended(node, &name, end_of(pod));
             return self.end(name);
         }
-        let Some(Known { of, state, .. }) = known else { return self.stray(pod) };
+        let Some(Known { of, node: on, state, .. }) = known else { return self.stray(pod) };
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
         let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
         let news = {
@@ -403,6 +407,9 @@ impl Pods {
             let ready = is_ready(pod) && state.address.is_some();
             ready && !core::mem::replace(&mut state.listens, ready)
         };
+        if news {
+            self.works(&on);
+        }
         if let (true, Some((instance, index)), Some(node)) = (news, of, node.upgrade()) {
             node.host().listens(node.now(), instance, index);
         }
