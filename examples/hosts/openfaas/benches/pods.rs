@@ -1,7 +1,7 @@
 //! `gshare up --kubernetes` before a mock of the API server at the size of a large cluster: pods decided and made per second, memory of the
 //! host, and its requests while nothing changes. `cargo bench -p gshare-openfaas --features kubernetes --bench pods`; arguments are the
 //! numbers of nodes (of 8 GPUs), functions, replicas of each, and further functions with refused pods. Each function is of a tenant of its
-//! own, and all those with refused pods are of one further tenant, whose objects come first: a run without them goes before, and the last
+//! own, and all those with refused pods are of one further tenant. Its objects come first: a run without them goes before, and the last
 //! lines compare the two.
 
 #[allow(dead_code, reason = "the tests of other hosts use the rest")]

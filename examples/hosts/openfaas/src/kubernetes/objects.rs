@@ -9,7 +9,7 @@ use super::lease::Fence;
 use super::pod_spec::{FUNCTION, own_name};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
-use super::writes::{Fair, Tenant, Turns, answered, post, whose};
+use super::writes::{Fair, Tenant, Turns, answered, payer, post};
 use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
@@ -304,7 +304,7 @@ impl Objects {
     /// The tenant of a function, by its object. An unknown tenant is that of a function without one.
     fn tenant(&self, app: &App, object: &GpuFunction) -> Tenant {
         let known = object.spec.tenant.as_ref().and_then(|name| app.tenants.get(name));
-        whose(&self.service(object), known.copied().unwrap_or(TenantId::new(0)))
+        payer(&self.service(object), known.copied().unwrap_or(TenantId::new(0)))
     }
 
     /// Watches the functions, and deploys what differs from the host.
@@ -484,7 +484,7 @@ impl Objects {
         }
     }
 
-    /// The functions whose statuses have changed, with their new statuses, the measurements there, and the news for an Event; without those
+    /// Functions with a changed status: the new status, the measurement there, and the news for an Event; without those
     /// of `but`.
     fn changed(
         &self,

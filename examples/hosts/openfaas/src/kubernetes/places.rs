@@ -2,7 +2,7 @@
 //!
 //! A node's GPUs are found with it, and lost while it is gone or not ready. They come back once no pod of the host is left there: a kubelet
 //! that was cut off may still run their containers. Changed labels make new devices. A cordoned node keeps its pods and gets no others, and
-//! so does for a while a node whose kubelet has refused a pod.
+//! so does for a while a node that has refused a pod.
 
 use super::injection::Mounts;
 use super::nodes::{Excluded, excluded, gpus, is_cordoned, lost, slim};

@@ -25,7 +25,7 @@ use super::pod_state::{end_of, is_going, is_over, is_ready, refusal};
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
-use super::writes::{Tenant, Turns, answered, nobody, post, whose};
+use super::writes::{Tenant, Turns, answered, nobody, payer, post};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Order};
@@ -240,7 +240,7 @@ impl Pods {
             self.trials.lock().insert(launch.instance, (name.clone(), on.clone()));
         }
         let state = Arc::new(Mutex::new(State::default()));
-        let tenant = whose(service, launch.version.plan.tenant);
+        let tenant = payer(service, launch.version.plan.tenant);
         let known = Known { of, node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known.clone());
         let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
@@ -541,7 +541,7 @@ impl Pods {
         let name = path_of(pod);
         let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
         let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
-        let tenant = node.host().newest(&function).map(|version| whose(&function, version.plan.tenant));
+        let tenant = node.host().newest(&function).map(|version| payer(&function, version.plan.tenant));
         let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
         let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);

@@ -1,7 +1,7 @@
 //! `gshare up --kubernetes`: the same host, with pods in the place of processes.
 //!
 //! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
-//! one. A leader whose lease has run out sends no further write; it answers requests until it reads that another leads, and then it ends.
+//! one. After the end of its lease a leader sends no further write; it answers requests until it reads that another leads, and then it ends.
 
 use super::hash;
 use super::injection::{Injected, Injection, Mounts};

@@ -18,13 +18,13 @@ pub fn post(manager: &str) -> PostParams {
 pub type Tenant = (String, TenantId);
 
 /// The tenant of a function with this name, which may have its namespace.
-pub fn whose(function: &str, tenant: TenantId) -> Tenant {
+pub fn payer(function: &str, tenant: TenantId) -> Tenant {
     (function.rsplit_once('.').map_or("", |(_, namespace)| namespace).to_owned(), tenant)
 }
 
 /// The tenant of writes that no function waits for.
 pub fn nobody() -> Tenant {
-    whose("", TenantId::new(0))
+    payer("", TenantId::new(0))
 }
 
 /// What waits, by tenant. Tenants take turns, so that the many of one hold up no other's few.

@@ -79,7 +79,7 @@ fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
 }
 
 #[test]
-fn a_node_whose_kubelet_refuses_a_pod_gets_no_other_for_a_while() {
+fn a_node_that_refuses_a_pod_gets_no_other_for_a_while() {
     let cluster = Cluster::start(2, 1);
     let host = cluster.host(&[]);
     cluster.node(0).refuses.store(true, Ordering::SeqCst);

@@ -3,7 +3,7 @@
 use super::api_server::Api;
 use gshare_core::{TenantId, Timestamp};
 use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost, Terms};
-use gshare_openfaas::kubernetes::writes::{Turns, whose};
+use gshare_openfaas::kubernetes::writes::{Turns, payer};
 use k8s_openapi::jiff;
 use kube::Client;
 use serde_json::json;
@@ -37,7 +37,7 @@ impl Replica {
         let (turns, writes) = (Turns::new(fence.clone(), 1), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&writes);
         let work = async move {
-            while let Some(_turn) = turns.take(&whose("f", TenantId::new(0)), false).await {
+            while let Some(_turn) = turns.take(&payer("f", TenantId::new(0)), false).await {
                 counted.fetch_add(1, Ordering::SeqCst);
                 sleep(Duration::from_millis(500)).await;
             }
