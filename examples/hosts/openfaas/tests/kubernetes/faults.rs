@@ -60,6 +60,10 @@ fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
     let first = cluster.pods().remove(0);
     let node = cluster.node(number_of(&first));
     cluster.api.lock().edit(&node.path, &json!({ "spec": { "unschedulable": true } }));
+    // A new leader has seen the cordon before its first decision, and takes the pod over.
+    drop(host);
+    let host = cluster.host(&[]);
+    host.replicas("f", 1);
     let scale = |replicas: usize| {
         let body = format!(r#"{{"serviceName":"f","replicas":{replicas}}}"#);
         let (status, said) = host.call("POST", "/system/scale-function/f", &body);
