@@ -72,7 +72,7 @@ NOT_RUN = {
     "url=https://": "`routes.py` installs with it",
     "whl=": "`routes.py` installs with it",
     "pip install": "the release page: `first_test.py` installs the same wheel",
-    "gshare run --sim --compute -- python3 -m pytest --device=cuda": "PyTorch, and the tests of a library",
+    "gshare run --sim --compute -- python3 -m pytest": "PyTorch, and the tests of a library",
     "gshare run --sim=a100,devices=": "PyTorch",
 }
 # First lines of blocks of text, and what they are.

@@ -585,7 +585,11 @@ fn priced_evictions_load_where_least_is_lost() {
         rig.ask(99_000, C)
     };
     assert_eq!(victim(o3(25)), [Evict(0, A)], "fewest dispatches");
-    assert_eq!(victim(WholeConfig::default().with_park(false)), [Evict(1, B)], "no request asks for B any more");
+    assert_eq!(
+        victim(WholeConfig::default().with_park(false)),
+        [Evict(1, B)],
+        "no request asks for B any more"
+    );
 }
 
 #[test]

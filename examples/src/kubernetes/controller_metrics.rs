@@ -141,6 +141,8 @@ mod tests {
         metrics.add(&DRA_PREPARED, Some(("result", "prepared")), 2.0);
         metrics.add(&DRA_PREPARED, Some(("result", "prepared")), 0.5);
         metrics.set(&HOOK_OFFERED, Some(("reason", "a\"b")), 3);
+        let answer = ask("/metrics").await;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
         let expected = "# HELP gshare_dra_claims_prepared_total Claims that the kubelet asked to prepare, by result: prepared, refused\n\
              # TYPE gshare_dra_claims_prepared_total counter\ngshare_dra_claims_prepared_total{result=\"prepared\"} 2.5\n\
              # HELP gshare_hook_offered Containers that may run on the node at a time; 0 while files of the daemon are missing\n\

@@ -201,6 +201,16 @@ impl Server {
         self.objects.get(path)
     }
 
+    /// Changes with each change of an object.
+    pub(crate) const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The objects of a collection, by path.
+    pub(crate) fn objects(&self, collection: &str) -> Vec<(&String, &Value)> {
+        self.objects.iter().filter(|(path, _)| is_in(path, collection)).collect()
+    }
+
     /// Requests since the last call.
     pub(crate) fn take(&mut self) -> Vec<Seen> {
         std::mem::take(&mut self.seen)
@@ -238,6 +248,13 @@ impl Server {
         if object != self.objects[path] {
             self.store(path, object, "MODIFIED");
         }
+    }
+
+    /// The same, of which no watch tells.
+    pub(crate) fn edit_unseen(&mut self, path: &str, patch: &Value) {
+        let watches = std::mem::take(&mut self.watches);
+        self.edit(path, patch);
+        self.watches = watches;
     }
 
     pub(crate) fn delete(&mut self, path: &str) {
@@ -678,11 +695,17 @@ impl Api {
         self.lock().schemas.insert(group, jsonschema::validator_for(schema).unwrap());
     }
 
-    /// A server which gives the rights of a manifest to the writer of this name, and a client of it.
-    pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
+    /// A server which gives the rights of a manifest to the writer of this name.
+    pub(crate) fn new(manifest: &str, manager: &'static str) -> Self {
         let api = Self::default();
         api.lock().rights = rights(manifest);
         api.lock().manager = manager;
+        api
+    }
+
+    /// The same, and a client of it.
+    pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
+        let api = Self::new(manifest, manager);
         let (mock, mut handle) = tower_test::mock::pair::<Request<kube::client::Body>, Response<Body>>();
         let server = api.clone();
         tokio::spawn(async move {
@@ -710,9 +733,7 @@ impl Api {
 
     /// The same server for other programs, at an address of this machine.
     pub(crate) async fn serve(manifest: &str, manager: &'static str) -> (Self, std::net::SocketAddr) {
-        let api = Self::default();
-        api.lock().rights = rights(manifest);
-        api.lock().manager = manager;
+        let api = Self::new(manifest, manager);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, server) = (listener.local_addr().unwrap(), api.clone());
         let answer = move |request: Request<Body>| {

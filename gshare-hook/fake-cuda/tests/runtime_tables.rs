@@ -36,7 +36,7 @@ const SIZED: [(Id, usize, &[usize]); 8] = [
     (INTEGRITY, 3, &[1]),
     (CONTEXT, 95, &[3, 4, 39, 51]),
     (MODULE, 56, &[7]),
-    (PROFILER, 96, &[]),
+    (PROFILER, 64, &[]),
 ];
 
 const fn id(hex: &str) -> Id {

@@ -62,6 +62,9 @@ pub struct Sensors {
     pub uuids: Vec<String>,
     /// The driver's name of the GPU.
     pub name: String,
+    /// The MIG devices of the GPU, by place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig: Vec<Found>,
     /// Temperature in degrees Celsius, if the driver reports one.
     pub celsius: Option<u32>,
     /// Power in mW, if the driver reports it.
@@ -137,9 +140,9 @@ impl NvmlHealth {
     pub fn look(&mut self) -> Option<News> {
         let nvml = self.nvml.get(Nvml::init)?;
         let watched = |(index, gpu): (u32, Found)| {
-            let uuids =
-                std::iter::once(gpu.uuid).chain(gpu.mig.into_iter().map(|slice| slice.uuid)).collect();
-            let sensors = Sensors { uuids, name: gpu.name, celsius: None, milliwatts: None };
+            let slices = gpu.mig.iter().map(|slice| slice.uuid.clone());
+            let uuids = std::iter::once(gpu.uuid).chain(slices).collect();
+            let sensors = Sensors { uuids, name: gpu.name, mig: gpu.mig, celsius: None, milliwatts: None };
             WatchedGpu { index, sensors, why: None }
         };
         let gpus =

@@ -297,7 +297,8 @@ impl Inventory {
             let mut spec = DeviceSpec::new(NodeId::new(0), gpu.memory).with_kind(self.kind(&gpu.name));
             let mut slices = Vec::new();
             if !gpu.mig.is_empty() {
-                let (layout, places) = layout(&gpu).with_context(|| format!("{}: {}", gpu.name, gpu.uuid))?;
+                let (layout, places) =
+                    layout(&gpu.mig).with_context(|| format!("{}: {}", gpu.name, gpu.uuid))?;
                 (spec, slices) = (spec.with_mig(layout), places);
             }
             let environment = environment.to_vec();
@@ -329,18 +330,18 @@ fn single(spec: &Spec) -> Vec<Spec> {
 
 /// The GPU model with MIG profiles of these names, and the place of each MIG device. If NVML reports no places, devices of one
 /// profile are interchangeable and take the profile's places in order.
-fn layout(gpu: &Found) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
+pub(crate) fn layout(slices: &[Found]) -> anyhow::Result<(MigLayout, Vec<(SliceAt, String)>)> {
     let profile = |slice: &Found| {
         let rest = slice.name.split_once("MIG ").map_or("", |(_, rest)| rest);
         rest.split(' ').next().unwrap_or_default().to_owned()
     };
-    let names: Vec<String> = gpu.mig.iter().map(profile).collect();
+    let names: Vec<String> = slices.iter().map(profile).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let layout = gshare_sched::mig::GpuModel::names().find_map(|model| MigLayout::named(model, &names).ok());
     let Some(layout) = layout else { bail!("no known model has MIG devices {}", names.join(", ")) };
     let mut free: Vec<SliceAt> = layout.slices().to_vec();
     let mut places = Vec::new();
-    for (slice, name) in gpu.mig.iter().zip(&names) {
+    for (slice, name) in slices.iter().zip(&names) {
         let profile: ProfileId = layout.model().profile(name)?;
         let at = free.iter().position(|at| at.profile == profile).context("a place for each MIG device")?;
         places.push((free.remove(at), slice.uuid.clone()));

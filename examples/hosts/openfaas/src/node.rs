@@ -18,6 +18,7 @@ use super::running::{LocalProcess, Running};
 use super::traces::Exporter;
 use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
+use crossbeam_channel::Receiver;
 use gshare_core::reason::Reason;
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
@@ -35,11 +36,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
 /// First pause before a check whether a new process listens; each further pause is a quarter longer.
 const PROBE: std::time::Duration = std::time::Duration::from_millis(10);
@@ -165,6 +166,26 @@ impl Node {
     /// # Errors
     /// If a thread cannot be started.
     pub fn start(store: Store, runner: Runner, platform: Platform, guess: Bytes) -> io::Result<Arc<Self>> {
+        let (node, todo) = Self::new(store, runner, platform, guess);
+        let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
+        // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
+        // all.
+        std::thread::Builder::new().name("starter".into()).spawn(move || {
+            for order in todo {
+                let Some(node) = weak.upgrade() else { return };
+                carry_out(&node, &runtime, order);
+            }
+        })?;
+        Ok(node)
+    }
+
+    /// A node with its tasks, and the orders of its host.
+    pub(crate) fn new(
+        store: Store,
+        runner: Runner,
+        platform: Platform,
+        guess: Bytes,
+    ) -> (Arc<Self>, Receiver<Order>) {
         let (orders, todo) = crossbeam_channel::unbounded();
         let parks = runner.hook.is_some() && runner.daemon.is_some();
         let host = Mutex::new(Host::new(platform, guess, orders).with_parking(parks));
@@ -174,42 +195,9 @@ impl Node {
         let moves = Semaphore::new(MOVES);
         let node =
             Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, moves, idle });
-        let (weak, runtime) = (Arc::downgrade(&node), tokio::runtime::Handle::current());
-        // The kernel kills processes with the thread that started them, so one thread that lives as long as the host starts
-        // all.
-        std::thread::Builder::new().name("starter".into()).spawn(move || {
-            for order in todo {
-                let Some(node) = weak.upgrade() else { return };
-                #[cfg(feature = "kubernetes")]
-                let order = match &node.runner.pods {
-                    Some(pods) => match pods.take(&node, order) {
-                        Some(order) => order,
-                        None => continue,
-                    },
-                    None => order,
-                };
-                match order {
-                    Order::Run(launch) => {
-                        if let Some(launch) = with_weights(&node, &runtime, launch) {
-                            begin(&node, &runtime, &launch);
-                        }
-                    }
-                    Order::Measure(launch, stop) => {
-                        if let Some(launch) = with_weights(&node, &runtime, launch) {
-                            measure(&node, launch, stop);
-                        }
-                    }
-                    Order::Keep(version, measured) => {
-                        node.keep_profile(&version.deployment, &measured);
-                    }
-                    Order::Model(errand) => node.runner.models.send(errand),
-                    Order::Move(order) => drop(runtime.spawn(move_memory(node, order))),
-                }
-            }
-        })?;
         tokio::spawn(deadlines(Arc::downgrade(&node)));
         tokio::spawn(look(Arc::downgrade(&node)));
-        Ok(node)
+        (node, todo)
     }
 
     /// Locks the host for one event. Must not be held over an await.
@@ -416,6 +404,33 @@ impl Node {
     /// The hook for a process; none if its function uses no GPU.
     pub fn hook(&self, launch: &Launch) -> Option<&Hook> {
         self.runner.hook.as_ref().filter(|_| !matches!(launch.version.plan.wants, Wants::NoGpu { .. }))
+    }
+}
+
+/// Carries out an order of the host: a start in this thread, and the rest beside it.
+pub(crate) fn carry_out(node: &Arc<Node>, runtime: &tokio::runtime::Handle, order: Order) {
+    #[cfg(feature = "kubernetes")]
+    let order = match &node.runner.pods {
+        Some(pods) => match pods.take(node, order) {
+            Some(order) => order,
+            None => return,
+        },
+        None => order,
+    };
+    match order {
+        Order::Run(launch) => {
+            if let Some(launch) = with_weights(node, runtime, launch) {
+                begin(node, runtime, &launch);
+            }
+        }
+        Order::Measure(launch, stop) => {
+            if let Some(launch) = with_weights(node, runtime, launch) {
+                measure(node, launch, stop);
+            }
+        }
+        Order::Keep(version, measured) => node.keep_profile(&version.deployment, &measured),
+        Order::Model(errand) => node.runner.models.send(errand),
+        Order::Move(order) => drop(runtime.spawn(move_memory(Arc::clone(node), order))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `/function/{name}`: streams a request to an instance of the platform's choice, and streams the answer back.
 
-use super::api::ApiError;
+use super::api::{ApiError, NAMESPACE};
 use super::between::FILE;
 use super::client_body::{ClientBody, Fault};
 use super::node::{Line, Node, Sender, Ticket};
@@ -38,14 +38,16 @@ const HOP: [HeaderName; 9] = [
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Splits a path below `/function/` into the function's name and the rest. The name may carry the suffix `.openfaas-fn`.
+/// Splits a path below `/function/` into the function's name and the rest. The name may carry the suffix `.openfaas-fn`,
+/// and of a host of `all` namespaces any other one.
 ///
 /// # Errors
-/// 400 for any other namespace.
-pub fn target(path: &str) -> Result<(&str, &str), ApiError> {
+/// 400 for a namespace that is not the host's.
+pub fn target(path: &str, all: bool) -> Result<(&str, &str), ApiError> {
     let (full, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
     match full.split_once('.') {
         None => Ok((full, rest)),
+        Some((_, namespace)) if all && namespace != NAMESPACE => Ok((full, rest)),
         Some((name, namespace)) => {
             super::api::check_namespace(Some(namespace))?;
             Ok((name, rest))

@@ -86,11 +86,12 @@ impl App {
                 read.map_err(|error| ApiError::bad(format!("annotations: {key}: {error}")))?;
             }
         }
+        #[cfg(feature = "kubernetes")]
+        let tenant = crate::kubernetes::pods::tenant_of(deployment, &self.tenants)?;
         let plan = Plan::of(deployment, &self.tenants)?;
         #[cfg(feature = "kubernetes")]
         if self.node.runner.pods.is_some() {
             crate::kubernetes::pods::suits(&plan, deployment)?;
-            let tenant = crate::kubernetes::pods::tenant_of(deployment, &self.tenants)?;
             return Ok(Plan { tenant: tenant.unwrap_or(plan.tenant), ..plan });
         }
         if deployment.annotations.iter().flatten().any(|(key, _)| key == "gshare/pod_template") {
@@ -298,8 +299,9 @@ async fn update(State(app): Shared, body: Bytes) -> Result<StatusCode, ApiError>
 }
 
 async fn put(app: &App, body: &[u8], must_exist: bool) -> Result<StatusCode, ApiError> {
-    let deployment: FunctionDeployment = app.node.as_kept(parse(body)?);
+    let deployment: FunctionDeployment = parse(body)?;
     check_name("service", &deployment.service)?;
+    let deployment = app.node.as_kept(deployment);
     let mut plan = app.plan(&deployment)?;
     let name = &deployment.service;
     let _alone = app.node.changes.lock().await;
@@ -591,7 +593,7 @@ async fn call(State(app): Shared, request: Request) -> Response {
     let begun = Instant::now();
     // The path stays percent-encoded, because the instance gets it unchanged.
     let raw = request.uri().path().strip_prefix("/function/").unwrap_or_default().to_owned();
-    let (name, answer) = match proxy::target(&raw) {
+    let (name, answer) = match proxy::target(&raw, app.node.has_all_namespaces()) {
         Ok((name, rest)) => {
             let answer = proxy::forward(&app.node, name, rest, request, app.patience).await;
             (app.node.view(name).map(|_| name), answer)
@@ -619,7 +621,7 @@ async fn call(State(app): Shared, request: Request) -> Response {
 async fn call_later(State(app): Shared, request: Request) -> Result<Response, ApiError> {
     let (mut parts, body) = request.into_parts();
     let raw = parts.uri.path().strip_prefix("/async-function/").unwrap_or_default().to_owned();
-    let (name, rest) = proxy::target(&raw)?;
+    let (name, rest) = proxy::target(&raw, app.node.has_all_namespaces())?;
     app.node.view(name).ok_or_else(|| ApiError::unknown_function(name))?;
     let callback = app.later.callback(&parts.headers)?;
     let (body, room) = app.later.body(body).await?;

@@ -61,6 +61,8 @@ pub(super) struct Served {
     pub(super) warming: Option<u32>,
     /// Its instances that are not gone.
     pub(super) instances: u32,
+    /// Whether the processes of its last evicted copy were to live on.
+    pub(super) parks: bool,
 }
 
 impl Served {
@@ -76,6 +78,7 @@ impl Served {
             kept_on: None,
             warming: None,
             instances: 0,
+            parks: false,
         }
     }
 
@@ -188,7 +191,7 @@ pub(super) struct Gpu {
     /// Taken by copies that are being evicted.
     pub(super) evicting: u64,
     pub(super) copies: Vec<ModelCopy>,
-    /// Evicted copies whose processes live, in the order of their evictions.
+    /// Evicted copies with living processes, in the order of their evictions.
     pub(super) parked: Vec<ModelCopy>,
     pub(super) phase: Phase,
     pub(super) local: VecDeque<u32>,
@@ -356,7 +359,8 @@ impl WholeDevices {
     /// requests) / copies. So many requests would have to wait for a new load of the copy.
     pub fn worth(&self, function: FunctionId, gpu: GpuId) -> Duration {
         let (of, on) = (self.f(function), self.g(gpu));
-        let load = self.load_ns(function, on);
+        let costs = of.costs.iter().find(|costs| costs.kind == on.kind && of.parks);
+        let load = costs.map_or_else(|| self.load_ns(function, on), |costs| costs.back.mean());
         let away = load.saturating_add(self.infer_ns(function, on.kind));
         let expected = of.recent.expected(self.now, Duration::from_nanos(away));
         let waiting = u64::from(self.queue.of_function(function).len) << 15;

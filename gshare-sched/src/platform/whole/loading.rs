@@ -1,14 +1,11 @@
 //! Loads and the evictions for them, up to an instance's end.
-//!
-//! An evicted copy is parked: its processes live, with its memory in host memory, and the next load on the device is a copy back. Where
-//! a start takes less time than copies, the processes end. Parked copies of a device take at most as much host memory as the device
-//! has; the first to be parked end first.
 
 use super::devices::{CopyState, ModelCopy, Phase, Room};
+use super::parking::{end, is_parked};
 use super::queue::Place;
 use super::{Cluster, FunctionId, GpuId, InstanceId, WholePool};
 use crate::Tier;
-use crate::platform::{Life, Moving, Part, PlatformAction, Rejection, StopCause};
+use crate::platform::{Part, PlatformAction, Rejection, StopCause};
 use gshare_core::dag::ComponentSet;
 use gshare_core::resource::QuotaRange;
 use gshare_core::share::GpuShare;
@@ -31,67 +28,13 @@ impl WholePool {
         match of {
             None => end(instance, StopCause::Removed, cluster),
             Some(of) if of.staying > of.spec.max_instances => end(instance, StopCause::Drained, cluster),
-            Some(of)
-                if self.config.park
-                    && cluster.keeps(function)
-                    && !cluster.tenants.bounds_instances(of.spec.tenant) =>
-            {
+            Some(_) if self.may_park(function, cluster) => {
+                self.devices.f_mut(function).parks = true;
                 cluster.order(PlatformAction::Park { instance, keeps: true });
             }
             Some(_) => end(instance, StopCause::Evicted, cluster),
         }
         self.keep(function, cluster);
-    }
-
-    /// The memory of an evicted copy has left the device.
-    pub(super) fn parked(
-        &mut self,
-        instance: InstanceId,
-        gpu: GpuId,
-        function: FunctionId,
-        cluster: &mut Cluster,
-    ) {
-        let on = self.devices.g_mut(gpu);
-        let Some(found) = on.copies.iter().position(|copy| copy.instance == Some(instance)) else { return };
-        let copy = on.copies.remove(found);
-        on.evicting -= copy.bytes;
-        on.free += copy.bytes;
-        on.parked.push(copy);
-        let processes_live = cluster.instances.get(instance).is_some_and(|of| !of.homes().is_empty());
-        // The copy that comes back for this room is out of host memory soon.
-        let returns = |copy: &&ModelCopy| matches!(on.phase, Phase::MakingRoom { function, .. } if function == copy.function);
-        let stay = on.parked.iter().filter(|copy| !returns(copy));
-        let mut bytes: u64 = stay.clone().map(|copy| copy.bytes).sum();
-        for first in stay {
-            if bytes <= on.memory {
-                break;
-            }
-            bytes -= first.bytes;
-            end_parked(first.instance, StopCause::Evicted, cluster);
-        }
-        if cluster.is_removed(function) {
-            end_parked(Some(instance), StopCause::Removed, cluster);
-        } else if !processes_live {
-            end_parked(Some(instance), StopCause::Evicted, cluster);
-        }
-        self.load_if_room(gpu, cluster);
-        self.left(function, cluster);
-    }
-
-    /// Ends parked copies of the function, this many at most.
-    pub(super) fn end_parked_of(
-        &self,
-        function: FunctionId,
-        most: usize,
-        cause: StopCause,
-        cluster: &mut Cluster,
-    ) {
-        let of = cluster.functions.get(&function);
-        let parked = of.into_iter().flat_map(|of| &of.instances).filter(|one| is_parked(**one, cluster));
-        let parked: Vec<InstanceId> = parked.take(most).copied().collect();
-        for instance in parked {
-            end(instance, cause, cluster);
-        }
     }
 
     /// Gives a device an ask that waits there for its model to be loaded.
@@ -207,6 +150,9 @@ impl WholePool {
         cluster: &mut Cluster,
     ) {
         self.devices.f_mut(function).instances -= 1;
+        if self.ends.remove(&instance) {
+            self.left(function, cluster);
+        }
         let on = self.devices.g_mut(gpu);
         on.parked.retain(|copy| copy.instance != Some(instance));
         let Some(copy) = on.of_instance(instance).copied() else { return };
@@ -280,23 +226,6 @@ impl WholePool {
         self.devices.g_mut(gpu).free += bytes;
         self.make_room(gpu, function, slot);
         self.load_if_room(gpu, cluster);
-    }
-}
-
-/// Whether the instance's memory is in host memory, or on its way there.
-fn is_parked(instance: InstanceId, cluster: &Cluster) -> bool {
-    let of = cluster.instances.get(instance);
-    of.is_some_and(|of| of.life == Life::Parked && of.moving != Some(Moving::In))
-}
-
-fn end(instance: InstanceId, cause: StopCause, cluster: &mut Cluster) {
-    cluster.order(PlatformAction::Drain { instance });
-    cluster.order(PlatformAction::Stop { instance, cause });
-}
-
-fn end_parked(instance: Option<InstanceId>, cause: StopCause, cluster: &mut Cluster) {
-    if let Some(instance) = instance.filter(|one| is_parked(*one, cluster)) {
-        end(instance, cause, cluster);
     }
 }
 

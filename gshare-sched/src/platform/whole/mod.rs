@@ -49,6 +49,7 @@ mod copies;
 mod devices;
 mod estimate;
 mod loading;
+mod parking;
 mod placing;
 mod queue;
 mod running;
@@ -85,6 +86,8 @@ pub struct WholePool {
     over: BTreeSet<FunctionId>,
     /// Removed functions with instances.
     ending: BTreeSet<FunctionId>,
+    /// Parked instances that were told to end, and are not gone.
+    ends: BTreeSet<InstanceId>,
     /// Devices that wait to load until an evicted copy of the tenant is gone.
     held_up: BTreeSet<GpuId>,
     /// When it is too late for which ask.
@@ -120,6 +123,7 @@ impl WholePool {
             places: Table::default(),
             over: BTreeSet::new(),
             ending: BTreeSet::new(),
+            ends: BTreeSet::new(),
             held_up: BTreeSet::new(),
             drops: BTreeSet::new(),
         }
@@ -209,9 +213,11 @@ impl Pool for WholePool {
                 self.devices.unfile_copy(gpu, &copy);
             }
         }
+        let mut ended = Vec::new();
         for instance in lost {
             if let Some((_, function)) = self.places.remove(instance) {
                 self.devices.f_mut(function).instances -= 1;
+                ended.extend(self.ends.remove(instance).then_some(function));
             }
         }
         let Some(mut on) = self.devices.gpus.remove(&gpu) else { return };
@@ -227,6 +233,9 @@ impl Pool for WholePool {
         for slot in on.local.into_iter().chain(runs) {
             self.requeue(slot);
         }
+        for function in ended {
+            self.left(function, cluster);
+        }
         for copy in on.copies {
             self.keep(copy.function, cluster);
             if !copy.is_cached() {
@@ -238,10 +247,7 @@ impl Pool for WholePool {
     fn tenant_limited(&mut self, cluster: &mut Cluster, tenant: TenantId, limits: TenantLimits) {
         self.devices.tenant(tenant).share = limits.memory;
         if cluster.tenants.bounds_instances(tenant) {
-            let of_tenant = |(_, of): &(FunctionId, &Served)| of.tenant == tenant;
-            for (function, _) in self.devices.functions.sorted().into_iter().filter(of_tenant) {
-                self.end_parked_of(function, usize::MAX, StopCause::Evicted, cluster);
-            }
+            self.end_parked_of_tenant(tenant, cluster);
         }
     }
 
@@ -258,6 +264,9 @@ impl Pool for WholePool {
         let Some(of) = cluster.functions.get(&function) else { return Ok(()) };
         let refused = |why| Self::REGIME.refused(format_args!("{function}: {why}"));
         check_minimum(of.spec.min_instances).map_err(refused)?;
+        if of.spec.min_instances > 0 {
+            self.end_parked_of(function, usize::MAX, StopCause::Evicted, cluster);
+        }
         self.over.insert(function);
         self.keep(function, cluster);
         Ok(())
@@ -422,6 +431,7 @@ impl Pool for WholePool {
             }
         }
         assert_eq!(placed + self.devices.queue.len() as usize, self.devices.queue.known(), "asks");
+        instances += self.ends.len();
         assert_eq!(instances, self.places.len(), "instances on devices");
         for (tenant, of) in &self.devices.tenants {
             assert_eq!(of.memory, memory.get(tenant).copied().unwrap_or(0), "memory of {tenant}");

@@ -12,12 +12,12 @@ use gshare_core::{Bytes, Engine, NodeId, SmShare};
 type Host = testing::Host<WholePool>;
 
 impl Host {
-    /// GPUs of 16 GiB, whose evicted models end.
+    /// GPUs of 16 GiB; evicted models end.
     fn new(gpus: u32) -> Self {
         Self::with(WholeConfig::default().with_park(false), gpus)
     }
 
-    /// GPUs of 16 GiB, whose evicted models go to host memory.
+    /// GPUs of 16 GiB; evicted models go to host memory.
     fn parking(gpus: u32) -> Self {
         Self::with(WholeConfig::default(), gpus)
     }
@@ -492,8 +492,44 @@ fn a_tenant_with_a_bound_on_processes_or_memory_keeps_none_in_host_memory() {
     let limits = TenantLimits { max_processes: 1, ..TenantLimits::default() };
     let tenant = inference(9).tenant;
     assert_eq!(host.tell(PlatformEvent::TenantLimited { tenant, limits }), ended(0, StopCause::Evicted));
-    host.report(0, InstanceReport::Gone);
     host.now += 600_000;
     assert_eq!(host.request(2, 0), ended(1, StopCause::Evicted));
-    assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 0, 0)));
+    assert_eq!(host.report(1, InstanceReport::Gone), [], "the tenant has a process still");
+    assert_eq!(started(&host.report(0, InstanceReport::Gone)), Some((2, 0, 0)));
+}
+
+#[test]
+fn a_minimum_is_a_model_on_a_device_and_not_one_in_host_memory() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.report(1, InstanceReport::Ready);
+    host.done(1);
+    host.now += 600_000;
+    let function = FunctionId::new(0);
+    let one = PlatformEvent::BoundsChanged { function, min_instances: 1, max_instances: 4 };
+    let orders = host.tell(one);
+    assert_eq!(orders[..2], ended(0, StopCause::Evicted));
+    assert_eq!(orders[2..], [park(1)]);
+    assert_eq!(started(&host.report(1, InstanceReport::Parked)), Some((2, 0, 0)));
+}
+
+#[test]
+fn a_device_parks_so_few_that_their_contexts_leave_room() {
+    let mut host = Host::parking(1);
+    for function in 0..6 {
+        host.add(function, 2);
+    }
+    host.add(6, 16);
+    for function in 0..6 {
+        host.serve(u64::from(function), function, u64::from(function));
+    }
+    assert_eq!(host.request(6, 6).len(), 6);
+    for instance in 0..4 {
+        assert_eq!(host.report(instance, InstanceReport::Parked), []);
+    }
+    assert_eq!(host.report(4, InstanceReport::Parked), ended(0, StopCause::Evicted), "four on 16 GiB");
 }

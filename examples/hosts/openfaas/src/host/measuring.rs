@@ -20,8 +20,8 @@ use crate::trials::{Measured, READY};
 use gshare_core::dag::{Component, Dag};
 use gshare_core::profile::{ProfilePoint, ProfileTable, Setting};
 use gshare_core::{
-    BasisPoints, Bytes, Duration, Engine as _, FunctionId, GpuShare, InstanceId, Quota, QuotaRange,
-    RequestId, SmShare, Timestamp,
+    BasisPoints, Bytes, Duration, FunctionId, GpuShare, InstanceId, Quota, QuotaRange, RequestId, SmShare,
+    Timestamp,
 };
 use gshare_sched::pipeline::Goal;
 use gshare_sched::platform::{
@@ -99,7 +99,7 @@ impl Host {
             let trial = self.add_trial(function, &version);
             let mut actions = Vec::new();
             let event = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
-            let told = self.platform.handle(self.last, event, &mut actions);
+            let told = self.ask(event, &mut actions);
             let found = actions.iter().any(|action| matches!(action, PlatformAction::Start { .. }));
             if told.is_ok() && (found || rung + 1 == TRIAL_SHARES.len()) {
                 self.says(function, "waits for a share of a device to be measured on");
@@ -109,7 +109,7 @@ impl Host {
             match told {
                 Ok(()) => {
                     let removed = PlatformEvent::FunctionRemoved { function: trial };
-                    let removed = self.platform.handle(self.last, removed, &mut actions);
+                    let removed = self.ask(removed, &mut actions);
                     debug_assert!(removed.is_ok(), "{removed:?}");
                 }
                 Err(error) => self.cannot_measure(function, &error.to_string()),
@@ -142,8 +142,8 @@ impl Host {
         let mut actions = Vec::new();
         let deployed = PlatformEvent::FunctionDeployed { function: trial, spec: Box::new(spec) };
         let arrived = PlatformEvent::RequestArrived { request, function: trial, deadline: None };
-        let told = self.platform.handle(self.last, deployed, &mut actions);
-        match told.and_then(|()| self.platform.handle(self.last, arrived, &mut actions)) {
+        let told = self.ask(deployed, &mut actions);
+        match told.and_then(|()| self.ask(arrived, &mut actions)) {
             Ok(()) => {
                 let what = if size.is_some() { "slice" } else { "device" };
                 self.says(function, &format!("waits for a {what} to be measured on"));

@@ -38,7 +38,7 @@ use gshare_core::{
 };
 use gshare_sched::platform::{
     DeviceSpec, FunctionState, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction,
-    PlatformEvent, Rejection, StopCause,
+    PlatformError, PlatformEvent, Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -250,8 +250,11 @@ struct Request {
     reached: bool,
 }
 
-/// The nodes to which new instances of a deployment go; none: any.
-struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send>);
+/// Nodes of a cluster; none: all.
+type Nodes = Option<BTreeSet<NodeId>>;
+
+/// The nodes to which new instances of a deployment go.
+struct NodesOf(Box<dyn Fn(&FunctionDeployment) -> Nodes + Send>);
 
 impl core::fmt::Debug for NodesOf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -295,6 +298,8 @@ pub struct Host {
     leaving: BTreeMap<(InstanceId, usize), Box<dyn Running>>,
     /// Ended processes, which the caller drops outside of the lock.
     gone: Vec<Box<dyn Running>>,
+    #[cfg(test)]
+    pub(crate) book: Option<gshare_sim::world::Book>,
 }
 
 impl Host {
@@ -322,18 +327,17 @@ impl Host {
             lost: BTreeMap::new(),
             leaving: BTreeMap::new(),
             gone: Vec::new(),
+            #[cfg(test)]
+            book: None,
         }
     }
 
     /// Has new instances go to these nodes only. Without an answer for a deployment they go to any.
-    pub fn choose_nodes(
-        &mut self,
-        nodes_of: impl Fn(&FunctionDeployment) -> Option<BTreeSet<NodeId>> + Send + 'static,
-    ) {
+    pub fn choose_nodes(&mut self, nodes_of: impl Fn(&FunctionDeployment) -> Nodes + Send + 'static) {
         self.nodes_of = Some(NodesOf(Box::new(nodes_of)));
     }
 
-    fn nodes_of(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
+    fn nodes_of(&self, deployment: &FunctionDeployment) -> Nodes {
         self.nodes_of.as_ref().and_then(|of| of.0(deployment))
     }
 
@@ -378,7 +382,7 @@ impl Host {
             PlatformEvent::DeviceFound { gpu, spec } => Some((*gpu, spec.clone())),
             _ => None,
         };
-        let told = self.platform.handle(self.last, event, &mut actions);
+        let told = self.ask(event, &mut actions);
         told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
         self.devices.extend(found);
         self.carry_out(actions);
@@ -388,7 +392,7 @@ impl Host {
                 PlatformEvent::ProfileLearned { function, .. } => Some(*function),
                 _ => None,
             };
-            match (self.platform.handle(self.last, event, &mut actions), learns) {
+            match (self.ask(event, &mut actions), learns) {
                 (Ok(()), _) => {}
                 (Err(error), Some(function)) => self.give_up(function, &self.in_words(&error.to_string())),
                 // The platform may have given up the reported instance meanwhile.
@@ -398,6 +402,25 @@ impl Host {
         }
         self.change_over();
         Ok(())
+    }
+
+    /// The platform's orders upon an event.
+    fn ask(&mut self, event: PlatformEvent, orders: &mut Vec<PlatformAction>) -> Result<(), PlatformError> {
+        #[cfg(test)]
+        let (told, before) = (event.clone(), orders.len());
+        self.platform.handle(self.last, event, orders)?;
+        #[cfg(test)]
+        self.keep_book(&told, &orders[before..]);
+        Ok(())
+    }
+
+    /// Checks the promises of the platform, and of the host to it.
+    #[cfg(test)]
+    fn keep_book(&mut self, event: &PlatformEvent, orders: &[PlatformAction]) {
+        let (now, Some(book)) = (self.last, &mut self.book) else { return };
+        let kept =
+            book.told(now, event).and_then(|()| orders.iter().try_for_each(|order| book.ordered(now, order)));
+        kept.and_then(|()| book.settled()).unwrap_or_else(|why| panic!("{event:?}: {why}"));
     }
 
     fn inform(&mut self, now: Timestamp, event: PlatformEvent) {

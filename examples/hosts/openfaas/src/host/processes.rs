@@ -5,7 +5,6 @@ use super::{Host, Instance, Known, Launch, Move, Order, Process, Version, client
 use crate::api::ApiError;
 use crate::running::Running;
 use crate::traces::Load;
-use gshare_core::Engine as _;
 use gshare_core::{FunctionId, GpuId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::platform::{InstanceReport, Life, Moving, Part, PlatformAction, PlatformEvent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -262,7 +261,7 @@ impl Host {
         self.last = self.last.max(now);
         let mut actions = Vec::new();
         let found = PlatformEvent::InstanceFound { function, gpu, quota, sm };
-        let told = self.platform.handle(self.last, found, &mut actions);
+        let told = self.ask(found, &mut actions);
         told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
         let its = |action: &PlatformAction| matches!(action, PlatformAction::Start { function: of, .. } if *of == function);
         let start = actions.iter().position(its).map(|at| actions.remove(at));

@@ -95,7 +95,7 @@ pub struct GpuFunctionSpec {
     /// The tenant that pays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// `fractional` or `whole`.
+    /// `fractional`, `sliced` or `whole`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regime: Option<String>,
     /// Requests that an instance serves at once.

@@ -1,5 +1,9 @@
 //! Kubernetes as the runner of instances: the common parts of its programs, and a host that runs pods.
 
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of other hosts use the rest")]
+#[path = "../../../../tests/support/api_server.rs"]
+mod api_server;
 pub mod daemons;
 pub mod function;
 pub mod injection;
@@ -13,6 +17,8 @@ pub mod pods;
 pub mod scope;
 pub mod template;
 pub mod up;
+#[cfg(test)]
+mod world;
 pub mod writes;
 
 use gshare_core::{ResourceSpec, RunId};

@@ -3,6 +3,7 @@
 use gshare_core::Bytes;
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
 use kube::ResourceExt as _;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Most GPUs that a node is believed to have.
@@ -73,6 +74,51 @@ pub fn is_cordoned(node: &Node) -> bool {
     node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
+/// Label of a node with the name of its GPUs, by NVIDIA's GPU feature discovery.
+const PRODUCT: &str = "nvidia.com/gpu.product";
+/// Label of a node: how its GPUs serve. Without it their time is shared.
+const REGIME: &str = "gshare.io/regime";
+
+/// A node's GPUs, by its labels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// Number of GPUs.
+    pub count: u32,
+    /// Memory of each.
+    pub memory: Bytes,
+    /// Name of the GPUs, if known.
+    pub product: String,
+    /// Whether each GPU serves one request at a time.
+    pub whole: bool,
+    /// The labels that count MIG devices; empty where no GPU is cut.
+    pub mig: BTreeMap<String, String>,
+}
+
+impl Offer {
+    /// Reads the labels of a node.
+    ///
+    /// # Errors
+    /// Names the label.
+    pub fn of(node: &Node) -> Result<Self, String> {
+        let (count, memory) = gpus(node)?;
+        let whole = match node.labels().get(REGIME).map(String::as_str) {
+            None => false,
+            Some("whole") => true,
+            Some(other) => return Err(format!("label {REGIME}: `{other}`: need whole, or no such label")),
+        };
+        let product = node.labels().get(PRODUCT).cloned().unwrap_or_default();
+        let counts = |key: &str| key.starts_with("nvidia.com/mig-") && key.ends_with(".count");
+        let mig = node.labels().iter().filter(|(key, value)| counts(key) && *value != "0");
+        let mig = mig.map(|(key, value)| (key.clone(), value.clone())).collect();
+        Ok(Self { count, memory, product, whole, mig })
+    }
+
+    /// Whether functions share the GPUs.
+    pub fn is_shared(&self) -> bool {
+        !self.whole && self.mig.is_empty()
+    }
+}
+
 /// The number of a node's GPUs and the memory of each, by the labels of NVIDIA's GPU feature discovery.
 ///
 /// # Errors
@@ -83,6 +129,12 @@ pub fn gpus(node: &Node) -> Result<(u32, Bytes), String> {
         let number = text.parse().ok().filter(|number| (1..=most).contains(number));
         number.ok_or(format!("label {key}: `{text}`: need 1 to {most}"))
     };
+    // By the strategy `single` the labels count MIG devices as GPUs, and a pod cannot name one of them by its number.
+    if let Some(product) = node.labels().get(PRODUCT).filter(|product| product.contains("-MIG-")) {
+        return Err(format!(
+            "label {PRODUCT}: `{product}`: need the strategy `mixed` of GPU feature discovery"
+        ));
+    }
     let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
     Ok((count, Bytes::from_mib(label("nvidia.com/gpu.memory", 1 << 30)?.into())))
 }
@@ -165,6 +217,28 @@ fn tolerates(toleration: &Toleration, key: &str, value: &str, effect: &str) -> b
 mod tests {
     use super::*;
     use serde_json::json;
+
+    fn offer(labels: &[(&str, &str)]) -> Result<Offer, String> {
+        let mut all = BTreeMap::from([("nvidia.com/gpu.count", "2"), ("nvidia.com/gpu.memory", "81920")]);
+        all.extend(labels.iter().copied());
+        let mut node = Node::default();
+        let all = all.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+        node.metadata.labels = Some(all.collect());
+        Offer::of(&node)
+    }
+
+    #[test]
+    fn labels_say_how_the_gpus_of_a_node_serve() {
+        let mixed = [("nvidia.com/mig-1g.10gb.count", "2"), ("nvidia.com/mig.strategy", "mixed")];
+        let of = offer(&mixed).unwrap();
+        assert_eq!((of.count, of.whole, of.mig.len()), (2, false, 1));
+        assert!(offer(&[("nvidia.com/mig-1g.10gb.count", "0")]).unwrap().mig.is_empty());
+        assert!(offer(&[(REGIME, "whole")]).unwrap().whole);
+        let why = offer(&[(REGIME, "part")]).unwrap_err();
+        assert_eq!(why, "label gshare.io/regime: `part`: need whole, or no such label");
+        let single = offer(&[(PRODUCT, "A100-SXM4-80GB-MIG-1g.10gb")]).unwrap_err();
+        assert!(single.contains("need the strategy `mixed`"), "{single}");
+    }
 
     #[test]
     fn required_affinity_is_read_as_the_scheduler_does() {

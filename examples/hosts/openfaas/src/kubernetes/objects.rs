@@ -112,6 +112,11 @@ impl Objects {
         }
     }
 
+    /// Whether functions of other namespaces are the host's too.
+    pub const fn has_all_namespaces(&self) -> bool {
+        self.scope.everywhere
+    }
+
     /// The function of an object.
     pub fn service(&self, object: &GpuFunction) -> String {
         self.scope.service(&object.name_any(), object.metadata.namespace.as_deref())
@@ -551,8 +556,14 @@ impl Objects {
                     self.see(object);
                 }
             }
-            // Deleted, or changed: the watch says so.
-            Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {}
+            // Deleted: the watch says so.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            // Changed. The watch may have said so before a late answer brought the earlier version back.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                if let Ok(Some(object)) = self.read(&name).await {
+                    self.see(object);
+                }
+            }
             Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
         }
         name
@@ -592,7 +603,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
     let generation = object.metadata.generation;
     let before = object.status.clone().unwrap_or_default();
     let (replicas, ready) = brief.map_or((0, 0), |brief| (brief.replicas, brief.ready));
-    let problem = refused.or_else(|| brief?.problem.as_deref());
+    let problem = refused.map(str::to_owned).or_else(|| Some(in_fields(brief?.problem.as_ref()?)));
     let measuring = brief.and_then(|brief| brief.measuring.as_deref());
     let is_ready = brief.is_some_and(|brief| ready >= brief.least.into()) && measuring.is_none();
     let state = match () {
@@ -611,7 +622,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
             "Degraded",
             problem.is_some(),
             if problem.is_some() { "Problem" } else { "AsExpected" },
-            problem.unwrap_or_default().to_owned(),
+            problem.unwrap_or_default(),
         ),
     ];
     let condition = |(kind, is, reason, message): (&str, bool, &str, String)| {

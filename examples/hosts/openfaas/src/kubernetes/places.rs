@@ -2,28 +2,43 @@
 //!
 //! A node's GPUs are found with it, and lost while it is gone or not ready. They come back once no pod of the host is left there: a kubelet
 //! that was cut off may still run their containers. Changed labels make new devices. A cordoned node keeps its pods and gets no others, and
-//! so does for a while a node that has refused a pod.
+//! so does for a while a node that has refused a pod. A cordoned node whose GPUs are not shared is lost: their functions name no nodes.
+//!
+//! Labels count MIG devices and name none of them. The node's daemon lists them with their UUIDs each time that the node opens, and until it
+//! does so the node stays closed.
 
 use super::injection::Mounts;
-use super::nodes::{Excluded, excluded, gpus, is_cordoned, lost, slim};
+use super::nodes::{Excluded, Offer, closed, excluded, is_cordoned, lost, slim};
 use super::pods::Pods;
 use super::template::{TEMPLATE, template};
 use crate::api::FunctionDeployment;
+use crate::inventory::layout;
 use crate::node::Node;
+use anyhow::{Context as _, ensure};
+use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _};
-use gshare_core::{Bytes, GpuId, GpuKind, NodeId};
-use gshare_sched::platform::DeviceSpec;
+use gshare_core::{GpuId, GpuKind, NodeId};
+use gshare_sched::mig::SliceAt;
+use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
+use gshared::nvml::Sensors;
 use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Label of the nodes with GPUs for the host.
 pub const NODE_LABEL: &str = "gshare.io/host";
-/// Label of a node with the name of its GPUs, by NVIDIA's GPU feature discovery.
-const PRODUCT: &str = "nvidia.com/gpu.product";
+/// Pause between questions to the daemons that have not listed their MIG devices.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// The MIG devices of a GPU with their UUIDs; none of a GPU that is not cut.
+type Cut = Option<(MigLayout, Vec<(SliceAt, String)>)>;
+
+/// Nodes without a list of their MIG devices, each with the last reason why not.
+pub type Unlisted = BTreeMap<String, (Arc<Kubelet>, String)>;
 
 /// First and longest pause after a pod that a kubelet refused, in which no other pod goes to its node.
 const RESTS: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(10));
@@ -36,15 +51,17 @@ pub struct Places {
     firsts: BTreeMap<u32, String>,
     next: u32,
     products: Vec<String>,
+    /// The GPUs of nodes that are about to open, as their daemons listed them.
+    listed: BTreeMap<String, Vec<Cut>>,
 }
 
 /// The GPUs of a node.
 #[derive(Debug, Clone)]
 struct Place {
     first: u32,
-    count: u32,
-    memory: Bytes,
-    product: String,
+    offer: Offer,
+    /// By GPU; empty where no GPU is cut.
+    cut: Vec<Cut>,
     /// The newest version of its object.
     kubelet: Arc<Kubelet>,
     /// Why the node takes no pods now.
@@ -66,6 +83,9 @@ struct Refusal {
 impl Place {
     /// Why no new pod of any function goes there.
     fn rests(&self) -> Option<Excluded> {
+        if !self.offer.is_shared() {
+            return None;
+        }
         if is_cordoned(&self.kubelet) {
             return Some(Excluded::Cordoned);
         }
@@ -74,29 +94,50 @@ impl Place {
     }
 
     fn gpus(&self) -> impl Iterator<Item = GpuId> + use<> {
-        (self.first..self.first + self.count).map(GpuId::new)
+        (self.first..self.first + self.offer.count).map(GpuId::new)
+    }
+
+    fn cut(&self, gpu: GpuId) -> Option<&(MigLayout, Vec<(SliceAt, String)>)> {
+        self.cut.get((gpu.number() - self.first) as usize)?.as_ref()
     }
 }
 
 impl Places {
-    /// Node, and number of the GPU there.
-    pub fn of(&self, gpu: GpuId) -> Option<(String, u32)> {
-        let (first, node) = self.firsts.range(..=gpu.number()).next_back()?;
-        let number = gpu.number() - first;
-        let here = self.nodes.get(node).filter(|place| place.first == *first && number < place.count);
-        here.map(|_| (node.clone(), number))
+    /// Node, number of the GPU there, and UUID of the MIG device, of a part.
+    pub fn of(&self, part: &Part) -> Option<(String, u32, Option<String>)> {
+        let (first, node) = self.firsts.range(..=part.gpu.number()).next_back()?;
+        let number = part.gpu.number() - first;
+        let here =
+            self.nodes.get(node).filter(|place| place.first == *first && number < place.offer.count)?;
+        let uuid = match part.slice {
+            Some(slice) => Some(here.cut(part.gpu)?.1.iter().find(|(at, _)| *at == slice)?.1.clone()),
+            None => None,
+        };
+        Some((node.clone(), number, uuid))
     }
 
     /// The GPU of a node with this number there.
     pub fn gpu(&self, node: &str, number: u32) -> Option<GpuId> {
-        let place = self.nodes.get(node).filter(|place| number < place.count)?;
+        let place = self.nodes.get(node).filter(|place| number < place.offer.count)?;
         Some(GpuId::new(place.first + number))
     }
 
-    /// The nodes with GPUs that the platform has.
-    pub fn given(&self) -> Vec<String> {
-        let given = self.nodes.iter().filter(|(_, place)| place.given);
-        given.map(|(name, _)| name.clone()).collect()
+    /// The node takes pods: under its earlier numbers, if it has the same devices.
+    fn take(&mut self, name: &str, offer: Offer, cut: Vec<Cut>, kubelet: &Arc<Kubelet>) {
+        let layouts = |all: &[Cut]| -> Vec<Option<MigLayout>> {
+            all.iter().map(|of| of.as_ref().map(|(layout, _)| layout.clone())).collect()
+        };
+        let same = |place: &&mut Place| place.offer == offer && layouts(&place.cut) == layouts(&cut);
+        if let Some(place) = self.nodes.get_mut(name).filter(same) {
+            (place.closed, place.cut, place.kubelet) = (None, cut, Arc::clone(kubelet));
+            return;
+        }
+        let first = self.next;
+        self.next += offer.count;
+        self.firsts.insert(first, name.to_owned());
+        let kubelet = Arc::clone(kubelet);
+        let place = Place { first, offer, cut, kubelet, closed: None, given: false, refusal: None };
+        self.nodes.insert(name.to_owned(), place);
     }
 
     /// The nodes that take pods of a spec when they are open, and why open ones do not.
@@ -113,17 +154,38 @@ impl Places {
     }
 
     /// The description of a GPU for the platform.
-    fn spec(&mut self, place: &Place) -> DeviceSpec {
-        let known = self.products.iter().position(|product| *product == place.product);
+    fn spec(&mut self, place: &Place, gpu: GpuId) -> DeviceSpec {
+        let product = &place.offer.product;
+        let known = self.products.iter().position(|known| known == product);
         let kind = known.unwrap_or_else(|| {
-            self.products.push(place.product.clone());
+            self.products.push(product.clone());
             self.products.len() - 1
         });
         // Beyond that many products, the last ones count as equal.
         let kind = GpuKind::new(u8::try_from(kind).unwrap_or(u8::MAX).min(63));
         // The first GPU of a node names it.
-        DeviceSpec::new(NodeId::new(place.first), place.memory).with_kind(kind)
+        let spec = DeviceSpec::new(NodeId::new(place.first), place.offer.memory).with_kind(kind);
+        match place.cut(gpu) {
+            Some((layout, _)) => spec.with_mig(layout.clone()),
+            None if place.offer.whole => spec.with_regime(Regime::Whole),
+            None => spec,
+        }
     }
+}
+
+/// The MIG devices of each of a node's GPUs, by its daemon's list.
+fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
+    let (listed, count) = (gpus.len(), offer.count);
+    ensure!(
+        listed == count as usize,
+        "the daemon lists {listed} GPUs, and label nvidia.com/gpu.count says {count}"
+    );
+    ensure!(gpus.iter().any(|gpu| !gpu.mig.is_empty()), "the daemon lists no MIG device");
+    let of = |gpu: &Sensors| match gpu.mig.is_empty() {
+        true => Ok(None),
+        false => layout(&gpu.mig).map(Some).with_context(|| gpu.name.clone()),
+    };
+    gpus.iter().map(of).collect()
 }
 
 impl Pods {
@@ -141,7 +203,10 @@ impl Pods {
     /// The nodes that take new pods of a deployment; none: all.
     pub fn nodes_for(&self, deployment: &FunctionDeployment) -> Option<BTreeSet<NodeId>> {
         let (spec, places) = (self.asks(deployment), self.places.lock());
-        let choosy = spec.is_some() || places.nodes.values().any(|place| place.rests().is_some());
+        // Functions that share no GPU name no nodes, and no node for them rests.
+        let regime = deployment.annotations.as_ref().and_then(|all| all.get("gshare/regime"));
+        let shares = regime.is_none_or(|regime| regime == "fractional");
+        let choosy = spec.is_some() || shares && places.nodes.values().any(|place| place.rests().is_some());
         choosy.then(|| places.sift(spec.as_ref()).0)
     }
 
@@ -185,24 +250,34 @@ impl Pods {
     pub async fn watch_nodes(self: Arc<Self>, node: Weak<Node>, client: Client) {
         let config = watcher::Config::default().labels(&format!("{NODE_LABEL}=true"));
         let mut events = watcher(Api::<Kubelet>::all(client), config).default_backoff().boxed();
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut unlisted) = (BTreeSet::new(), Unlisted::new());
+        let mut again = tokio::time::interval(ASK_AGAIN);
         loop {
-            let event = events.try_next().await;
+            let event = tokio::select! {
+                event = events.try_next() => event,
+                _ = again.tick(), if !unlisted.is_empty() => {
+                    let Some(node) = node.upgrade() else { return };
+                    self.list(&node, &mut unlisted).await;
+                    continue;
+                }
+            };
             let Some(node) = node.upgrade() else { return };
             match event {
                 Ok(Some(watcher::Event::Init)) => seen.clear(),
                 Ok(Some(watcher::Event::InitApply(kubelet))) => {
                     seen.insert(kubelet.name_any());
-                    self.see_node(&node, &slim(kubelet));
+                    self.see_node(&node, kubelet, &mut unlisted);
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
                     let all: Vec<String> = self.places.lock().nodes.keys().cloned().collect();
                     for name in all.into_iter().filter(|name| !seen.contains(name)) {
                         self.close(&node, &name, "the node is gone");
                     }
+                    unlisted.retain(|name, _| seen.contains(name));
                 }
-                Ok(Some(watcher::Event::Apply(kubelet))) => self.see_node(&node, &slim(kubelet)),
+                Ok(Some(watcher::Event::Apply(kubelet))) => self.see_node(&node, kubelet, &mut unlisted),
                 Ok(Some(watcher::Event::Delete(kubelet))) => {
+                    unlisted.remove(&kubelet.name_any());
                     self.close(&node, &kubelet.name_any(), "the node is gone");
                 }
                 Ok(None) => return,
@@ -211,50 +286,40 @@ impl Pods {
         }
     }
 
-    /// The state of a node, by its newest version.
-    pub fn see_node(&self, node: &Node, kubelet: &Kubelet) {
+    /// The state of a node, by its newest version. It stays closed while it is `unlisted`.
+    pub fn see_node(&self, node: &Node, kubelet: Kubelet, unlisted: &mut Unlisted) {
         let name = kubelet.name_any();
-        let (count, memory) = match gpus(kubelet) {
-            Ok(found) => found,
+        let before = unlisted.remove(&name);
+        let offer = match Offer::of(&kubelet) {
+            Ok(offer) => offer,
             Err(why) => {
                 eprintln!("openfaas: node {name}: {why}");
                 return self.close(node, &name, &why);
             }
         };
-        if let Some(lost) = lost(kubelet) {
+        let lost = if offer.is_shared() { lost(&kubelet) } else { closed(&kubelet) };
+        if let Some(lost) = lost {
             return self.close(node, &name, &format!("the node is {lost}"));
         }
-        let product = kubelet.labels().get(PRODUCT).cloned().unwrap_or_default();
         let known = self.places.lock().nodes.get(&name).cloned();
-        let same = |place: &Place| (place.count, place.memory, &place.product) == (count, memory, &product);
-        if known.as_ref().is_some_and(|place| !same(place)) {
+        if known.as_ref().is_some_and(|place| place.offer != offer) {
             self.close(node, &name, "the labels of its node were changed");
         }
-        let kubelet = Arc::new(kubelet.clone());
-        {
-            let mut places = self.places.lock();
-            match places.nodes.get_mut(&name).filter(|place| same(place)) {
-                Some(place) => (place.closed, place.kubelet) = (None, Arc::clone(&kubelet)),
-                None => {
-                    let first = places.next;
-                    places.next += count;
-                    places.firsts.insert(first, name.clone());
-                    let kubelet = Arc::clone(&kubelet);
-                    let place = Place {
-                        first,
-                        count,
-                        memory,
-                        product,
-                        kubelet,
-                        closed: None,
-                        given: false,
-                        refusal: None,
-                    };
-                    places.nodes.insert(name.clone(), place);
-                }
+        let kubelet = Arc::new(slim(kubelet));
+        if known.as_ref().is_some_and(|place| place.offer == offer && place.given) {
+            if let Some(place) = self.places.lock().nodes.get_mut(&name) {
+                place.kubelet = Arc::clone(&kubelet);
             }
+        } else {
+            let listed = self.places.lock().listed.remove(&name);
+            if !offer.mig.is_empty() && listed.is_none() {
+                let why = before.map(|(_, why)| why).unwrap_or_default();
+                unlisted.insert(name, (kubelet, why));
+                return;
+            }
+            self.places.lock().take(&name, offer, listed.unwrap_or_default(), &kubelet);
+            self.open(node, &name);
         }
-        self.open(node, &name);
         let asked = |of: &Kubelet| {
             let taints = of.spec.as_ref().and_then(|spec| spec.taints.clone());
             let offered = of.status.as_ref().and_then(|status| status.allocatable.clone());
@@ -262,6 +327,29 @@ impl Pods {
         };
         if known.is_none_or(|place| asked(&place.kubelet) != asked(&kubelet)) {
             node.host().nodes_changed(node.now());
+        }
+    }
+
+    /// Asks the daemons of nodes for their MIG devices, and opens the nodes that are listed.
+    pub async fn list(&self, node: &Node, unlisted: &mut Unlisted) {
+        let ask = async |name: &String, kubelet: &Kubelet| {
+            let offer = Offer::of(kubelet).map_err(anyhow::Error::msg)?;
+            cut(&offer, &self.daemons.snapshot(name).await?.sensors)
+        };
+        let asks = unlisted.iter().map(async |(name, (kubelet, _))| (name.clone(), ask(name, kubelet).await));
+        for (name, answer) in join_all(asks).await {
+            match (answer, unlisted.get_mut(&name)) {
+                (Ok(cut), Some((kubelet, _))) => {
+                    let kubelet = Kubelet::clone(kubelet);
+                    self.places.lock().listed.insert(name, cut);
+                    self.see_node(node, kubelet, unlisted);
+                }
+                (Err(error), Some((_, why))) if *why != format!("{error:#}") => {
+                    *why = format!("{error:#}");
+                    eprintln!("openfaas: node {name}: its MIG devices: {why}");
+                }
+                _ => {}
+            }
         }
     }
 
@@ -275,18 +363,19 @@ impl Pods {
         let mut places = self.places.lock();
         let open = |place: &&Place| place.closed.is_none() && !place.given;
         let Some(place) = places.nodes.get(name).filter(open).cloned() else { return };
-        let spec = places.spec(&place);
         if let Some(place) = places.nodes.get_mut(name) {
             place.given = true;
         }
         for gpu in place.gpus() {
+            let spec = places.spec(&place, gpu);
             if host.why_lost(gpu).is_some() {
                 host.device_back(node.now(), gpu, &spec);
                 continue;
             }
             let known = format!("{name}/{}", gpu.number() - place.first);
-            let shown = if place.product.is_empty() { known } else { format!("{} ({known})", place.product) };
-            if let Err(error) = host.find_device(node.now(), gpu, shown, spec.clone()) {
+            let product = &place.offer.product;
+            let shown = if product.is_empty() { known } else { format!("{product} ({known})") };
+            if let Err(error) = host.find_device(node.now(), gpu, shown, spec) {
                 eprintln!("openfaas: node {name}: {}", error.message);
             }
         }
@@ -304,5 +393,47 @@ impl Pods {
         for gpu in place.gpus() {
             host.lose_device(node.now(), gpu, &format!("{name}: {why}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A GPU as its daemon lists it, with MIG devices of these profiles.
+    fn gpu(profiles: &[&str]) -> Sensors {
+        let slice = |(number, profile): (usize, &&str)| json!({ "uuid": format!("MIG-{number}"), "name": format!("A100 MIG {profile}"), "memory_bytes": 1 });
+        let mig: Vec<_> = profiles.iter().enumerate().map(slice).collect();
+        let gpu =
+            json!({ "uuids": ["GPU-0"], "name": "A100", "mig": mig, "celsius": null, "milliwatts": null });
+        serde_json::from_value(gpu).unwrap()
+    }
+
+    fn offer(count: u32) -> Offer {
+        let mig = [("nvidia.com/mig-1g.10gb.count".to_owned(), "2".to_owned())].into();
+        let memory = gshare_core::Bytes::from_gib(80);
+        Offer { count, memory, product: String::new(), whole: false, mig }
+    }
+
+    #[test]
+    fn a_node_that_opens_again_keeps_its_numbers_while_its_layout_is_the_same() {
+        let (mut places, node) = (Places::default(), Arc::default());
+        let list = |profiles: &[&str]| cut(&offer(1), &[gpu(profiles)]).unwrap();
+        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]), &node);
+        places.take("b", offer(1), list(&["1g.10gb"]), &node);
+        let gpu = places.gpu("a", 0).unwrap();
+        places.take("a", offer(1), list(&["1g.10gb", "2g.20gb"]), &node);
+        assert_eq!((places.gpu("a", 0), places.gpu("b", 0)), (Some(gpu), Some(GpuId::new(1))));
+        places.take("a", offer(1), list(&["1g.10gb", "1g.10gb"]), &node);
+        assert_eq!(places.gpu("a", 0), Some(GpuId::new(2)), "its slices are others");
+    }
+
+    #[test]
+    fn a_list_that_does_not_fit_the_labels_is_refused() {
+        let why = |count, gpus: &[Sensors]| cut(&offer(count), gpus).unwrap_err().to_string();
+        let uncut = [gpu(&[])];
+        assert_eq!(why(2, &uncut), "the daemon lists 1 GPUs, and label nvidia.com/gpu.count says 2");
+        assert_eq!(why(1, &uncut), "the daemon lists no MIG device");
     }
 }

@@ -63,6 +63,8 @@ pub struct PodOf<'a> {
     pub share: &'a ResourceSpec,
     /// Node, and number of the GPU there.
     pub place: (&'a str, u32),
+    /// UUID of its MIG device, if its part is one.
+    pub slice: Option<&'a str>,
     /// The files of the node.
     pub injected: &'a Injected,
     /// Whether the pod is of a trial.
@@ -102,8 +104,14 @@ impl PodOf<'_> {
             set(&mut spec, QUOTA, &self.share.quota().to_string());
         } else {
             let full = format!("{namespace}/{name}");
-            self.injected.ask(&mut spec);
-            let file = inject(&mut spec, (&full, self.run), self.share, &place, self.injected);
+            // The node's MPS has whole GPUs.
+            let mps = self.injected.mps.clone().filter(|_| self.slice.is_none());
+            let injected = Injected { mps, ..self.injected.clone() };
+            injected.ask(&mut spec);
+            let file = inject(&mut spec, (&full, self.run), self.share, &place, &injected);
+            if let Some(uuid) = self.slice {
+                set(&mut spec, "NVIDIA_VISIBLE_DEVICES", uuid);
+            }
             annotations.insert(ENVIRONMENT.into(), file);
             if let Some(class) = plan.class {
                 set(&mut spec, "GSHARE_CLASS", &class.to_string());
@@ -183,7 +191,7 @@ impl PodOf<'_> {
 
 /// The name of a function in its namespace. Functions of other namespaces than the host's are known as `NAME.NAMESPACE`.
 pub fn own_name(service: &str) -> &str {
-    service.split('.').next().unwrap_or_default()
+    service.rsplit_once('.').map_or(service, |(name, _)| name)
 }
 
 fn variable(name: String, value: String) -> EnvVar {
@@ -280,7 +288,7 @@ mod tests {
     use gshare_core::Bytes;
 
     /// The pod of a worker of a training job with a third of a GPU.
-    fn made(injected: &Injected) -> Pod {
+    fn made(injected: &Injected, slice: Option<&str>) -> Pod {
         let (_host, [mut launch, _], _orders) = training();
         let time = QuotaRange::new("0.3".parse().unwrap(), "0.8".parse().unwrap()).unwrap();
         let sm = SmShare::from_percent(12).unwrap();
@@ -299,6 +307,7 @@ mod tests {
             part,
             share: &share,
             place: ("n1", 3),
+            slice,
             injected,
             trial: false,
         }
@@ -308,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_pod_states_its_place_and_share_in_its_spec_and_is_read_back() {
-        let pod = made(&Injected::default());
+        let pod = made(&Injected::default(), None);
         let given = Given::of(&pod).unwrap();
         assert_eq!((given.function.as_str(), &given.place), ("f", &("n1".to_owned(), 3)));
         assert_eq!((given.time.to_string(), given.sm.to_string()), ("30%:80%".into(), "12%".into()));
@@ -328,13 +337,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_on_a_mig_device_sees_that_device_alone_and_no_pipes_of_mps() {
+        let injected = Injected { mps: Some(("/pipes".into(), "/shm".into())), ..Injected::default() };
+        let value = |pod: &Pod, name: &str| {
+            let all = pod.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
+            all.into_iter().find(|one| one.name == name).and_then(|one| one.value)
+        };
+        let pipes = |pod: &Pod| value(pod, "CUDA_MPS_PIPE_DIRECTORY");
+        let (sliced, shared) = (made(&injected, Some("MIG-7")), made(&injected, None));
+        assert_eq!(value(&sliced, "NVIDIA_VISIBLE_DEVICES").as_deref(), Some("MIG-7"));
+        assert_eq!(value(&sliced, PLACE).as_deref(), Some("n1/3"));
+        assert_eq!((pipes(&sliced), pipes(&shared).as_deref()), (None, Some("/tmp/nvidia-mps")));
+    }
+
+    #[test]
     fn with_mounts_of_the_node_a_pod_has_no_volume_of_it_and_asks_for_the_hook() {
         let paths = |pod: &Pod| {
             let volumes = pod.spec.as_ref().unwrap().volumes.clone().unwrap();
             volumes.into_iter().filter_map(|volume| volume.host_path).count()
         };
-        assert_eq!(paths(&made(&Injected::default())), 3);
-        let pod = made(&Injected { mounts: Mounts::Node, ..Injected::default() });
+        assert_eq!(paths(&made(&Injected::default(), None)), 3);
+        let pod = made(&Injected { mounts: Mounts::Node, ..Injected::default() }, None);
         let resources = pod.spec.as_ref().unwrap().containers[0].resources.clone().unwrap();
         assert_eq!((paths(&pod), resources.limits.unwrap()[RESOURCE].0.as_str()), (0, "1"));
     }

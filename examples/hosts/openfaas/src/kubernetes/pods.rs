@@ -7,7 +7,8 @@
 //!    that is missing from the new list has ended. No report comes from polling.
 //! 3. An instance that is to end has its pod deleted, which is tried until the server knows no such pod. The share stays booked until the
 //!    kubelet has ended the containers.
-//! 4. A pod of the host that no instance has is deleted.
+//! 4. A pod of the host that no instance has is deleted. No pod is made on its GPU before its containers have ended: the platform knows nothing
+//!    of its share.
 //!
 //! An order to park ends the pod: the daemon of another node takes no orders from here.
 //!
@@ -43,8 +44,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 /// Field manager of the host's writes.
 pub const MANAGER: &str = "gshare-up";
@@ -56,8 +58,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
-/// A new leader's longest wait for the pods that it does not take over, and the pause between two looks at them.
-const STRAYS: Duration = Duration::from_secs(10);
+/// Pause between two looks at a GPU with pods that no instance has.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The pods of a host.
@@ -74,7 +75,7 @@ pub struct Pods {
     /// Number of pods so far.
     made: AtomicU64,
     /// Daemons of the nodes, and the last pod of each trial with its node.
-    daemons: Daemons,
+    pub(super) daemons: Daemons,
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
     /// Functions with refused pods.
     refused: Mutex<BTreeMap<String, Refusal>>,
@@ -91,6 +92,8 @@ struct Known {
     of: Option<(InstanceId, usize)>,
     node: String,
     tenant: Tenant,
+    /// The GPU there of a pod that no instance has; none: any.
+    strays_on: Option<Option<u32>>,
     state: Arc<Mutex<State>>,
 }
 
@@ -219,7 +222,7 @@ impl Pods {
         of: Option<(InstanceId, usize)>,
     ) -> Result<(PodProcess, impl FnOnce() + use<>), String> {
         let part = launch.own_parts().first().ok_or("an instance without parts")?;
-        let (on, gpu) = self.places.lock().of(part.gpu).ok_or("its device is gone")?;
+        let (on, gpu, slice) = self.places.lock().of(part).ok_or("its device is gone")?;
         let share = share_of(part, node.time(part))?;
         let service = &launch.version.deployment.service;
         let name = name(service, &self.leader, self.made.fetch_add(1, Ordering::Relaxed));
@@ -231,6 +234,7 @@ impl Pods {
             part,
             share: &share,
             place: (&on, gpu),
+            slice: slice.as_deref(),
             injected,
             trial: of.is_none(),
         };
@@ -241,17 +245,18 @@ impl Pods {
         }
         let state = Arc::new(Mutex::new(State::default()));
         let tenant = payer(service, launch.version.plan.tenant);
-        let known = Known { of, node: on, tenant, state: Arc::clone(&state) };
+        let known = Known { of, node: on, tenant, strays_on: None, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known.clone());
         let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
         let send = move || {
             let runtime = pods.runtime.clone();
-            runtime.spawn(async move { pods.create(&weak, pod, &known).await });
+            runtime.spawn(async move { pods.create(&weak, pod, gpu, &known).await });
         };
         Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
     }
 
-    async fn create(&self, node: &Weak<Node>, pod: Pod, Known { tenant, state, .. }: &Known) {
+    async fn create(&self, node: &Weak<Node>, pod: Pod, gpu: u32, known: &Known) {
+        let Known { node: on, tenant, state, .. } = known;
         let (name, namespace) = (path_of(&pod), pod.namespace().unwrap_or_default());
         let api = Api::<Pod>::namespaced(self.scope.client.clone(), &namespace);
         let (mut pause, mut sent) = (PAUSES.0, false);
@@ -263,6 +268,11 @@ impl Pods {
             }
             if !sent && let Some(why) = self.still_refused(&pod) {
                 return self.has_ended(node, &name, Err(why));
+            }
+            if !sent && self.has_stray(on, gpu) {
+                drop(turn);
+                tokio::time::sleep(LOOK).await;
+                continue;
             }
             let again = core::mem::replace(&mut sent, true);
             let made = answered(api.create(&post(MANAGER), &pod)).await;
@@ -419,7 +429,8 @@ impl Pods {
     fn stray(self: &Arc<Self>, pod: &Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
-        let known = Known { of: None, node, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
+        let strays_on = Some(Given::of(pod).map(|given| given.place.1));
+        let known = Known { of: None, node, tenant: nobody(), strays_on, state: Arc::new(Mutex::new(state)) };
         self.known.lock().insert(path_of(pod), known);
         if !is_going(pod) {
             self.end(path_of(pod));
@@ -458,20 +469,10 @@ impl Pods {
         self.known.lock().values().any(|known| known.node == node && known.state.lock().killed)
     }
 
-    /// Waits, within a bound, for the end of the pods that are to end on open nodes: the platform may give their shares out.
-    pub async fn strays_ended(&self) {
-        let left = || {
-            let nodes = self.places.lock().given();
-            nodes.iter().any(|node| self.is_left(node))
-        };
-        let ended = async {
-            while left() {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        if tokio::time::timeout(STRAYS, ended).await.is_err() {
-            eprintln!("openfaas: pods of an earlier leader have not ended within {} s", STRAYS.as_secs());
-        }
+    /// Whether a pod that no instance has is left on a GPU.
+    fn has_stray(&self, node: &str, gpu: u32) -> bool {
+        let on = |known: &Known| known.strays_on.is_some_and(|of| of.is_none_or(|of| of == gpu));
+        self.known.lock().values().any(|known| known.node == node && on(known))
     }
 
     /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.
@@ -543,7 +544,7 @@ impl Pods {
         let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
         let tenant = node.host().newest(&function).map(|version| payer(&function, version.plan.tenant));
         let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
-        let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
+        let known = Known { of: Some(of), node: on, tenant, strays_on: None, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);
@@ -590,7 +591,8 @@ pub fn suits(plan: &Plan, deployment: &FunctionDeployment) -> Result<(), ApiErro
                 .to_owned()
         }
         Wants::Pipeline { .. } => {
-            "annotations: gshare/dag: pods get no MIG devices: need a host on the node itself".to_owned()
+            "annotations: gshare/dag: stages in pods would not find each other's files: need a host on the node itself"
+                .to_owned()
         }
         _ => return template(deployment).map(drop).map_err(ApiError::bad),
     };

@@ -7,7 +7,7 @@ use super::hash;
 use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
-use super::places::NODE_LABEL;
+use super::places::{NODE_LABEL, Unlisted};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
 use crate::builder::Builder;
@@ -26,8 +26,7 @@ use k8s_openapi::api::core::v1::Node as Kubelet;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::Deserialize;
-use std::path::PathBuf;
-use std::pin::pin;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
@@ -111,7 +110,7 @@ fn waiting() -> axum::Router {
 }
 
 /// Stops the writes of a leader at the end of its lead.
-struct Leads(Arc<Pods>);
+pub(super) struct Leads(pub(super) Arc<Pods>);
 
 impl Drop for Leads {
     fn drop(&mut self) {
@@ -148,48 +147,74 @@ async fn lead(
         Arc::new(Pods::new(scope, &leader, injected, fence))
     };
     let _leads = Leads(Arc::clone(&pods));
-    // Of this machine only: the parts of a host that a runner of pods does without.
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
-    let runner = Runner {
+    let mut runner = runner(folder.path(), Arc::clone(&pods))?;
+    runner.partitioned = partitioned;
+    runner.traces =
+        options.host.otlp.clone().map(|collector| crate::traces::Exporter::start(collector, None));
+    let node = Node::start(Store::open(folder.path())?, runner, platform, options.host.guess)?;
+    let app = Arc::new(app(Arc::clone(&node), &options, credentials)?);
+    let serve = async |functions: usize, adopted: usize| {
+        waits.abort();
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let gpus = node.host().devices().count();
+        println!(
+            "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {functions} functions in namespace {namespace}, {adopted} of their pods run",
+            listener.local_addr()?,
+        );
+        Ok(guard::serve(listener, routes::router(Arc::clone(&app))).await?)
+    };
+    follow(&app, &pods, client, serve).await
+}
+
+/// A runner of pods alone: without the parts of a host that are of its own machine.
+pub(super) fn runner(folder: &Path, pods: Arc<Pods>) -> anyhow::Result<Runner> {
+    Ok(Runner {
         hook: None,
         devices: Inventory::default(),
-        partitioned,
+        partitioned: false,
         daemon: None,
-        models: Models::at(folder.path().join("store.sock"))?,
-        weights: Weights::new(folder.path().join("weights"))?,
+        models: Models::at(folder.join("store.sock"))?,
+        weights: Weights::new(folder.join("weights"))?,
         store_client: None,
-        traces: options.host.otlp.clone().map(|collector| crate::traces::Exporter::start(collector, None)),
+        traces: None,
         user: None,
         cgroups: None,
         podman: None,
         mps: None,
         between: None,
-        pods: Some(Arc::clone(&pods)),
-    };
-    let store = Store::open(folder.path())?;
-    let node = Node::start(store, runner, platform, options.host.guess)?;
-    let app = app(Arc::clone(&node), &options, credentials)?;
-    let chooser = Arc::clone(&pods);
+        pods: Some(pods),
+    })
+}
+
+/// Takes over what an earlier leader left, and follows the cluster while `serve` answers clients. `serve` is told the number of functions and
+/// of pods that were taken over.
+pub(super) async fn follow(
+    app: &App,
+    pods: &Arc<Pods>,
+    client: Client,
+    serve: impl AsyncFnOnce(usize, usize) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let node = &app.node;
+    let chooser = Arc::clone(pods);
     node.host().choose_nodes(move |deployment| chooser.nodes_for(deployment));
     let kubelets = Api::<Kubelet>::all(client.clone());
     let kubelets = kubelets.list(&ListParams::default().labels(&format!("{NODE_LABEL}=true"))).await;
+    let mut unlisted = Unlisted::new();
     for kubelet in kubelets.context("nodes")? {
-        pods.see_node(&node, &kubelet);
+        pods.see_node(node, kubelet, &mut unlisted);
     }
+    // A daemon that does not answer is asked again by the watch.
+    pods.list(node, &mut unlisted).await;
     let objects = &pods.objects;
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
-        if let Err(error) = deploy(&app, objects.record_of(object), true) {
+        if let Err(error) = deploy(app, objects.record_of(object), true) {
             objects.refuse(object, &error);
-            objects.deploy_earlier(&app, object);
+            objects.deploy_earlier(app, object);
         }
     }
-    let adopted = pods.adopt_all(&node).await.context("pods")?;
-    let mut pods_watch = pin!(Arc::clone(&pods).watch(Arc::downgrade(&node)));
-    tokio::select! {
-        () = &mut pods_watch => anyhow::bail!("the watch of pods has ended"),
-        () = pods.strays_ended() => {}
-    }
+    let adopted = pods.adopt_all(node).await.context("pods")?;
     for object in &functions {
         let name = objects.service(object);
         if is_completed(object) {
@@ -197,21 +222,12 @@ async fn lead(
         }
         node.host().keep_minimum(node.now(), &name);
     }
-    waits.abort();
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let gpus = node.host().devices().count();
-    println!(
-        "openfaas: http://{}  {gpus} GPUs of nodes with {NODE_LABEL}=true, {} functions in namespace {namespace}, {adopted} of their pods run",
-        listener.local_addr()?,
-        functions.len(),
-    );
-    let app: Arc<App> = Arc::new(app);
     tokio::select! {
-        served = guard::serve(listener, routes::router(Arc::clone(&app))) => served?,
-        () = pods_watch => {}
-        () = Arc::clone(&pods).watch_nodes(Arc::downgrade(&node), client) => {}
-        () = objects.watch(&app) => {}
-        () = objects.tell(&app, &pods) => {}
+        served = serve(functions.len(), adopted) => served?,
+        () = Arc::clone(pods).watch(Arc::downgrade(node)) => {}
+        () = Arc::clone(pods).watch_nodes(Arc::downgrade(node), client) => {}
+        () = objects.watch(app) => {}
+        () = objects.tell(app, pods) => {}
     }
     anyhow::bail!("a watch has ended")
 }

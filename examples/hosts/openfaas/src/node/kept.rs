@@ -26,6 +26,12 @@ impl Node {
         deployment
     }
 
+    /// Whether functions of other namespaces are the host's too.
+    pub fn has_all_namespaces(&self) -> bool {
+        in_objects!(self, objects => objects.has_all_namespaces());
+        false
+    }
+
     /// The record of a function.
     pub fn kept(&self, name: &str) -> Option<Record> {
         in_objects!(self, objects => objects.record(name));

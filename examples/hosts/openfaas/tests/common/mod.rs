@@ -60,6 +60,7 @@ impl Drop for Provider {
     }
 }
 
+#[track_caller]
 pub(crate) fn within(mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {

@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -22,8 +23,12 @@ const CRD: &str = include_str!("../../../../kubernetes/host/crd.yaml");
 const LEASE: &str = include_str!("../../../../kubernetes/host/lease.yaml");
 const RBAC: &str = include_str!("../../../../kubernetes/host/rbac.yaml");
 
-/// Addresses of pods, of all clusters of this program.
-static NEXT: AtomicU16 = AtomicU16::new(1);
+/// An address of a pod or a daemon that no other has, in this program or another one that runs beside it.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
+    Ipv4Addr::new(127, 64 + (std::process::id() % 128) as u8, high, low)
+}
 
 pub(crate) struct Cluster {
     pub(crate) api: Api,
@@ -35,6 +40,13 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Nodes `n0`, `n1` and so on, each with `gpus` simulated GPUs of 16 GiB.
     pub(crate) fn start(nodes: usize, gpus: u32) -> Self {
+        let board = format!("v100,devices={gpus}");
+        let labels = json!({ "nvidia.com/gpu.count": gpus.to_string() });
+        Self::of(&vec![(board.as_str(), labels); nodes])
+    }
+
+    /// Nodes with these simulated boards and labels.
+    pub(crate) fn of(boards: &[(&str, Value)]) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (api, address) = runtime.block_on(Api::serve(RBAC, "gshare-up"));
@@ -47,7 +59,8 @@ impl Cluster {
              users: [{{name: u, user: {{}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u, namespace: {NAMESPACE}}}}}]\n"
         );
         std::fs::write(dir.path().join("config"), config).unwrap();
-        let nodes = (0..nodes).map(|number| FakeNode::start(&api, dir.path(), number, gpus)).collect();
+        let nodes = boards.iter().enumerate();
+        let nodes = nodes.map(|(number, board)| FakeNode::start(&api, dir.path(), number, board)).collect();
         Self { api, dir, nodes, _runtime: runtime }
     }
 
@@ -96,27 +109,31 @@ impl Drop for FakeNode {
 }
 
 impl FakeNode {
-    fn start(api: &Api, dir: &Path, number: usize, gpus: u32) -> Self {
+    fn start(api: &Api, dir: &Path, number: usize, (board, own): &(&str, Value)) -> Self {
         let (name, folder) = (format!("n{number}"), dir.join(format!("n{number}")));
         std::fs::create_dir(&folder).unwrap();
-        let (spec, simulator) = (format!("v100,devices={gpus}"), SimulatorDir::new().unwrap());
-        let spec: fake_cuda::Spec = spec.parse().unwrap();
+        let simulator = SimulatorDir::new().unwrap();
+        let spec: fake_cuda::Spec = board.parse().unwrap();
         let mut devices: BTreeMap<String, OsString> =
             spec.variables().into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
         devices.insert("LD_LIBRARY_PATH".into(), prepend("LD_LIBRARY_PATH", simulator.path()));
         devices.insert("GSHARE_SIM_DEVICE".into(), folder.join("device").into());
         let socket = folder.join("gshare.sock");
-        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
-        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let ip = address();
         let mut config = gshared::Config::at(socket.clone());
         config.metrics = Some(gshared::config::MetricsAddress::Tcp((ip, 9478).into()));
-        let daemon = gshared::Daemon::builder(config).build().unwrap().spawn().unwrap();
+        let mut daemon = gshared::Daemon::builder(config);
+        if !spec.mig.is_empty() {
+            daemon = daemon.health(news(&devices));
+        }
+        let daemon = daemon.build().unwrap().spawn().unwrap();
         let of_daemon = json!({ "metadata": { "name": format!("gshared-{name}"), "labels": { "app": "gshared" } },
             "spec": { "nodeName": name, "containers": [] }, "status": { "podIP": ip.to_string() } });
         api.lock().put(&format!("/api/v1/namespaces/gshare-system/pods/gshared-{name}"), of_daemon);
         let path = format!("/api/v1/nodes/{name}");
-        let labels = json!({ "gshare.io/host": "true", "nvidia.com/gpu.count": gpus.to_string(),
-            "nvidia.com/gpu.memory": "16384", "nvidia.com/gpu.product": "Tesla-V100" });
+        let mut labels = json!({ "gshare.io/host": "true", "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "16384",
+            "nvidia.com/gpu.product": "Tesla-V100" });
+        labels.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         let status = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
         api.lock().put(&path, json!({ "metadata": { "name": name, "labels": labels }, "status": status }));
         let (over, cut_off, refuses) = <(Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>)>::default();
@@ -139,6 +156,30 @@ impl FakeNode {
             }
         });
         Self { path, socket, over, cut_off, refuses, kubelet: Some(kubelet), _daemon: daemon }
+    }
+}
+
+/// A program that sees the driver of a node's board.
+struct Driver(Child);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The news of a node's board.
+fn news(devices: &BTreeMap<String, OsString>) -> impl FnMut() -> Option<gshared::nvml::News> + Send + use<> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    command.arg("--print-lost").envs(devices).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut driver = Driver(command.spawn().unwrap());
+    let mut answers = BufReader::new(driver.0.stdout.take().unwrap());
+    move || {
+        let mut line = String::new();
+        writeln!(driver.0.stdin.as_mut()?).ok()?;
+        answers.read_line(&mut line).ok()?;
+        serde_json::from_str(&line).ok()?
     }
 }
 
@@ -242,8 +283,7 @@ impl Kubelet {
         let variables = container.env.iter().flatten();
         let variables: BTreeMap<_, _> =
             variables.map(|one| (one.name.clone(), one.value.clone().unwrap_or_default())).collect();
-        let [high, low] = NEXT.fetch_add(1, Ordering::SeqCst).to_be_bytes();
-        let ip = std::net::Ipv4Addr::new(127, 77, high, low);
+        let ip = address();
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(&variables).env("HOST", ip.to_string());
         if let Some(gpu) = variables.get("NVIDIA_VISIBLE_DEVICES").filter(|gpu| *gpu != "void") {

@@ -14,4 +14,5 @@ mod leader;
 mod lease;
 mod life;
 mod objects;
+mod story;
 mod templates;

@@ -223,3 +223,18 @@ fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
         assert!(status == 409 && said.contains("of another client"), "{status}: {said}");
     }
 }
+
+#[test]
+fn a_function_that_suits_no_device_is_deployed_once_one_comes() {
+    let cluster = Cluster::start(1, 1);
+    let host = cluster.host(&[]);
+    let spec = json!({ "regime": "whole", "share": { "memory": "1GiB" }, "slo": "2s" });
+    cluster.api.lock().put(&at("f"), object("f", &spec));
+    within(|| {
+        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.regime: `whole`"))
+    });
+    let labels = json!({ "metadata": { "labels": { "gshare.io/regime": "whole" } } });
+    cluster.api.lock().edit(&cluster.node(0).path, &labels);
+    within(|| host.call("POST", "/function/f", "").0 == 200);
+    within(|| condition(&cluster, "f", "Degraded").is_none());
+}

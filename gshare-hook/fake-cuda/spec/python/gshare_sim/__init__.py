@@ -19,12 +19,13 @@ graph, and a run on copies tells its shapes.
 Some operators keep their CUDA implementation, since it launches no kernel: allocation, views, copies between host and device. Convolution,
 recurrent layers and attention take PyTorch's native forms, not cuDNN's (`torch.backends.cudnn.enabled` is off). `_forms` has operators that
 exist for CUDA only, `_random` CUDA's random numbers. An operator that a library adds, such as torchvision's `nms`, computes by its own CPU
-kernel. Groups of torch.distributed with NCCL's name have Gloo (`_collectives`).
+kernel. Where a CPU kernel lacks float16 or bfloat16, the call computes in float32. Groups of torch.distributed with NCCL's name have Gloo
+(`_collectives`).
 
 Nothing is zero in silence. An operator without a CPU kernel raises `NotComputed` with its name. From the import of torch on, the driver
 refuses every other kernel of the process (a CUDA extension, compiled Triton, CuPy) and says its name. Unless PyTorch's runtime library has
-given that error to the program, the next operator raises `NotComputed` with the kernel's name, and the next copy to the host fails. Where an operator of a graph fails in a replay, every later call fails. An untested
-release of PyTorch is refused.
+given that error to the program, the next operator raises `NotComputed` with the kernel's name, and the next copy to the host fails. Where
+an operator of a graph fails in a replay, every later call fails. An untested release of PyTorch is refused.
 
 Limits: values are the CPU's, so sums differ from a GPU's in order, and a missing synchronisation stays hidden. Operators whose sizes depend
 on values cannot be captured, as on a GPU. `torch.compile` traces and differentiates as ever, and then runs the graph's operators

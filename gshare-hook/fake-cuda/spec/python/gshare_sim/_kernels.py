@@ -86,6 +86,22 @@ def _sized(out: Tensor, result: Tensor) -> Tensor:
     return out if out.size() == result.size() else out.resize_(result.size())
 
 
+def _lacking(error: str, values: list[Any]) -> torch.dtype | None:
+    """The narrow type that a CPU kernel lacks, if it is the type of all its numbers: float32, rounded once, gives what a GPU gives."""
+    found = re.search("not implemented for '(Half|BFloat16)'", error)
+    if found is None or any(isinstance(value, torch.dtype) for value in values):
+        return None
+    narrow = torch.float16 if found[1] == "Half" else torch.bfloat16
+    types = {each.dtype for each in _memory.flat(values) if each.is_floating_point()}
+    return narrow if types == {narrow} else None
+
+
+def _cast(value: Any, of: torch.dtype, to: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(to) if value.dtype is of else value
+    return type(value)(_cast(each, of, to) for each in value) if isinstance(value, (list, tuple)) else value
+
+
 def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """The CUDA kernel of an operator; `run` makes its values on the host."""
     schema, tags = op._schema, op.tags
@@ -108,13 +124,18 @@ def kernel_of(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     def call(found: Arguments, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if is_random and run is op:
             kwargs = {**kwargs, "generator": kwargs["generator"].for_cpu()}
+        # The overload for a number takes its type into account.
+        chosen = op.overloadpacket if found.has_number else run
         try:
-            # The overload for a number takes its type into account.
-            return (op.overloadpacket if found.has_number else run)(*args, **kwargs)
-        except NotImplementedError as error:
-            if "Could not run" not in str(error):
+            return chosen(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) and "Could not run" in str(error):
+                raise NotComputed(f"{space}::{label} has no CPU kernel, so it has no values on a simulated GPU") from None
+            narrow = None if written else _lacking(str(error), [*args, *kwargs.values()])
+            if narrow is None:
                 raise
-            raise NotComputed(f"{space}::{label} has no CPU kernel, so it has no values on a simulated GPU") from None
+        wide = [_cast(value, narrow, torch.float32) for value in args]
+        return _cast(chosen(*wide, **{key: _cast(value, narrow, torch.float32) for key, value in kwargs.items()}), torch.float32, narrow)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal timed

@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 
 HERE, GPU = "cpu", "cuda"
+# Its operators live as long.
+LIBRARY = torch.library.Library("theirs", "DEF")
 
 
 def network():
@@ -240,6 +242,16 @@ class Values(unittest.TestCase):
             for ours, theirs in zip(pairs[1], pairs[0]):
                 self.close(ours, theirs)
 
+    def test_a_type_that_the_cpu_lacks_is_computed_in_float32(self):
+        x = torch.linspace(-3, 3, 64).half().reshape(1, 1, 4, 4, 4)
+        ours = x.to(GPU).requires_grad_()
+        theirs = x.float().requires_grad_()
+        outs = [functional.avg_pool3d(given, 2) for given in (ours, theirs)]
+        for out in outs:
+            out.sum().backward()
+        self.close(outs[0], outs[1].half(), rtol=0, atol=0)
+        self.close(ours.grad, theirs.grad.half(), rtol=0, atol=0)
+
     def test_transforms_of_functions_and_loaders(self):
         x = torch.arange(6.0, device=GPU).reshape(2, 3)
         self.close(torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x), 3 * torch.arange(6.0).reshape(2, 3) ** 2)
@@ -269,10 +281,9 @@ class Values(unittest.TestCase):
         self.assertIn("aten::mm", [event.key for event in seen.key_averages()])
 
     def test_an_operator_of_a_library_has_its_cpu_kernel_unless_python_has_written_one(self):
-        library = torch.library.Library("theirs", "DEF")
-        library.define("twice(Tensor x) -> Tensor")
-        library.impl("twice", lambda x: x * 3, "CPU")
-        library.impl("twice", lambda x: x * 2, "CUDA")
+        LIBRARY.define("twice(Tensor x) -> Tensor")
+        LIBRARY.impl("twice", lambda x: x * 3, "CPU")
+        LIBRARY.impl("twice", lambda x: x * 2, "CUDA")
         self.assertEqual(torch.ops.theirs.twice(torch.ones(2, device=GPU)).tolist(), [2, 2])
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.ops import nms, roi_align

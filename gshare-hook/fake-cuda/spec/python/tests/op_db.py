@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """PyTorch's own database of operators on a simulated GPU that computes, beside the CPU: a table, and each difference by name and reason.
 
-    gshare run --sim --compute -- python3 gshare/python/benches/op_db.py --samples 5
-    gshare run --sim --compute -- python3 gshare/python/benches/op_db.py --samples 1 --only 'nn.functional.*' --dtypes float32
+    gshare run --sim --compute -- python3 op_db.py --samples 5
+    gshare run --sim --compute -- python3 op_db.py --samples 1 --only 'nn.functional.*' --dtypes float32
 
 A case is one operator with one type and one direction (forward, in place, with
 out=, backward, double backward). Both sides get the same inputs. A case whose
