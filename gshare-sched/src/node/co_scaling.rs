@@ -11,7 +11,7 @@
 //! 2. On a GPU without an SLO-sensitive client nothing is scaled: each client has its whole quota.
 //! 3. Otherwise an SLO-sensitive client's request is its issued part, at least its own request and at most its limit, as far as the
 //!    requests of all clients leave time. Others use the time that it leaves; when it comes, the token engine lets it go first.
-//! 4. A best-effort client whose SMs fit beside an SLO-sensitive client runs while the other does, and slows its kernels down. Its limit
+//! 4. A best-effort client with SMs that fit beside an SLO-sensitive client runs at the same time, and slows its kernels down. Its limit
 //!    is therefore its issued part, at least its request and [`LEAST`]. Where the two take turns, a lower limit would only idle the GPU.
 //! 5. The promised quota itself does not change: the co-scaler works within it.
 //! 6. A class beyond the GPU's time is reported, and the client keeps its share.

@@ -280,7 +280,7 @@ pub enum MemoryBound {
     Guaranteed,
     /// The device's memory, where other clients may not be parked yet.
     Residents,
-    /// The host memory of the user whose clients would have to park.
+    /// The host memory of the user of the clients that would have to park.
     ParkMemory {
         /// The user.
         uid: u32,

@@ -38,7 +38,7 @@
 //!    return from a predecessor ([`NodeConfig::predecessor`], `reservations.rs`).
 //! 10. **Vertical scaling** moves limits between the clients of a device with a class, and keeps their requests (`co_scaling.rs`).
 //! 11. **Parking.** A client's movable memory goes to host memory by order, and comes back when a thread misses it. Meanwhile the client
-//!     gets no token (`park_orders.rs`). Where memory does not suffice, the node orders who leaves, and when who may return (`room.rs`).
+//!     gets no token (`park_orders.rs`). Where memory does not suffice, the node orders which client leaves, and when it may return (`room.rs`).
 //! 12. **Refusals.** A refused process launches nothing, unless the configuration lets it run within the limits it would have had. The
 //!     node refuses a device that is not served or cannot meet the spec, and keeps the connection for other devices. Attaches are answered
 //!     in order. A message out of its connection's state ends that connection only. Messages that may cross on the wire (a return after a

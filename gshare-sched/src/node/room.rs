@@ -2,7 +2,7 @@
 //!
 //! # Problem
 //! Programs need more memory together than their device has, and take turns: one computes while the memory of another is in host
-//! memory. Somebody must decide who leaves and for how long, or the programs spend their time with copies.
+//! memory. Somebody must decide which program leaves and for how long, or the programs spend their time with copies.
 //!
 //! # Terms
 //! - **want**: an allocation that does not fit, or a parked client that must come back. **Line**: the wants of all clients, by arrival.
@@ -12,9 +12,9 @@
 //! # Rules
 //! 1. The first want of a device is met when its need is free. Otherwise the node recalls slack, and then orders victims. Later wants wait
 //!    behind it, and an allocation that fits passes only if it takes no room that the victims make for the first want.
-//! 2. Victims are parkable clients whose residence is over and whose user has host memory left. Instances beyond their guaranteed memory go
+//! 2. Victims are parkable clients after their residence, with host memory left to their user. Instances beyond their guaranteed memory go
 //!    before others, best effort before SLO-sensitive clients, clients without a token before holders, the longest idle first. No client
-//!    goes whose memory is not needed.
+//!    goes if its memory is not needed.
 //! 3. A residence is [`RESIDENCE`] times the client's last return, from the order to the report, and no return follows within it. After an
 //!    allocation for which others have left, the copy of its bytes at the best bandwidth of returns so far counts as the return: others may
 //!    have left late, after a long kernel. A want within its guaranteed memory does not wait for the residence of instances beyond theirs.
@@ -47,7 +47,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// The longest wait of an allocation, a fifth less than its process waits by default. A process that can be parked waits for a minute.
 const PATIENCE: Duration = Duration::from_millis(4_000);
 const PARKABLE_PATIENCE: Duration = Duration::from_secs(45);
-/// The time until a client is ordered again whose memory could not move.
+/// The time until another order to a client after its memory could not move.
 const AGAIN: Duration = Duration::from_millis(1_000);
 /// The time for a client to obey, apart from the copy: its process gives a move up after 3 s.
 const SILENCE: Duration = Duration::from_millis(3_000);

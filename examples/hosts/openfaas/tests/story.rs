@@ -334,6 +334,13 @@ fn requests_go_where_their_model_is_on_a_gpu_that_serves_one_at_a_time() {
     assert_eq!(story.ask("x")["pid"], first, "the model is there");
     let second = story.ask("y")["pid"].clone();
     assert_eq!(story.ask("x")["pid"], first, "two models of 6 GiB fit 16 GiB");
+    // A process tells of its memory within a tenth of a second.
+    let admin = gshared::config::admin_socket_of(&story.dir.path().join("state/gshare.sock"));
+    within(|| {
+        let clients = gshared::admin::snapshot(&admin).unwrap().clients;
+        let told = clients.iter().filter_map(|client| client.parking).filter(|of| of.bytes.get() > 0);
+        told.count() == 2
+    });
     story.ask("z");
     let there = |name: &str| story.parts(name, "ready").len();
     within(|| there("x") + there("y") + there("z") == 2);

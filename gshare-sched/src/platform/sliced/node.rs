@@ -1,4 +1,4 @@
-//! The instances of one node: who starts, shares a slice, owns slices, and leaves (FluidFaaS, section 5.3 and Figure 8).
+//! The instances of one node: which start, share a slice, own slices, and leave (FluidFaaS, section 5.3 and Figure 8).
 //!
 //! # Problem
 //! A function that holds a slice while no client calls it wastes the slice, and loading it for every call is slow. The node's rules decide

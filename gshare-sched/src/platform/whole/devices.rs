@@ -50,7 +50,7 @@ pub(super) struct Served {
     pub(super) tenant: TenantId,
     /// Times from the specification: to run one request, and to load from disk and from host memory.
     pub(super) times: [Duration; 3],
-    /// The kinds of device whose memory holds it.
+    /// The kinds of device with enough memory for it.
     pub(super) kinds: u64,
     pub(super) costs: Vec<Costs>,
     pub(super) copies: BTreeSet<CopyKey>,
@@ -263,7 +263,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The functions whose copies on this device leave.
+    /// The functions with a copy that leaves this device.
     pub fn victims(&self) -> &[FunctionId] {
         &self.victims
     }
