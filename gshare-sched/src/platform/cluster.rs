@@ -132,7 +132,8 @@ pub(super) struct Cluster {
     pub(super) refused: VecDeque<(usize, InstanceId)>,
     /// Tenants with a request that has ended since the last admission.
     pub(super) to_admit: BTreeSet<TenantId>,
-    /// Functions that may be below their minimum, and whether the event may have changed that.
+    /// Functions that may be below their minimum, and whether the event may have changed that. After a failed start a function comes back
+    /// with its next change or at the end of its pause: those that fail all the time take no part in the events of others.
     pub(super) lacking: BTreeSet<FunctionId>,
     pub(super) look: bool,
     /// The times of another look at functions with a failed start.
@@ -192,6 +193,11 @@ impl Cluster {
         self.has_fewer(function);
     }
 
+    /// Whether no instance starts for the function's minimum yet, since a start has failed.
+    pub(super) fn pauses(&self, function: FunctionId) -> bool {
+        self.functions.get(&function).is_some_and(|of| of.not_before > self.now)
+    }
+
     /// Instances missing from the function's minimum.
     pub(super) fn missing(&self, function: FunctionId) -> u32 {
         let of = self.functions.get(&function).filter(|of| of.state == FunctionState::Deployed);
@@ -224,7 +230,8 @@ impl Cluster {
             let own = all.flatten().filter(|one| one.function == function);
             assert_eq!(own.filter(|one| one.stays()).count(), of.staying as usize, "instances of {function}");
             known += of.instances.len();
-            let kept = self.missing(function) == 0 || self.lacking.contains(&function);
+            let kept =
+                self.missing(function) == 0 || self.lacking.contains(&function) || self.pauses(function);
             assert!(kept, "the minimum of {function} is not kept");
         }
         assert_eq!(known, self.instances.len(), "instances of functions");
@@ -254,6 +261,9 @@ impl Platform {
             let of = of.filter(|of| of.state == FunctionState::Deployed);
             if let Some(of) = of {
                 let (pool, may_start) = (of.pool, of.not_before <= now);
+                if !may_start {
+                    self.cluster.lacking.remove(&function);
+                }
                 self.tell(pool, |pool, cluster| pool.keep_minimum(cluster, function, may_start));
             }
             if self.cluster.missing(function) == 0 {

@@ -313,7 +313,9 @@ impl Cluster {
         self.instances.insert(*instance, new);
         self.give_time(*instance, Due::Start, *takes);
         // It counts towards a minimum that is not met.
-        self.look |= self.lacking.contains(function);
+        if self.lacking.contains(function) || self.pauses(*function) {
+            self.has_fewer(*function);
+        }
         true
     }
 

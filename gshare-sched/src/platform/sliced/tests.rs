@@ -283,9 +283,24 @@ fn a_start_that_failed_is_tried_again_later() {
         (host.lives().len(), host.platform.next_deadline()),
         (0, Some(Timestamp::from_millis(10_000)))
     );
+    assert!(host.platform.cluster.lacking.is_empty(), "events of others pass it by");
     host.now = 10_000;
     host.tell(PlatformEvent::DeadlineReached);
     assert_eq!(host.lives().len(), 1);
+}
+
+#[test]
+fn an_instance_that_a_request_starts_after_a_failed_start_is_kept() {
+    let mut host = Host::new(&[(0, 0, &["2g.20gb"])]);
+    let spec = Box::new(chain(1, 12).with_instances(1, 8));
+    host.tell(PlatformEvent::FunctionDeployed { function: FunctionId::new(0), spec });
+    host.report(0, InstanceReport::Refused);
+    host.now = 1_000;
+    host.arrive(0, 0, None);
+    assert_eq!(on_nodes(&host, 0), [(0, 1)]);
+    let pool: &dyn core::any::Any = &*host.platform.pools[0];
+    let pool: &SlicedPool = pool.downcast_ref().unwrap();
+    assert_eq!(pool.functions[&FunctionId::new(0)].kept, [(NodeId::new(0), 1)].into());
 }
 
 #[test]

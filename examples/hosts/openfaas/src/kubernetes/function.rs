@@ -180,6 +180,10 @@ pub struct GpuFunctionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "anything")]
     pub profile: Option<Value>,
+    /// The last spec without a fault, for the next leader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "anything")]
+    pub serving: Option<Value>,
     /// `Ready`, `Progressing` and `Degraded`.
     #[serde(default)]
     #[schemars(schema_with = "conditions")]

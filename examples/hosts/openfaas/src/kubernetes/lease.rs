@@ -4,9 +4,11 @@
 //! The leader writes the lease again every [`Terms::pause`]; the others read it as often.
 //! 1. A missing lease is made; a lease without a holder, or with our own name, is taken at once.
 //! 2. Another replica's lease is taken after no change for [`Terms::duration`] **by our own clock**, counted from our first
-//!    read of it: clocks of two nodes are never compared.
+//!    read of it: clocks of two nodes are never compared. A pause of our reads begins the count anew, so that after an outage of
+//!    the API server its holder goes on.
 //! 3. A leader counts from the begin of its last successful write, and stops after [`Terms::deadline`] without another
-//!    success. Since `deadline < duration`, it has stopped before another replica may start.
+//!    success. Since `deadline < duration`, it has stopped before another replica may start. Work behind a [`Fence`] goes on
+//!    without writes instead: if the next look finds the leader's own lease, no other has led, and the fence opens again.
 //! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
 //! 5. A replica that is asked to end gives the lease back, so that its successor need not wait.
 //!
@@ -16,9 +18,10 @@
 //! No name is used twice: a restarted replica waits like any other.
 //!
 //! # Limits
-//! A fully stopped leader (SIGSTOP, a frozen node) may finish an earlier write when it resumes. Our controllers' writes
-//! name versions or UIDs, so such a write is refused or equals the next leader's write.
+//! A fully stopped leader (SIGSTOP, a frozen node) may finish the one write that it had begun when it resumes; the fence holds
+//! back all others. Our writes name versions or UIDs, or make a pod that the next leader does not know and deletes.
 
+use super::writes::{ANSWER, answered};
 use anyhow::Context as _;
 use gshare_core::{Duration, Timestamp};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -29,6 +32,8 @@ use kube::{Api, Client};
 use rustix::time::{ClockId, clock_gettime};
 use std::pin::pin;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How long things take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,14 +88,81 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Does `work`, by this lease if there is one, until `stop`, which `work` knows as well.
+/// Time since some start, and of day.
+pub type Clock = dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync;
+
+/// Between two looks at a closed fence.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
+/// Whether a replica may write: until the end of its last lease, by the clock at each look. So a leader that was stopped and wakes after
+/// the end of its lease writes nothing.
+#[derive(Clone)]
+pub struct Fence(Arc<Gate>);
+
+struct Gate {
+    /// Nanoseconds on the clock; 0 before the first lease.
+    until: AtomicU64,
+    over: AtomicBool,
+    clock: Box<Clock>,
+}
+
+gshare_core::debug_fields!(Gate { until, over });
+
+impl std::fmt::Debug for Fence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Fence {
+    /// Of a replica that leads by a lease, or of the only replica.
+    pub fn new(by_lease: bool) -> Self {
+        Self::by(by_lease, Box::new(clock))
+    }
+
+    /// By another clock.
+    pub fn by(by_lease: bool, clock: Box<Clock>) -> Self {
+        let until = AtomicU64::new(if by_lease { 0 } else { u64::MAX });
+        Self(Arc::new(Gate { until, over: AtomicBool::new(false), clock }))
+    }
+
+    /// Whether a write may be sent now.
+    pub fn is_open(&self) -> bool {
+        !self.is_over() && (self.0.clock)().0.as_nanos() < self.0.until.load(Ordering::Acquire)
+    }
+
+    /// Waits until writes may be sent. False: none may be sent any more.
+    pub async fn opens(&self) -> bool {
+        while !self.is_open() && !self.is_over() {
+            tokio::time::sleep(LOOK).await;
+        }
+        !self.is_over()
+    }
+
+    /// No write may be sent any more.
+    pub fn close(&self) {
+        self.0.over.store(true, Ordering::Release);
+    }
+
+    /// Whether no write may be sent any more.
+    pub fn is_over(&self) -> bool {
+        self.0.over.load(Ordering::Acquire)
+    }
+
+    pub(super) fn open_until(&self, until: Timestamp) {
+        self.0.until.store(until.as_nanos(), Ordering::Release);
+    }
+}
+
+/// Does `work`, by this lease if there is one, until `stop`, which `work` knows as well. The work writes behind the fence: it goes on while
+/// the lease cannot be kept, until another replica has it.
 ///
 /// # Errors
-/// When this replica leads no longer.
+/// When another replica leads.
 pub async fn run(
     place: Option<&Place>,
     client: Client,
     manager: &str,
+    fence: Fence,
     stop: impl Future<Output = ()>,
     work: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
@@ -103,7 +175,7 @@ pub async fn run(
     let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
     let elector = Elector::new(identity, Terms::default());
     let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
-    leadership.lead(stop, work).await?;
+    leadership.with_fence(fence).lead(stop, work).await?;
     Ok(())
 }
 
@@ -121,8 +193,8 @@ fn clock() -> (Timestamp, jiff::Timestamp) {
 pub struct Elector {
     identity: String,
     terms: Terms,
-    /// The version of another's lease, and when it was first read.
-    seen: Option<(Option<String>, Timestamp)>,
+    /// The version of another's lease, and when it was first and last read.
+    seen: Option<(Option<String>, Timestamp, Timestamp)>,
     /// From before the last write that went through.
     led: Option<Timestamp>,
 }
@@ -152,17 +224,26 @@ impl Elector {
     ) -> Option<LeaseSpec> {
         let old = found.and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let holder = old.holder_identity.as_deref().unwrap_or_default();
+        if holder != self.identity && self.leads_until().is_some_and(|until| now >= until) {
+            // Another replica may have led meanwhile, also if it has given the lease back.
+            self.led = None;
+            return None;
+        }
         if !holder.is_empty() && holder != self.identity {
             self.led = None;
             let version = found.and_then(|lease| lease.metadata.resource_version.clone());
-            match &self.seen {
-                Some((seen, since)) if *seen == version => {
+            match &mut self.seen {
+                // While no lease could be read, the holder may have been unable to write as well.
+                Some((seen, since, read))
+                    if *seen == version && now.saturating_since(*read) < self.terms.deadline =>
+                {
+                    *read = now;
                     if now.saturating_since(*since) < self.terms.duration {
                         return None;
                     }
                 }
                 _ => {
-                    self.seen = Some((version, now));
+                    self.seen = Some((version, now, now));
                     return None;
                 }
             }
@@ -199,23 +280,25 @@ pub struct Leadership {
     place: Place,
     post: PostParams,
     elector: Elector,
-    clock: Box<dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync>,
+    clock: Box<Clock>,
+    /// Of work that goes on without writes while the lease cannot be kept.
+    fence: Option<Fence>,
 }
 
 gshare_core::debug_fields!(Leadership { place, elector });
 
 impl Leadership {
     /// Of the lease there, written under the name of `manager`; `clock` tells the time since some start, and of day.
-    pub fn new(
-        client: Client,
-        place: Place,
-        manager: &str,
-        elector: Elector,
-        clock: Box<dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync>,
-    ) -> Self {
+    pub fn new(client: Client, place: Place, manager: &str, elector: Elector, clock: Box<Clock>) -> Self {
         let leases = Api::namespaced(client, &place.namespace);
         let post = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
-        Self { leases, place, post, elector, clock }
+        Self { leases, place, post, elector, clock, fence: None }
+    }
+
+    /// The same for work that writes behind this fence.
+    #[must_use]
+    pub fn with_fence(self, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..self }
     }
 
     /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease
@@ -248,10 +331,13 @@ impl Leadership {
             let mut work = pin!(work);
             loop {
                 let now = (self.clock)().0;
-                let Some(until) = self.elector.leads_until().filter(|until| now < *until) else {
-                    return Err(Lost(self.place));
+                let left = match self.elector.leads_until() {
+                    Some(until) if now < until => {
+                        std::time::Duration::from_nanos(until.saturating_since(now).as_nanos())
+                    }
+                    Some(_) if self.fence.is_some() => ANSWER,
+                    _ => return Err(Lost(self.place)),
                 };
-                let left = std::time::Duration::from_nanos(until.saturating_since(now).as_nanos());
                 let keep = async {
                     self.pause().await;
                     self.look().await;
@@ -283,11 +369,14 @@ impl Leadership {
     }
 
     async fn try_look(&mut self) -> Result<(), kube::Error> {
-        let found = self.leases.get_opt(&self.place.name).await?;
+        let found = answered(self.leases.get_opt(&self.place.name)).await?;
         let (began, wall) = (self.clock)();
         let Some(spec) = self.elector.wants(began, wall, found.as_ref()) else { return Ok(()) };
         self.write(found, spec).await?;
         self.elector.written(began);
+        if let Some((fence, until)) = self.fence.as_ref().zip(self.elector.leads_until()) {
+            fence.open_until(until);
+        }
         Ok(())
     }
 
@@ -295,11 +384,11 @@ impl Leadership {
         match found {
             Some(found) => {
                 let lease = Lease { spec: Some(spec), ..found };
-                self.leases.replace(&self.place.name, &self.post, &lease).await?;
+                answered(self.leases.replace(&self.place.name, &self.post, &lease)).await?;
             }
             None => {
                 let metadata = ObjectMeta { name: Some(self.place.name.clone()), ..ObjectMeta::default() };
-                self.leases.create(&self.post, &Lease { metadata, spec: Some(spec) }).await?;
+                answered(self.leases.create(&self.post, &Lease { metadata, spec: Some(spec) })).await?;
             }
         }
         Ok(())
@@ -307,7 +396,7 @@ impl Leadership {
 
     /// Gives the lease back: no replica has to wait for it to run out, unless this fails.
     async fn give_back(&self) {
-        let Ok(Some(found)) = self.leases.get_opt(&self.place.name).await else { return };
+        let Ok(Some(found)) = answered(self.leases.get_opt(&self.place.name)).await else { return };
         let spec = found.spec.clone().unwrap_or_default();
         if spec.holder_identity.as_deref() == Some(&self.elector.identity) {
             let spec = LeaseSpec { holder_identity: Some(String::new()), ..spec };
@@ -342,14 +431,25 @@ mod tests {
         let held = lease(spec, 1);
         assert_eq!(b.wants(at(1_000), EPOCH, Some(&held)), None);
         assert!(a.leads(at(9_999)) && !a.leads(at(10_000)));
-        assert_eq!(b.wants(at(15_999), EPOCH, Some(&held)), None);
+        for now in [3_000, 9_000, 15_999] {
+            assert_eq!(b.wants(at(now), EPOCH, Some(&held)), None);
+        }
+        let mut away = b.clone();
+        assert_eq!(away.wants(at(30_000), EPOCH, Some(&held)), None, "it has read nothing for long");
         let taken = b.wants(at(16_000), EPOCH, Some(&held)).unwrap();
         assert_eq!((taken.holder_identity.as_deref(), taken.lease_transitions), (Some("b"), Some(1)));
         // A lease that changes is being renewed.
         assert_eq!(b.wants(at(16_000), EPOCH, Some(&lease(held.spec.clone().unwrap(), 2))), None);
         // One that was given back is taken at once.
         let free = LeaseSpec { holder_identity: Some(String::new()), ..held.spec.unwrap() };
-        assert!(b.wants(at(16_001), EPOCH, Some(&lease(free, 3))).is_some());
+        assert!(b.wants(at(16_001), EPOCH, Some(&lease(free.clone(), 3))).is_some());
+        // Late, the first one takes its own lease again, and no other: somebody may have led meanwhile.
+        let own = lease(LeaseSpec { holder_identity: Some("a".into()), ..free.clone() }, 4);
+        assert!(a.clone().wants(at(60_000), EPOCH, Some(&own)).is_some());
+        for other in [Some(lease(free, 4)), None] {
+            let mut late = a.clone();
+            assert_eq!((late.wants(at(60_000), EPOCH, other.as_ref()), late.leads_until()), (None, None));
+        }
     }
 
     proptest! {

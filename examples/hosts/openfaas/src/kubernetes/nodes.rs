@@ -26,6 +26,8 @@ pub enum Excluded {
     Tainted(String),
     /// The node offers nothing of an extended resource that the pods ask for: its name.
     Resource(String),
+    /// The node's kubelet has refused a pod a short while ago: reason and message.
+    Refused(String),
 }
 
 impl fmt::Display for Excluded {
@@ -37,6 +39,7 @@ impl fmt::Display for Excluded {
             Self::Affinity => f.write_str("excluded by the required node affinity"),
             Self::Tainted(taint) => write!(f, "tainted {taint}"),
             Self::Resource(name) => write!(f, "without {name}"),
+            Self::Refused(why) => write!(f, "resting after a refused pod ({why})"),
         }
     }
 }
@@ -52,14 +55,23 @@ pub fn slim(mut node: Node) -> Node {
 
 /// Why a node takes no pods at all.
 pub fn closed(node: &Node) -> Option<Excluded> {
+    is_cordoned(node).then_some(Excluded::Cordoned).or_else(|| lost(node))
+}
+
+/// Why a node's pods are given up.
+pub fn lost(node: &Node) -> Option<Excluded> {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
-    let cordoned = node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
     match () {
-        () if cordoned || node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
+        () if node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
         () if !ready => Some(Excluded::NotReady),
         () => None,
     }
+}
+
+/// Whether a node takes no new pods: those that run there stay.
+pub fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
 /// Label of a node with the name of its GPUs, by NVIDIA's GPU feature discovery.
@@ -99,6 +111,11 @@ impl Offer {
         let mig = node.labels().iter().filter(|(key, value)| counts(key) && *value != "0");
         let mig = mig.map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(Self { count, memory, product, whole, mig })
+    }
+
+    /// Whether functions share the GPUs.
+    pub fn is_shared(&self) -> bool {
+        !self.whole && self.mig.is_empty()
     }
 }
 

@@ -4,11 +4,12 @@
 //! of another client, a new spec, other replicas. So both ways have one check, and the watch of our own write changes nothing. The status has
 //! the measurement, and the conditions with the reasons.
 
-use super::function::{GpuFunction, GpuFunctionStatus, in_fields};
+use super::function::{GpuFunction, GpuFunctionSpec, GpuFunctionStatus, in_fields};
+use super::lease::Fence;
 use super::pod_spec::{FUNCTION, own_name};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
-use super::writes::{answered, post};
+use super::writes::{Fair, Tenant, Turns, answered, payer, post};
 use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::host::{Brief, Version};
@@ -16,7 +17,9 @@ use crate::records::{Profile, Record};
 use crate::routes::App;
 use crate::trials::Measured;
 use axum::http::StatusCode;
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
+use gshare_core::TenantId;
 use gshare_sched::platform::Rejection;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
@@ -26,10 +29,11 @@ use kube::api::{DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Between two looks at the host for changed statuses. A look makes a request for a changed status only.
 const LOOK: Duration = Duration::from_millis(500);
@@ -51,7 +55,39 @@ pub struct Objects {
     measured: Mutex<BTreeMap<String, Option<Profile>>>,
     /// Why a function's newest object is not deployed.
     refused: Mutex<BTreeMap<String, String>>,
-    stopped: Arc<AtomicBool>,
+    /// The last specs without a fault.
+    serving: Mutex<BTreeMap<String, Value>>,
+    fence: Fence,
+    turns: Arc<Turns>,
+}
+
+/// What the watch says of a function.
+#[derive(Debug)]
+enum Change {
+    Is(GpuFunction),
+    Gone(GpuFunction),
+}
+
+/// The newest change of each function that has one, in turns of the tenants: a tenant with many holds up no other.
+#[derive(Debug, Default)]
+struct Changes {
+    line: Mutex<(Fair<String>, BTreeMap<String, Change>)>,
+    came: Notify,
+}
+
+impl Changes {
+    fn add(&self, tenant: Tenant, name: String, change: Change) {
+        let (names, newest) = &mut *self.line.lock();
+        if newest.insert(name.clone(), change).is_none() {
+            names.push(tenant, false, name);
+        }
+        self.came.notify_one();
+    }
+
+    fn take(&self) -> Option<Change> {
+        let (names, newest) = &mut *self.line.lock();
+        names.pop().and_then(|name| newest.remove(&name))
+    }
 }
 
 fn error(error: &kube::Error) -> ApiError {
@@ -63,14 +99,16 @@ fn error(error: &kube::Error) -> ApiError {
 
 impl Objects {
     /// The objects of these namespaces, and the secrets of the host's own.
-    pub fn new(scope: Scope, stopped: Arc<AtomicBool>) -> Self {
+    pub fn new(scope: Scope, fence: Fence, turns: Arc<Turns>) -> Self {
         Self {
             secrets: Api::namespaced(scope.client.clone(), &scope.home),
             scope,
             known: Mutex::default(),
             measured: Mutex::default(),
             refused: Mutex::default(),
-            stopped,
+            serving: Mutex::default(),
+            fence,
+            turns,
         }
     }
 
@@ -97,10 +135,12 @@ impl Objects {
     }
 
     fn leads(&self) -> Result<(), ApiError> {
-        match self.stopped.load(Ordering::Acquire) {
-            true => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "another host leads")),
-            false => Ok(()),
-        }
+        let why = match () {
+            () if self.fence.is_open() => return Ok(()),
+            () if self.fence.is_over() => "another host leads",
+            () => "the host could not keep its lease: try again once the API server answers",
+        };
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
     }
 
     /// Reads all functions.
@@ -177,6 +217,7 @@ impl Objects {
         self.known.lock().remove(name);
         self.measured.lock().remove(name);
         self.refused.lock().remove(name);
+        self.serving.lock().remove(name);
     }
 
     /// Has the next status keep a measurement.
@@ -265,17 +306,45 @@ impl Objects {
         deleted.map(drop).map_err(|why| error(&why))
     }
 
+    /// The tenant of a function, by its object. An unknown tenant is that of a function without one.
+    fn tenant(&self, app: &App, object: &GpuFunction) -> Tenant {
+        let known = object.spec.tenant.as_ref().and_then(|name| app.tenants.get(name));
+        payer(&self.service(object), known.copied().unwrap_or(TenantId::new(0)))
+    }
+
     /// Watches the functions, and deploys what differs from the host.
     pub async fn watch(&self, app: &App) {
+        let changes = Changes::default();
+        let carry_out = async {
+            loop {
+                match changes.take() {
+                    Some(Change::Is(object)) => self.apply(app, object).await,
+                    Some(Change::Gone(object)) => self.deleted(app, &object).await,
+                    None => changes.came.notified().await,
+                }
+                // Others may have come meanwhile, and pods have news.
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = self.hear(app, &changes) => {}
+            () = carry_out => {}
+        }
+    }
+
+    async fn hear(&self, app: &App, changes: &Changes) {
         let functions = self.scope.api::<GpuFunction>();
         let mut events = watcher(functions, watcher::Config::default()).default_backoff().boxed();
         let mut seen = BTreeSet::new();
+        let add = |object: GpuFunction, change: fn(GpuFunction) -> Change| {
+            changes.add(self.tenant(app, &object), self.service(&object), change(object));
+        };
         loop {
             match events.try_next().await {
                 Ok(Some(watcher::Event::Init)) => seen.clear(),
                 Ok(Some(watcher::Event::InitApply(object))) => {
                     seen.insert(self.service(&object));
-                    self.apply(app, object).await;
+                    add(object, Change::Is);
                 }
                 Ok(Some(watcher::Event::InitDone)) => {
                     let all = app.node.host().names();
@@ -286,19 +355,21 @@ impl Objects {
                         }
                     }
                 }
-                Ok(Some(watcher::Event::Apply(object))) => self.apply(app, object).await,
-                Ok(Some(watcher::Event::Delete(object))) => {
-                    let _alone = app.node.changes.lock().await;
-                    // Another object of its name stays.
-                    let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
-                    let name = self.service(&object);
-                    if !self.known.lock().get(&name).is_some_and(other) {
-                        self.gone(app, &name);
-                    }
-                }
+                Ok(Some(watcher::Event::Apply(object))) => add(object, Change::Is),
+                Ok(Some(watcher::Event::Delete(object))) => add(object, Change::Gone),
                 Ok(None) => return,
                 Err(error) => eprintln!("openfaas: watch of functions: {error}"),
             }
+        }
+    }
+
+    async fn deleted(&self, app: &App, object: &GpuFunction) {
+        let _alone = app.node.changes.lock().await;
+        // Another object of its name stays.
+        let other = |known: &GpuFunction| known.metadata.uid != object.metadata.uid;
+        let name = self.service(object);
+        if !self.known.lock().get(&name).is_some_and(other) {
+            self.gone(app, &name);
         }
     }
 
@@ -345,6 +416,7 @@ impl Objects {
         if object.metadata.deletion_timestamp.is_some() || self.is_older(&object).await {
             return;
         }
+        let spec = GpuFunctionSpec { replicas: None, ..object.spec.clone() };
         self.see(object);
         let newest = app.node.host().newest(&name);
         let told = match newest {
@@ -362,77 +434,142 @@ impl Objects {
             _ => deploy(app, record, false),
         };
         match told {
-            Ok(()) => self.refused.lock().remove(&name),
-            Err(error) => self.refused.lock().insert(name, in_fields(&error.message)),
+            Ok(()) => {
+                self.refused.lock().remove(&name);
+                self.serves(name, &spec);
+            }
+            Err(error) => {
+                self.refused.lock().insert(name, in_fields(&error.message));
+            }
+        }
+    }
+
+    fn serves(&self, name: String, spec: &GpuFunctionSpec) {
+        if let Ok(spec) = serde_json::to_value(spec) {
+            self.serving.lock().insert(name, spec);
+        }
+    }
+
+    /// Notes why a function of an earlier leader is not deployed as its object is.
+    pub fn refuse(&self, object: &GpuFunction, error: &ApiError) {
+        self.refused.lock().insert(self.service(object), in_fields(&error.message));
+    }
+
+    /// Deploys the version that served before the object got a fault. Without one, or if this has a fault by now, none serves.
+    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction) {
+        let spec = object.status.as_ref().and_then(|status| status.serving.clone());
+        let Some(Ok(spec)) = spec.map(serde_json::from_value::<GpuFunctionSpec>) else { return };
+        let earlier = GpuFunction {
+            spec: GpuFunctionSpec { replicas: object.spec.replicas, ..spec.clone() },
+            ..object.clone()
         };
+        match deploy(app, self.record_of(&earlier), true) {
+            Ok(()) => self.serves(self.service(object), &spec),
+            Err(error) => eprintln!("openfaas: function {}: {}", self.service(object), error.message),
+        }
     }
 
-    /// Notes why a function of an earlier leader is not deployed.
-    pub fn refuse(&self, name: String, error: &ApiError) {
-        self.refused.lock().insert(name, in_fields(&error.message));
-    }
-
-    /// Writes the statuses that have changed.
+    /// Writes the statuses that have changed. A status that waits for its turn holds up no other look.
     pub async fn tell(&self, app: &App, pods: &Pods) {
+        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::time::sleep(LOOK).await;
-            let briefs = app.node.host().briefs();
-            let all: Vec<GpuFunction> = self.known.lock().values().cloned().collect();
-            for object in all {
-                let name = self.service(&object);
-                let refused = self.refused.lock().get(&name).cloned();
-                let kept = self.measured.lock().get(&name).cloned();
-                let before = object.status.clone().unwrap_or_default();
-                let mut brief = briefs.get(&name).cloned();
-                if let Some(Brief { problem: Some(why), .. }) = &mut brief
-                    && *why == Rejection::NeverFits.to_string()
-                    && let Some(version) = app.node.host().newest(&name)
-                    && let Some(out) = pods.why_out(&version)
-                {
-                    *why = format!("{why}: {out}");
+            tokio::select! {
+                Some(name) = writes.next() => {
+                    under_way.remove(&name);
                 }
-                let mut status = status(&object, brief.as_ref(), refused.as_deref());
-                status.profile = match &kept {
-                    Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
-                    None => before.profile.clone(),
-                };
-                if object.status.as_ref() == Some(&status) || self.leads().is_err() {
-                    continue;
-                }
-                let news = news(&before, &status);
-                let changed = GpuFunction { status: Some(status), ..object };
-                let functions = self.scope.beside::<GpuFunction>(&name);
-                let (own, post) = (own_name(&name), post(MANAGER));
-                match answered(functions.replace_status(own, &post, &changed)).await {
-                    Ok(object) => {
-                        if let Some(event) = news.map(|news| event(&object, news))
-                            && let Err(error) =
-                                answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
-                        {
-                            eprintln!("openfaas: event of {name}: {}", said(&error));
-                        }
-                        // Measured again meanwhile: the next look keeps that.
-                        let mut measured = self.measured.lock();
-                        if measured.get(&name) == kept.as_ref() {
-                            measured.remove(&name);
-                        }
-                        drop(measured);
-                        if self.known.lock().contains_key(&name) {
-                            self.see(object);
-                        }
+                _ = looks.tick() => {
+                    for (object, kept, news) in self.changed(app, pods, &under_way) {
+                        under_way.insert(self.service(&object));
+                        writes.push(self.tell_of(self.tenant(app, &object), object, kept, news));
                     }
-                    // Deleted: the watch says so.
-                    Err(kube::Error::Api(status)) if status.code == 404 => {}
-                    // Changed. The watch may have said so before a late answer brought the earlier version back.
-                    Err(kube::Error::Api(status)) if status.code == 409 => {
-                        if let Ok(Some(object)) = self.read(&name).await {
-                            self.see(object);
-                        }
-                    }
-                    Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
                 }
             }
         }
+    }
+
+    /// Functions with a changed status: the new status, the measurement there, and the news for an Event; without those
+    /// of `but`.
+    fn changed(
+        &self,
+        app: &App,
+        pods: &Pods,
+        but: &BTreeSet<String>,
+    ) -> Vec<(GpuFunction, Option<Option<Profile>>, Option<News>)> {
+        let mut briefs = app.node.host().briefs();
+        for (name, Brief { problem, .. }) in &mut briefs {
+            if let Some(why) = problem
+                && *why == Rejection::NeverFits.to_string()
+                && let Some(version) = app.node.host().newest(name)
+                && let Some(out) = pods.why_out(&version)
+            {
+                *why = format!("{why}: {out}");
+            }
+        }
+        let known = self.known.lock();
+        let others = known.iter().filter(|(name, _)| !but.contains(*name));
+        let changed = others.filter_map(|(name, object)| {
+            let refused = self.refused.lock().get(name).cloned();
+            let kept = self.measured.lock().get(name).cloned();
+            let before = object.status.clone().unwrap_or_default();
+            let mut status = status(object, briefs.get(name), refused.as_deref());
+            status.profile = match &kept {
+                Some(profile) => profile.as_ref().and_then(|profile| serde_json::to_value(profile).ok()),
+                None => before.profile.clone(),
+            };
+            // Told before the watch of a new leader has brought it.
+            status.serving = self.serving.lock().get(name).cloned().or_else(|| before.serving.clone());
+            if object.status.as_ref() == Some(&status) {
+                return None;
+            }
+            let news = news(&before, &status);
+            Some((GpuFunction { status: Some(status), ..object.clone() }, kept, news))
+        });
+        changed.collect()
+    }
+
+    /// Writes a status, and the news as an Event. Answers with the name of the function.
+    async fn tell_of(
+        &self,
+        tenant: Tenant,
+        changed: GpuFunction,
+        kept: Option<Option<Profile>>,
+        news: Option<News>,
+    ) -> String {
+        let name = self.service(&changed);
+        let Some(_turn) = self.turns.take(&tenant, true).await else { return name };
+        let functions = self.scope.beside::<GpuFunction>(&name);
+        let post = post(MANAGER);
+        match answered(functions.replace_status(own_name(&name), &post, &changed)).await {
+            Ok(object) => {
+                if let Some(event) = news.map(|news| event(&object, news))
+                    && let Err(error) =
+                        answered(self.scope.beside::<Event>(&name).create(&post, &event)).await
+                {
+                    eprintln!("openfaas: event of {name}: {}", said(&error));
+                }
+                // Measured again meanwhile: the next look keeps that.
+                let mut measured = self.measured.lock();
+                if measured.get(&name) == kept.as_ref() {
+                    measured.remove(&name);
+                }
+                drop(measured);
+                if self.known.lock().contains_key(&name) {
+                    self.see(object);
+                }
+            }
+            // Deleted: the watch says so.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            // Changed. The watch may have said so before a late answer brought the earlier version back.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                if let Ok(Some(object)) = self.read(&name).await {
+                    self.see(object);
+                }
+            }
+            Err(error) => eprintln!("openfaas: status of {name}: {}", said(&error)),
+        }
+        name
     }
 }
 
@@ -509,6 +646,7 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
         ready_replicas: ready,
         selector: format!("{FUNCTION}={}", object.name_any()),
         profile: None,
+        serving: None,
         conditions: wanted.into_iter().map(condition).collect(),
     }
 }
@@ -516,8 +654,11 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
 /// Longest note of an Event, in bytes.
 const NOTE: usize = 1024;
 
+/// Type, reason and note of an Event.
+type News = (&'static str, String, String);
+
 /// What an Event says of a change: a new problem as a warning, or the state without one. None: no problem came or went.
-fn news(before: &GpuFunctionStatus, after: &GpuFunctionStatus) -> Option<(&'static str, String, String)> {
+fn news(before: &GpuFunctionStatus, after: &GpuFunctionStatus) -> Option<News> {
     let of = |status: &GpuFunctionStatus, kind: &str| {
         status.conditions.iter().find(|one| one.type_ == kind).cloned()
     };
@@ -532,7 +673,7 @@ fn news(before: &GpuFunctionStatus, after: &GpuFunctionStatus) -> Option<(&'stat
 }
 
 /// An Event about a function, in its namespace.
-fn event(object: &GpuFunction, (kind, reason, note): (&str, String, String)) -> Event {
+fn event(object: &GpuFunction, (kind, reason, note): News) -> Event {
     let now = jiff::Timestamp::now();
     let uid = object.uid().unwrap_or_default();
     let id = hash(&format!("{uid} {reason} {}", now.as_nanosecond()));

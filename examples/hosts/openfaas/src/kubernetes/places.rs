@@ -1,13 +1,14 @@
 //! The GPUs of the cluster's nodes as devices of the platform, by the watch of nodes.
 //!
-//! A node's GPUs are found with it, and lost while it is gone, not ready or cordoned. They come back once no pod of the host is left there:
-//! a kubelet that was cut off may still run their containers. Changed labels make new devices.
+//! A node's GPUs are found with it, and lost while it is gone or not ready. They come back once no pod of the host is left there: a kubelet
+//! that was cut off may still run their containers. Changed labels make new devices. A cordoned node keeps its pods and gets no others, and
+//! so does for a while a node that has refused a pod. A cordoned node whose GPUs are not shared is lost: their functions name no nodes.
 //!
 //! Labels count MIG devices and name none of them. The node's daemon lists them with their UUIDs each time that the node opens, and until it
 //! does so the node stays closed.
 
 use super::injection::{Injected, Mounts};
-use super::nodes::{Excluded, Offer, closed, excluded, slim};
+use super::nodes::{Excluded, Offer, closed, excluded, is_cordoned, lost, slim};
 use super::pods::Pods;
 use super::template::{TEMPLATE, template};
 use crate::deployment::Wants;
@@ -27,6 +28,7 @@ use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Label of the nodes with GPUs for the host.
 pub const NODE_LABEL: &str = "gshare.io/host";
@@ -38,6 +40,9 @@ type Cut = Option<(MigLayout, Vec<(SliceAt, String)>)>;
 
 /// Nodes without a list of their MIG devices, each with the last reason why not.
 pub type Unlisted = BTreeMap<String, (Arc<Kubelet>, String)>;
+
+/// First and longest pause after a pod that a kubelet refused, in which no other pod goes to its node.
+const RESTS: (Duration, Duration) = (Duration::from_mins(1), Duration::from_mins(10));
 
 /// The numbers of all GPUs.
 #[derive(Debug, Default)]
@@ -64,9 +69,31 @@ struct Place {
     closed: Option<String>,
     /// Whether the platform has the devices.
     given: bool,
+    /// The last refusal of a pod by its kubelet since a pod was ready there.
+    refusal: Option<Refusal>,
+}
+
+/// Until when no other pod goes to a node, for how long, and why.
+#[derive(Debug, Clone)]
+struct Refusal {
+    until: Instant,
+    pause: Duration,
+    why: String,
 }
 
 impl Place {
+    /// Why no new pod of any function goes there.
+    fn rests(&self) -> Option<Excluded> {
+        if !self.offer.is_shared() {
+            return None;
+        }
+        if is_cordoned(&self.kubelet) {
+            return Some(Excluded::Cordoned);
+        }
+        let refusal = self.refusal.as_ref().filter(|refusal| Instant::now() < refusal.until)?;
+        Some(Excluded::Refused(refusal.why.clone()))
+    }
+
     fn gpus(&self) -> impl Iterator<Item = GpuId> + use<> {
         (self.first..self.first + self.offer.count).map(GpuId::new)
     }
@@ -110,15 +137,15 @@ impl Places {
         self.next += offer.count;
         self.firsts.insert(first, name.to_owned());
         let kubelet = Arc::clone(kubelet);
-        let place = Place { first, offer, cut, kubelet, closed: None, given: false };
+        let place = Place { first, offer, cut, kubelet, closed: None, given: false, refusal: None };
         self.nodes.insert(name.to_owned(), place);
     }
 
     /// The nodes that take pods of a spec when they are open, and why open ones do not.
-    fn sift(&self, spec: &PodSpec) -> (BTreeSet<NodeId>, BTreeMap<Excluded, usize>) {
+    fn sift(&self, spec: Option<&PodSpec>) -> (BTreeSet<NodeId>, BTreeMap<Excluded, usize>) {
         let (mut taken, mut out) = (BTreeSet::new(), BTreeMap::new());
         for place in self.nodes.values() {
-            match excluded(&place.kubelet, spec) {
+            match place.rests().or_else(|| excluded(&place.kubelet, spec?)) {
                 None => drop(taken.insert(NodeId::new(place.first))),
                 Some(why) if place.closed.is_none() => *out.entry(why).or_default() += 1,
                 Some(_) => {}
@@ -185,14 +212,44 @@ fn asks(version: &Version, injected: &Injected) -> Option<PodSpec> {
 impl Pods {
     /// The nodes that take new pods of a version; none: all.
     pub fn nodes_for(&self, version: &Version) -> Option<BTreeSet<NodeId>> {
-        let spec = asks(version, self.injected())?;
-        Some(self.places.lock().sift(&spec).0)
+        let (spec, places) = (asks(version, self.injected()), self.places.lock());
+        // Functions that share no GPU name no nodes, and no node for them rests.
+        let regime = version.deployment.annotations.as_ref().and_then(|all| all.get("gshare/regime"));
+        let shares = regime.is_none_or(|regime| regime == "fractional");
+        let choosy = spec.is_some() || shares && places.nodes.values().any(|place| place.rests().is_some());
+        choosy.then(|| places.sift(spec.as_ref()).0)
+    }
+
+    /// The kubelet of a node has refused a pod: for a while others go elsewhere.
+    pub fn node_refused(&self, node: &Arc<Node>, name: &str, why: String) {
+        let pause = {
+            let mut places = self.places.lock();
+            let Some(place) = places.nodes.get_mut(name) else { return };
+            let pause = place.refusal.as_ref().map_or(RESTS.0, |last| (last.pause * 2).min(RESTS.1));
+            place.refusal = Some(Refusal { until: Instant::now() + pause, pause, why });
+            pause
+        };
+        node.host().nodes_changed(node.now());
+        let weak = Arc::downgrade(node);
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            if let Some(node) = weak.upgrade() {
+                node.host().nodes_changed(node.now());
+            }
+        });
+    }
+
+    /// A pod is ready on a node: a later refusal is a first one.
+    pub fn works(&self, name: &str) {
+        if let Some(place) = self.places.lock().nodes.get_mut(name) {
+            place.refusal.take_if(|last| last.until <= Instant::now());
+        }
     }
 
     /// Why no node takes a pod of a version.
     pub fn why_out(&self, version: &Version) -> Option<String> {
-        let (spec, places) = (asks(version, self.injected())?, self.places.lock());
-        let out = places.sift(&spec).1;
+        let (spec, places) = (asks(version, self.injected()), self.places.lock());
+        let out = places.sift(spec.as_ref()).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let (count, open) =
             (out.values().sum::<usize>(), places.nodes.values().filter(|place| place.closed.is_none()));
@@ -250,8 +307,9 @@ impl Pods {
                 return self.close(node, &name, &why);
             }
         };
-        if let Some(closed) = closed(&kubelet) {
-            return self.close(node, &name, &format!("the node is {closed}"));
+        let lost = if offer.is_shared() { lost(&kubelet) } else { closed(&kubelet) };
+        if let Some(lost) = lost {
+            return self.close(node, &name, &format!("the node is {lost}"));
         }
         let known = self.places.lock().nodes.get(&name).cloned();
         if known.as_ref().is_some_and(|place| place.offer != offer) {
@@ -275,7 +333,7 @@ impl Pods {
         let asked = |of: &Kubelet| {
             let taints = of.spec.as_ref().and_then(|spec| spec.taints.clone());
             let offered = of.status.as_ref().and_then(|status| status.allocatable.clone());
-            (of.metadata.labels.clone(), taints, offered)
+            (of.metadata.labels.clone(), taints, offered, is_cordoned(of))
         };
         if known.is_none_or(|place| asked(&place.kubelet) != asked(&kubelet)) {
             node.host().nodes_changed(node.now());

@@ -37,6 +37,14 @@ fn exit_code(pod: &Pod) -> Option<i32> {
     Some(program.state.as_ref()?.terminated.as_ref()?.exit_code)
 }
 
+/// Why a kubelet has refused a pod before it started a container.
+pub fn refusal(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let begun =
+        status.container_statuses.iter().chain(&status.init_container_statuses).any(|all| !all.is_empty());
+    (phase(pod) == "Failed" && !begun && status.reason.is_some()).then(|| failure(pod))
+}
+
 /// Why the pod is over, by its kubelet.
 fn failure(pod: &Pod) -> String {
     let status = pod.status.as_ref();

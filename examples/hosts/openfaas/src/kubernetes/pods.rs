@@ -14,18 +14,19 @@
 //!
 //! # Invariants
 //! - A name is used for one pod only, so that a repeated creation makes no second pod, and a deletion reaches no other.
-//! - After the end of its lease a leader sends no further write ([`Pods::stop`]).
+//! - After the end of its lease a leader sends no further write ([`Fence`]).
 
 use super::daemons::Daemons;
 use super::injection::Injected;
+use super::lease::Fence;
 use super::objects::Objects;
 use super::places::Places;
 use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
-use super::pod_state::{end_of, is_going, is_over, is_ready, still_runs};
+use super::pod_state::{end_of, is_going, is_over, is_ready, refusal, still_runs};
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
-use super::writes::{answered, post};
+use super::writes::{Tenant, Turns, answered, nobody, payer, post};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Order};
@@ -41,11 +42,10 @@ use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// Field manager of the host's writes.
@@ -81,9 +81,9 @@ pub struct Pods {
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
     /// Functions with refused pods.
     refused: Mutex<BTreeMap<String, Refusal>>,
-    turns: Semaphore,
+    turns: Arc<Turns>,
     runtime: Handle,
-    stopped: Arc<AtomicBool>,
+    fence: Fence,
     /// Whether templates may ask for what gives a container its node.
     pub privileged: bool,
     /// The records from which a new leader goes on.
@@ -95,6 +95,7 @@ pub struct Pods {
 struct Known {
     of: Option<(InstanceId, usize)>,
     node: String,
+    tenant: Tenant,
     /// The GPU there of a pod that no instance has; none: any.
     strays_on: Option<Option<u32>>,
     state: Arc<Mutex<State>>,
@@ -148,11 +149,11 @@ impl Running for PodProcess {
 }
 
 impl Pods {
-    /// The pods of a host. `leader` is a part of a DNS label that no leader before had.
-    pub fn new(scope: Scope, leader: &str, injected: Injected) -> Self {
-        let stopped = Arc::new(AtomicBool::new(false));
+    /// The pods of a host, which writes behind the fence. `leader` is a part of a DNS label that no leader before had.
+    pub fn new(scope: Scope, leader: &str, injected: Injected, fence: Fence) -> Self {
+        let turns = Turns::new(fence.clone(), AT_ONCE);
         Self {
-            objects: Objects::new(scope.clone(), Arc::clone(&stopped)),
+            objects: Objects::new(scope.clone(), fence.clone(), Arc::clone(&turns)),
             daemons: Daemons::new(scope.client.clone()),
             scope,
             leader: leader.to_owned(),
@@ -162,9 +163,9 @@ impl Pods {
             made: AtomicU64::new(0),
             trials: Mutex::default(),
             refused: Mutex::default(),
-            turns: Semaphore::new(AT_ONCE),
+            turns,
             runtime: Handle::current(),
-            stopped,
+            fence,
             privileged: false,
         }
     }
@@ -175,11 +176,7 @@ impl Pods {
 
     /// Sends no further write: another host leads.
     pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-    }
-
-    fn stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.fence.close();
     }
 
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
@@ -252,26 +249,24 @@ impl Pods {
             self.trials.lock().insert(launch.instance, (name.clone(), on.clone()));
         }
         let state = Arc::new(Mutex::new(State::default()));
-        self.known
-            .lock()
-            .insert(name.clone(), Known { of, node: on.clone(), strays_on: None, state: Arc::clone(&state) });
-        let (pods, weak, own) = (Arc::clone(self), Arc::downgrade(node), Arc::clone(&state));
+        let tenant = payer(service, launch.version.plan.tenant);
+        let known = Known { of, node: on, tenant, strays_on: None, state: Arc::clone(&state) };
+        self.known.lock().insert(name.clone(), known.clone());
+        let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
         let send = move || {
             let runtime = pods.runtime.clone();
-            runtime.spawn(async move { pods.create(&weak, pod, (&on, gpu), &own).await });
+            runtime.spawn(async move { pods.create(&weak, pod, gpu, &known).await });
         };
         Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
     }
 
-    async fn create(&self, node: &Weak<Node>, pod: Pod, (on, gpu): (&str, u32), state: &Mutex<State>) {
+    async fn create(&self, node: &Weak<Node>, pod: Pod, gpu: u32, known: &Known) {
+        let Known { node: on, tenant, state, .. } = known;
         let (name, namespace) = (path_of(&pod), pod.namespace().unwrap_or_default());
         let api = Api::<Pod>::namespaced(self.scope.client.clone(), &namespace);
         let (mut pause, mut sent) = (PAUSES.0, false);
         loop {
-            let Ok(turn) = self.turns.acquire().await else { return };
-            if self.stopped() {
-                return;
-            }
+            let Some(turn) = self.turns.take(tenant, false).await else { return };
             // A creation without an answer may have made it, and only its repetition tells.
             if !sent && state.lock().killed {
                 return self.has_ended(node, &name, Err("it was not needed any more".to_owned()));
@@ -348,8 +343,8 @@ impl Pods {
         let api = Api::<Pod>::namespaced(self.scope.client.clone(), namespace);
         let mut pause = PAUSES.0;
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
-        while !self.stopped() {
-            let Ok(turn) = self.turns.acquire().await else { return true };
+        let tenant = self.known.lock().get(name).map_or_else(nobody, |known| known.tenant.clone());
+        while let Some(turn) = self.turns.take(&tenant, false).await {
             let deleted = answered(api.delete(own, &parameters)).await;
             drop(turn);
             match deleted {
@@ -416,10 +411,14 @@ impl Pods {
         }
         let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
+            if let (Some(why), Some(known), Some(node)) = (refusal(pod), &known, node.upgrade()) {
+                // Before another one is made.
+                self.node_refused(&node, &known.node, why);
+            }
             self.has_ended(node, &name, end_of(pod));
             return self.end(name);
         }
-        let Some(Known { of, state, .. }) = known else { return self.stray(pod) };
+        let Some(Known { of, node: on, state, .. }) = known else { return self.stray(pod) };
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
         let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
         let news = {
@@ -430,6 +429,9 @@ impl Pods {
             let ready = is_ready(pod) && state.address.is_some();
             ready && !core::mem::replace(&mut state.listens, ready)
         };
+        if news {
+            self.works(&on);
+        }
         if let (true, Some((instance, index)), Some(node)) = (news, of, node.upgrade()) {
             node.host().listens(node.now(), instance, index);
         }
@@ -440,7 +442,7 @@ impl Pods {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
         let strays_on = Some(Given::of(pod).map(|given| given.place.1));
-        let known = Known { of: None, node, strays_on, state: Arc::new(Mutex::new(state)) };
+        let known = Known { of: None, node, tenant: nobody(), strays_on, state: Arc::new(Mutex::new(state)) };
         self.known.lock().insert(path_of(pod), known);
         if !is_going(pod) {
             self.end(path_of(pod));
@@ -534,8 +536,9 @@ impl Pods {
         let function = self.function_of(pod, &given);
         let (on, number) = given.place;
         let gpu = self.places.lock().gpu(&on, number).ok_or("its node is not ready")?;
-        let record = self.objects.record(&function).ok_or("its function is gone")?;
-        if version_of(&record.deployment) != given.version {
+        // The version that serves: a newer object may have a fault.
+        let version = node.host().newest(&function).ok_or("its function is gone")?;
+        if version_of(&version.deployment) != given.version {
             return Err("it is of another version".to_owned());
         }
         let share = (given.time.request(), given.sm);
@@ -553,7 +556,10 @@ impl Pods {
     fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
         let name = path_of(pod);
         let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
-        let known = Known { of: Some(of), node: on.to_owned(), strays_on: None, state: Arc::clone(&state) };
+        let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
+        let tenant = node.host().newest(&function).map(|version| payer(&function, version.plan.tenant));
+        let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
+        let known = Known { of: Some(of), node: on, tenant, strays_on: None, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);

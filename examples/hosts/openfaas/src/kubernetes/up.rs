@@ -1,14 +1,15 @@
 //! `gshare up --kubernetes`: the same host, with pods in the place of processes.
 //!
 //! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
-//! one. A leader that has lost its lease sends no further write, and its program ends.
+//! one. After the end of its lease a leader sends no further write; it answers requests until it reads that another leads, and then it ends.
 
+use super::hash;
 use super::injection::{Injected, Injection, Mounts};
+use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
-use super::{hash, lease};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
 use crate::models::Models;
@@ -91,13 +92,14 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
     let (listens, listener) = listener.with_context(|| format!("--listen {address}"))?;
     let waits = tokio::spawn(axum::serve(listens, waiting()).into_future());
     let place = host.options.host.kubernetes.lease.clone();
+    let fence = Fence::new(place.is_some());
     let work = async {
         tokio::select! {
-            served = lead(host, client.clone(), listener, waits) => led = served,
+            served = lead(host, client.clone(), fence.clone(), listener, waits) => led = served,
             () = stop.clone() => {}
         }
     };
-    lease::run(place.as_ref(), client.clone(), MANAGER, stop.clone(), work).await?;
+    lease::run(place.as_ref(), client.clone(), MANAGER, fence.clone(), stop.clone(), work).await?;
     led
 }
 
@@ -122,6 +124,7 @@ impl Drop for Leads {
 async fn lead(
     host: Builder,
     client: Client,
+    fence: Fence,
     listener: std::net::TcpListener,
     waits: JoinHandle<std::io::Result<()>>,
 ) -> anyhow::Result<()> {
@@ -144,7 +147,7 @@ async fn lead(
     let pods = {
         let everywhere = settings.all_namespaces;
         let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
-        let mut pods = Pods::new(scope, &leader, injected);
+        let mut pods = Pods::new(scope, &leader, injected, fence);
         pods.privileged = settings.privileged_pods;
         Arc::new(pods)
     };
@@ -212,7 +215,8 @@ pub(super) async fn follow(
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
         if let Err(error) = deploy(app, objects.record_of(object), true) {
-            objects.refuse(objects.service(object), &error);
+            objects.refuse(object, &error);
+            objects.deploy_earlier(app, object);
         }
     }
     let adopted = pods.adopt_all(node).await.context("pods")?;

@@ -19,7 +19,7 @@
 use super::api_server::Api;
 use super::function::GpuFunction;
 use super::injection::Injected;
-use super::lease::{Elector, Leadership, Terms};
+use super::lease::{Elector, Fence, Leadership, Terms};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
 use super::up::{Leads, follow, runner};
@@ -159,9 +159,9 @@ struct Leading {
 type Shared = Arc<Mutex<Option<Leading>>>;
 
 /// What a leader does until it leads no longer.
-async fn leads(client: Client, leader: String, shared: Shared) -> anyhow::Result<()> {
+async fn leads(client: Client, leader: String, fence: Fence, shared: Shared) -> anyhow::Result<()> {
     let scope = Scope { client: client.clone(), home: NAMESPACE.to_owned(), everywhere: false };
-    let pods = Arc::new(Pods::new(scope, &leader, Injected::default()));
+    let pods = Arc::new(Pods::new(scope, &leader, Injected::default(), fence));
     let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "world", 0o700)?;
     let mut options = Options::parse_from(["gshare-openfaas"]);
@@ -215,12 +215,14 @@ impl Replica {
                 (Timestamp::from_nanos(time), of_day)
             };
             let (client, elector) = (client(api, &link), Elector::new(&*name, Terms::default()));
+            let fence = Fence::by(true, Box::new(clock));
             let place = "gshare-system/gshare-up".parse().unwrap();
             let leadership = Leadership::new(client.clone(), place, MANAGER, elector, Box::new(clock));
+            let leadership = leadership.with_fence(fence.clone());
             let (leader, own) = (name.clone(), Arc::clone(&shared));
             let work = async move {
                 let ends = async {
-                    if let Err(why) = leads(client, leader, Arc::clone(&own)).await {
+                    if let Err(why) = leads(client, leader, fence, Arc::clone(&own)).await {
                         eprintln!("a leader ends: {why:#}");
                     }
                 };

@@ -52,6 +52,62 @@ fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_po
 }
 
 #[test]
+fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
+    let cluster = Cluster::start(2, 1);
+    let host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    let first = cluster.pods().remove(0);
+    let node = cluster.node(number_of(&first));
+    cluster.api.lock().edit(&node.path, &json!({ "spec": { "unschedulable": true } }));
+    // A new leader has seen the cordon before its first decision, and takes the pod over.
+    drop(host);
+    let host = cluster.host(&[]);
+    host.replicas("f", 1);
+    let scale = |replicas: usize| {
+        let body = format!(r#"{{"serviceName":"f","replicas":{replicas}}}"#);
+        let (status, said) = host.call("POST", "/system/scale-function/f", &body);
+        assert_eq!(status, 202, "{said}");
+    };
+    let there = || cluster.pods().iter().filter(|pod| number_of(pod) == number_of(&first)).count();
+    // The other node has room for two.
+    scale(4);
+    host.replicas("f", 3);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!((cluster.pods().len(), there(), going(&cluster.pods())), (3, 1, 0));
+    assert!(cluster.pods().iter().any(|pod| pod.metadata.name == first.metadata.name), "it runs on");
+    assert_eq!(host.call("POST", "/function/f", "").0, 200);
+    cluster.api.lock().edit(&node.path, &json!({ "spec": { "unschedulable": null } }));
+    host.replicas("f", 4);
+    assert_eq!(there(), 2);
+}
+
+#[test]
+fn a_node_that_refuses_a_pod_gets_no_other_for_a_while() {
+    let cluster = Cluster::start(2, 1);
+    let host = cluster.host(&[]);
+    cluster.node(0).refuses.store(true, Ordering::SeqCst);
+    cluster.node(1).refuses.store(true, Ordering::SeqCst);
+    deploy(&host, "f", SHARE);
+    // The first node refuses; then the other one takes all.
+    let made = |number: usize| {
+        let api = cluster.api.lock();
+        let node = json!(format!("n{number}"));
+        let here = |seen: &&super::api_server::Seen| {
+            seen.line() == format!("POST {PODS}") && seen.body["spec"]["nodeName"] == node
+        };
+        api.seen.iter().filter(here).count()
+    };
+    within(|| made(0) + made(1) > 0);
+    let bad = usize::from(made(1) > 0);
+    cluster.node(1 - bad).refuses.store(false, Ordering::SeqCst);
+    host.replicas("f", 1);
+    deploy(&host, "g", SHARE);
+    host.replicas("g", 1);
+    assert_eq!((made(bad), made(1 - bad)), (1, 2));
+}
+
+#[test]
 fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
     let cluster = Cluster::start(1, 1);
     let host = cluster.host(&[]);

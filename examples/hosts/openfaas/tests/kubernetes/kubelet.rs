@@ -95,6 +95,8 @@ pub(crate) struct FakeNode {
     over: Arc<AtomicBool>,
     /// A kubelet that does nothing, as of a node that is cut off.
     pub(crate) cut_off: Arc<AtomicBool>,
+    /// A kubelet that has no room for a pod.
+    pub(crate) refuses: Arc<AtomicBool>,
     kubelet: Option<std::thread::JoinHandle<()>>,
     _daemon: gshared::Running,
 }
@@ -134,13 +136,14 @@ impl FakeNode {
         labels.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         let status = json!({ "conditions": [{ "type": "Ready", "status": "True" }] });
         api.lock().put(&path, json!({ "metadata": { "name": name, "labels": labels }, "status": status }));
-        let (over, cut_off) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let (over, cut_off, refuses) = <(Arc<AtomicBool>, Arc<AtomicBool>, Arc<AtomicBool>)>::default();
         let mut kubelet = Kubelet {
             api: api.clone(),
             name,
             devices,
             _simulator: simulator,
             socket: socket.clone(),
+            refuses: Arc::clone(&refuses),
             runs: BTreeMap::new(),
         };
         let (ends, cut) = (Arc::clone(&over), Arc::clone(&cut_off));
@@ -152,7 +155,7 @@ impl FakeNode {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        Self { path, socket, over, cut_off, kubelet: Some(kubelet), _daemon: daemon }
+        Self { path, socket, over, cut_off, refuses, kubelet: Some(kubelet), _daemon: daemon }
     }
 }
 
@@ -193,6 +196,7 @@ struct Kubelet {
     devices: BTreeMap<String, OsString>,
     _simulator: SimulatorDir,
     socket: PathBuf,
+    refuses: Arc<AtomicBool>,
     /// By the path of the pod, its process and its address.
     runs: BTreeMap<String, (Child, SocketAddr)>,
 }
@@ -233,6 +237,10 @@ impl Kubelet {
             }
             let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
             if phase == "Succeeded" || phase == "Failed" {
+                continue;
+            }
+            if !self.runs.contains_key(&path) && self.refuses.load(Ordering::SeqCst) {
+                self.says(&path, &json!({ "phase": "Failed", "reason": "OutOfcpu", "message": "no CPU" }));
                 continue;
             }
             let Some((child, address)) = self.runs.get_mut(&path) else {

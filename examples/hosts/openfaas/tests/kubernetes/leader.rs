@@ -150,6 +150,34 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
     assert_eq!((runs(), posts(&cluster), state("short").as_str()), (before, made, "Completed"));
 }
 
+#[test]
+fn a_new_leader_goes_on_with_the_version_that_serves_while_the_newest_has_a_fault() {
+    let cluster = Cluster::start(1, 1);
+    let mut host = cluster.host(&[]);
+    deploy(&host, "f", SHARE);
+    host.replicas("f", 1);
+    let object = format!("{FUNCTIONS}/f");
+    let status = || cluster.api.lock().object(&object).unwrap()["status"].clone();
+    within(|| status()["serving"]["share"]["quota"] == "0.4");
+    host.child.kill().unwrap();
+    host.child.wait().unwrap();
+    let before = names(&cluster);
+    // The fault comes while no host leads.
+    cluster.api.lock().edit(&object, &json!({ "spec": { "slo": "soon" } }));
+    let host = cluster.host(&[]);
+    host.replicas("f", 1);
+    assert_eq!((host.call("POST", "/function/f", "").0, names(&cluster)), (200, before.clone()));
+    let degraded = || {
+        let all = status()["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().any(|one| one["type"] == "Degraded" && one["status"] == "True")
+    };
+    within(degraded);
+    assert_eq!(status()["serving"]["slo"], Value::Null);
+    cluster.api.lock().edit(&object, &json!({ "spec": { "slo": null } }));
+    within(|| !degraded());
+    assert_eq!(names(&cluster), before, "it is the version that serves");
+}
+
 fn ends(host: &mut Provider) {
     within(|| host.child.try_wait().unwrap().is_some());
 }

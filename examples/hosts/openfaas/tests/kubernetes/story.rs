@@ -94,6 +94,11 @@ impl Story {
         value.unwrap_or_else(|| panic!("no {line}in\n{text}")).parse().unwrap()
     }
 
+    fn cordon(&self, node: usize, is: bool) {
+        let spec = json!({ "spec": { "unschedulable": is.then_some(true) } });
+        self.cluster.api.lock().edit(&self.cluster.node(node).path, &spec);
+    }
+
     fn node_is_ready(&self, is: bool) {
         let node = self.cluster.node(0);
         let status = if is { "True" } else { "Unknown" };
@@ -200,6 +205,27 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     story.ask("shared");
     within(|| condition(&story.cluster, "shared", "Degraded").is_none());
     assert_eq!(story.place("shared"), ("n0".to_owned(), "0".to_owned()));
+
+    // A cordoned node keeps its pods, and functions on GPUs that are not shared can still be changed.
+    let before = story.pods("shared");
+    story.cordon(0, true);
+    story.cluster.api.lock().edit(&at("x"), &json!({ "spec": { "slo": "3s" } }));
+    let is_told = || {
+        let object = story.cluster.api.lock().object(&at("x")).unwrap().clone();
+        object["status"]["observedGeneration"] == object["metadata"]["generation"]
+    };
+    within(is_told);
+    story.ask("x");
+    within(|| condition(&story.cluster, "x", "Degraded").is_none());
+    let after = story.pods("shared");
+    assert_eq!((after.len(), &after[0].metadata.uid), (1, &before[0].metadata.uid));
+    story.cordon(0, false);
+    // A GPU that is not shared is lost while its node is cordoned.
+    story.cordon(2, true);
+    within(|| story.pods("x").is_empty());
+    story.ask("sliced");
+    story.cordon(2, false);
+    story.ask("x");
 
     for name in FUNCTIONS {
         story.cluster.api.lock().delete(&at(name));

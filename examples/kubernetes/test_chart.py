@@ -1,0 +1,149 @@
+"""The chart is the kustomize base with values: rendered by helm, compared with kubectl's output, and held against Kubernetes' schemas."""
+
+import json
+import pathlib
+import subprocess
+import unittest
+
+import kubernetes_validate
+import yaml
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Kinds of operators have no schema there.
+FOREIGN = {"PodMonitor", "PrometheusRule"}
+
+
+def documents(text):
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def by_name(objects):
+    named = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]): one for one in objects}
+    assert len(named) == len(objects), "each object once"
+    return named
+
+
+def rendered(*options, namespace="default"):
+    argv = ["helm", "template", "gshare", str(HERE), f"--namespace={namespace}", *options]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return by_name(documents(done.stdout))
+
+
+def base(*parts):
+    """The objects of the kustomize base. Those that the chart's removal leaves have a mark there."""
+    objects = {}
+    for part in parts:
+        text = subprocess.check_output(["kubectl", "kustomize", str(HERE / part)], text=True)
+        objects |= by_name(documents(text.replace("image: gshare\n", "image: gshare:0.1.0\n")))
+    for (kind, *_), one in objects.items():
+        if kind in ("Namespace", "CustomResourceDefinition"):
+            one["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    return objects
+
+
+def pod(objects, kind, name):
+    return objects[kind, "gshare-system", name]["spec"]["template"]["spec"]
+
+
+class Chart(unittest.TestCase):
+    def assert_same(self, objects, wanted):
+        self.assertEqual(set(objects), set(wanted))
+        for name, one in objects.items():
+            self.assertEqual(one, wanted[name], name)
+
+    def test_without_values_it_is_the_base(self):
+        subprocess.run(["helm", "lint", "--strict", "--quiet", str(HERE)], check=True)
+        self.assert_same(rendered(), base("host"))
+        self.assert_same(rendered("--set=dra.enabled=true"), base("host", "dra"))
+        self.assert_same(rendered("--set=host.enabled=false"), base("daemon"))
+        self.assert_same(rendered("--set=dra.enabled=true,host.allNamespaces=true"), base("."))
+        self.assert_same(rendered("--set=dra.enabled=true,host.allNamespaces=true,host.mounts=node"), base("by-node"))
+        made = base("host")
+        del made["Namespace", None, "gshare-system"]
+        self.assert_same(rendered(namespace="gshare-system"), made)
+
+    def test_objects_keep_to_the_schemas_of_kubernetes(self):
+        objects = rendered("--set=dra.enabled=true,host.allNamespaces=true,host.mounts=node,monitoring.podMonitor=true,monitoring.alerts=true,monitoring.dashboards=true")
+        for (kind, *_), one in objects.items():
+            if kind not in FOREIGN:
+                kubernetes_validate.validate(one, "1.34", strict=True)
+
+    def test_values_reach_their_objects(self):
+        values = {
+            "image": {"repository": "r.example/gshare", "tag": "2", "pullPolicy": "Always"},
+            "imagePullSecrets": [{"name": "pull"}],
+            "networkPolicies": False,
+            "daemon": {"config": "metrics = '0.0.0.0:9478'\n", "nodeSelector": {"pool": "gpu"}, "tolerations": [{"key": "mine", "operator": "Exists"}]},
+            "host": {
+                "namespace": "team",
+                "credentials": "door",
+                "replicas": 3,
+                "arguments": ["--set=host.guess=true"],
+                "resources": {"limits": {"memory": "1Gi"}},
+            },
+            "dra": {"enabled": True, "arguments": ["--sim=2"]},
+        }
+        objects = rendered(f"--set-json={','.join(f'{key}={json.dumps(value)}' for key, value in values.items())}")
+        self.assertFalse([name for name in objects if name[0] == "NetworkPolicy"])
+        for kind, name in (("DaemonSet", "gshared"), ("Deployment", "gshare-up"), ("DaemonSet", "gshare-dra")):
+            spec = pod(objects, kind, name)
+            for container in spec.get("initContainers", []) + spec["containers"]:
+                self.assertEqual((container["image"], container["imagePullPolicy"]), ("r.example/gshare:2", "Always"))
+            self.assertEqual(spec["imagePullSecrets"], [{"name": "pull"}])
+        daemon, host = pod(objects, "DaemonSet", "gshared"), pod(objects, "Deployment", "gshare-up")
+        self.assertEqual(objects["ConfigMap", "gshare-system", "gshared"]["data"]["gshared.toml"], values["daemon"]["config"])
+        self.assertEqual(daemon["nodeSelector"], {"gshare.io/shared": "true", "pool": "gpu"})
+        self.assertEqual([one["key"] for one in daemon["tolerations"]], ["nvidia.com/gpu", "mine"])
+        self.assertEqual(objects["Deployment", "gshare-system", "gshare-up"]["spec"]["replicas"], 3)
+        self.assertEqual(host["containers"][0]["resources"], {"limits": {"memory": "1Gi"}})
+        self.assertEqual(host["containers"][0]["command"][-1], "--set=host.guess=true")
+        self.assertIn('--set=host.kubernetes.namespace="team"', host["containers"][0]["command"])
+        self.assertEqual(host["volumes"][0]["secret"]["secretName"], "door")
+        self.assertEqual(pod(objects, "DaemonSet", "gshare-dra")["containers"][0]["command"][-1], "--sim=2")
+        self.assertIn(("Role", "team", "gshare-up"), objects)
+        self.assertNotIn("gshare-functions", json.dumps(list(objects.values())))
+
+    def test_a_changed_configuration_restarts_the_daemons(self):
+        def template(text):
+            return rendered(f"--set=daemon.config={text}")["DaemonSet", "gshare-system", "gshared"]["spec"]["template"]
+
+        self.assertNotEqual(template("a"), template("b"))
+
+    def test_monitoring_is_that_of_the_files(self):
+        objects = rendered("--set=monitoring.podMonitor=true,monitoring.alerts=true,monitoring.dashboards=true")
+        rules = yaml.safe_load((HERE / "monitoring/rules.yml").read_text())
+        self.assertEqual(objects["PrometheusRule", "gshare-system", "gshare"]["spec"], rules)
+        boards = objects["ConfigMap", "gshare-system", "gshare-dashboards"]["data"]
+        self.assertEqual({json.loads(text)["title"] for text in boards.values()}, {"gshare", "gshare up"})
+        # An alert names the job of a program, which is the label of its pods.
+        self.assertFalse([name for name in objects if name[1] not in (None, "gshare-system", "gshare-functions")])
+        monitor = objects["PodMonitor", "gshare-system", "gshare"]["spec"]
+        self.assertEqual(monitor["jobLabel"], "app")
+        ports = {port["name"] for (kind, *_), one in objects.items() if kind in ("DaemonSet", "Deployment")
+                 for port in one["spec"]["template"]["spec"]["containers"][0]["ports"]}
+        self.assertEqual({endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]}, ports)
+
+    def test_a_typo_or_a_wrong_value_is_refused_by_its_name(self):
+        for option, said in (
+            ("--set=imgae.tag=2", "imgae"),
+            ("--set=host.replica=2", "replica"),
+            ("--set=host.replicas=0", "host.replicas"),
+            ("--set-string=host.enabled=yes", "host.enabled"),
+            ("--set=host.namespace=Team", "host.namespace"),
+            ("--set=host.arguments={set}", "host.arguments.0"),
+            ("--set=host.mounts=hostPath", "host.mounts"),
+            ("--set=image.pullPolicy=always", "image.pullPolicy"),
+            ("--set=daemon.resources.limit.cpu=1", "limit"),
+            ("--set=daemon.tolerations[0].effect=NoExec", "daemon.tolerations.0.effect"),
+            ("--set=dra.simulated=2", "simulated"),
+            ("--set=monitoring.podMonitor=1", "monitoring.podMonitor"),
+        ):
+            with self.subTest(option), self.assertRaises(ValueError) as caught:
+                rendered(option)
+            self.assertIn(said, str(caught.exception).replace("/", "."))
+
+
+if __name__ == "__main__":
+    unittest.main()
