@@ -1,6 +1,7 @@
 //! The shell around [`Host`]: its clock, the thread that starts processes, and the tasks that watch them.
 
 mod kept;
+mod memory_moves;
 mod ticket;
 
 pub use ticket::{Losses, Ticket};
@@ -8,7 +9,7 @@ pub use ticket::{Losses, Ticket};
 use super::between::Between;
 use super::deployment::Wants;
 use super::history::History;
-use super::host::{Host, Launch, Move, Order, View, client};
+use super::host::{Host, Launch, Order, View, client};
 use super::inventory::Inventory;
 use super::listening::{Looks, elsewhere};
 use super::logs::Logs;
@@ -19,14 +20,12 @@ use super::traces::Exporter;
 use super::trials::{self, READY};
 use super::weights::{StoreClient, Weights};
 use crossbeam_channel::Receiver;
-use gshare_core::reason::Reason;
 use gshare_core::{Bytes, InstanceId, Quota, QuotaRange, RunId, Timestamp};
 use gshare_runner::confine::{Cgroup, Confined, User};
 use gshare_runner::container::Podman;
 use gshare_runner::{Hook, HookedProcess};
 use gshare_sched::platform::{DeviceSpec, Part, Platform, Regime};
-use gshared::Progress;
-use gshared::admin::{self, ParkOrder};
+use gshared::admin;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
@@ -192,7 +191,7 @@ impl Node {
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
         let (idle, history) = (Mutex::default(), Mutex::default());
-        let moves = Semaphore::new(MOVES);
+        let moves = Semaphore::new(memory_moves::MOVES);
         let node =
             Arc::new(Self { host, began, runner, logs, history, store, changes, deadline, moves, idle });
         tokio::spawn(deadlines(Arc::downgrade(&node)));
@@ -430,7 +429,7 @@ pub(crate) fn carry_out(node: &Arc<Node>, runtime: &tokio::runtime::Handle, orde
         }
         Order::Keep(version, measured) => node.keep_profile(&version.deployment, &measured),
         Order::Model(errand) => node.runner.models.send(errand),
-        Order::Move(order) => drop(runtime.spawn(move_memory(Arc::clone(node), order))),
+        Order::Move(order) => drop(runtime.spawn(memory_moves::move_memory(Arc::clone(node), order))),
     }
 }
 
@@ -481,81 +480,6 @@ async fn look(node: Weak<Node>) {
             }
         }
     }
-}
-
-/// The most orders to park an instance that comes back by itself.
-const ORDERS: usize = 3;
-
-/// The most moves at a time: each keeps one of the daemon's few connections for questions.
-const MOVES: usize = 8;
-/// A question that the daemon does not answer is asked again after this pause, so many times.
-const ASK_AGAIN: (std::time::Duration, u32) = (std::time::Duration::from_millis(200), 10);
-
-/// Moves the memory of an instance's processes, and tells the host.
-async fn move_memory(node: Arc<Node>, order: Move) {
-    let Ok(_place) = node.moves.acquire().await else { return };
-    let own = Arc::clone(&node);
-    // Dropped unfinished only at the end of the host.
-    let _ = tokio::task::spawn_blocking(move || move_now(&own, &order)).await;
-}
-
-/// The answer to a question, which may be lost while the daemon is busy or starts again.
-fn answer<T>(ask: impl Fn() -> io::Result<T>) -> Result<T, String> {
-    for _ in 1..ASK_AGAIN.1 {
-        if let Ok(answer) = ask() {
-            return Ok(answer);
-        }
-        std::thread::sleep(ASK_AGAIN.0);
-    }
-    ask().map_err(|error| error.to_string())
-}
-
-fn move_now(node: &Node, order: &Move) {
-    let result = match &node.runner.daemon {
-        Some(daemon) => moves(daemon, order),
-        None => Err("there is no daemon".to_owned()),
-    };
-    if let Err(why) = &result {
-        let place = if order.on { "go to host memory" } else { "come back" };
-        let text = format!("its memory does not {place}, and the process ends: {why}");
-        for client in &order.clients {
-            let function = client.rsplit_once('-').map_or(client.as_str(), |(function, _)| function);
-            node.logs.add(function, client, text.clone());
-        }
-    }
-    node.host().moved(node.now(), order, result);
-}
-
-fn moves(daemon: &Path, order: &Move) -> Result<(), String> {
-    let asks = if order.on { ParkOrder::Hold } else { ParkOrder::Unpark };
-    // All processes move at the same time.
-    for client in &order.clients {
-        answer(|| admin::park(daemon, client, asks))??;
-    }
-    for client in &order.clients {
-        moves_one(daemon, client, asks)?;
-    }
-    Ok(())
-}
-
-fn moves_one(daemon: &Path, client: &str, order: ParkOrder) -> Result<(), String> {
-    let on = order == ParkOrder::Hold;
-    for _ in 0..ORDERS {
-        let ids = answer(|| admin::park(daemon, client, order))??;
-        if ids.is_empty() {
-            return Ok(());
-        }
-        loop {
-            match answer(|| admin::moved(daemon, &ids, on))? {
-                Progress::Moves => {}
-                Progress::Done(_) => return Ok(()),
-                Progress::Back(_) => break,
-                Progress::Failed(why) => return Err(Reason::from(why).to_string()),
-                Progress::Ended => return Err("it has ended".to_owned()),
-            }
-        }
-    }
-    Err("it comes back by itself".to_owned())
 }
 
 /// Has the weights that a process shares on its device, in the starter's thread; none where that fails, of which the host is told.
@@ -798,7 +722,7 @@ mod tests {
             store: Store::open(dir).unwrap(),
             changes: tokio::sync::Mutex::new(()),
             deadline: Notify::new(),
-            moves: Semaphore::new(MOVES),
+            moves: Semaphore::new(memory_moves::MOVES),
             idle: Mutex::default(),
         };
         node.store.put_secret("key", b"value").unwrap();

@@ -35,29 +35,22 @@
 //! - with a stopped daemon, until a process gives it up (4.4 s). A process can notice a stopped daemon only while it waits for an
 //!   answer, so these 4.4 s begin with the later of the wait and the stop.
 
+mod disturbance;
+mod parking;
+
 use super::accounts::{AccountFigures, Accounts};
 use super::hooked_process::copy_of;
 use super::node_plan::{Program, Shape};
 use super::share_report::{ShareReport, Shares};
 use crate::token::account::Windows;
 use gshare_core::wire::{ToClient, ToDaemon};
-use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Share, Timestamp, UseState};
+use gshare_core::{Bytes, ClientId, ConnId, Duration, ResourceSpec, Timestamp, UseState};
 use gshare_meter::Ticket;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The longest wait of a question for its answer while the daemon works. A round of questions to others takes 0.2 s, the wait for
 /// processes of an earlier daemon up to 1 s, and a reservation may stand behind another reservation.
 const ANSWERED_IN: Duration = Duration::from_millis(2_600);
-/// A residence in terms of the return before it, and the shortest residence, as the node promises them.
-const RESIDENCE: u64 = 8;
-const SHORTEST_RESIDENCE: Duration = Duration::from_millis(100);
-/// The part of a move that is no copy: a turn's end, a recall of slack and frames; and the frames of a return.
-const MOVE: Duration = Duration::from_millis(260);
-const FRAMES: Duration = Duration::from_micros(500);
-/// The longest delay before another attempt of a process to come back by itself, and a look.
-const TRY_AGAIN: Duration = Duration::from_millis(1_700);
-/// The time until a process is ordered again whose move failed, and its next move.
-const MOVE_AGAIN: Duration = Duration::from_millis(1_500);
 /// The length of a token with its slack.
 const TURN: Duration = Duration::from_millis(12);
 /// The time until processes give a silent daemon up: 3 s of silence, 1 s of waiting for a probe, and a look.
@@ -462,81 +455,6 @@ impl NodeBook {
         self.judge_wait(now, process, since);
     }
 
-    // ---- parking --------------------------------------------------------------------------------------------------------
-
-    /// A process hears an order to park.
-    pub(super) fn must_go(&mut self, now: Timestamp, process: usize) {
-        self.processes[process].away.get_or_insert(now);
-    }
-
-    /// A thread waits for memory in host memory.
-    pub(super) fn misses(&mut self, now: Timestamp, process: usize) {
-        self.processes[process].misses.get_or_insert(now);
-    }
-
-    /// A move has failed, so the node orders another victim, or this one later.
-    pub(super) fn move_failed(&mut self, now: Timestamp, process: usize) {
-        let gpu = self.instances[self.processes[process].instance].gpu;
-        self.excuse(gpu, now, MOVE_AGAIN);
-    }
-
-    /// A return has failed for want of room.
-    pub(super) fn return_failed(&mut self, process: usize) {
-        self.processes[process].tries_again = true;
-    }
-
-    /// A process on the device obeys no order for `lasts`.
-    pub(super) fn keeps_memory(&mut self, gpu: usize, from: Timestamp, lasts: Duration) {
-        if self.gpus[gpu].copies.1 > 0 {
-            self.excuse(gpu, from, lasts.saturating_add(MOVE));
-        }
-    }
-
-    /// The memory of a process is on the device: it has come back after a copy, or has stayed.
-    pub(super) fn is_here(&mut self, now: Timestamp, process: usize, copy: Option<Duration>) {
-        let window = self.window;
-        let entry = &mut self.processes[process];
-        let number = entry.instance;
-        let (away, misses) = (entry.away.take(), entry.misses.take());
-        let before = copy.and_then(|copy| entry.returned.replace((now, copy)));
-        if let Some(from) = away {
-            self.instances[number].parked.push((from, now.saturating_add(window)));
-        }
-        self.figures.returns += u64::from(copy.is_some());
-        if let Some((at, copy)) = before
-            && now.saturating_since(at) < copy.saturating_mul(RESIDENCE)
-        {
-            self.fail(now, "parking", || {
-                format!("process {process} is back from {at} again, after a copy of {copy}")
-            });
-        }
-        if let Some(since) = misses {
-            self.judge_miss(now, process, since);
-        }
-        self.processes[process].tries_again = false;
-    }
-
-    /// The longest allowed wait for parked memory.
-    fn away_bound(&self, process: usize) -> Duration {
-        let gpu = &self.gpus[self.instances[self.processes[process].instance].gpu];
-        let (copy, count) = gpu.copies;
-        let residence = copy.saturating_add(FRAMES).saturating_mul(2 * RESIDENCE).max(SHORTEST_RESIDENCE);
-        let turn = residence.saturating_add(copy.saturating_mul(4)).saturating_add(MOVE);
-        let again = if self.processes[process].tries_again { TRY_AGAIN } else { Duration::ZERO };
-        turn.saturating_mul(count).saturating_add(again)
-    }
-
-    fn judge_miss(&mut self, now: Timestamp, process: usize, since: Timestamp) {
-        let (waited, bound) = (self.counted(now, process, since, &[]), self.away_bound(process));
-        let percent = waited.as_nanos() * 100 / bound.as_nanos().max(1);
-        self.figures.worst_away_percent = self.figures.worst_away_percent.max(percent);
-        if waited > bound {
-            self.fail(now, "parking", || {
-                format!("process {process} misses its memory since {since}, {waited} of which count: more than {bound}")
-            });
-        }
-    }
-
     // ---- bounds ---------------------------------------------------------------------------------------------------------
 
     /// The longest allowed wait of a process's thread.
@@ -799,74 +717,6 @@ impl NodeBook {
         instance.allocated -= bytes;
         instance.processes -= 1;
         self.gpus[instance.gpu].allocated -= bytes;
-    }
-
-    /// Notes another share of an instance.
-    pub(super) fn share_changed(&mut self, now: Timestamp, number: usize, spec: ResourceSpec) {
-        self.drain(now, number);
-        let entry = &mut self.instances[number];
-        entry.spec = spec;
-        let gpu = entry.gpu;
-        entry.excused.push((now, now.saturating_add(self.window.saturating_mul(2))));
-        self.forgive(now, number, self.window);
-        self.end_calm(now, number);
-        self.disturb_elastic(now, gpu);
-        self.recompute(now, number);
-    }
-
-    /// Suspends all comparisons on a device for `lasts`.
-    pub(super) fn disturb_gpu(&mut self, now: Timestamp, gpu: usize, lasts: Duration) {
-        let entry = &mut self.gpus[gpu];
-        entry.calm_from = entry.calm_from.max(now.saturating_add(lasts));
-        for number in 0..self.instances.len() {
-            if self.instances[number].gpu == gpu {
-                self.end_calm(now, number);
-                self.recompute(now, number);
-            }
-        }
-        self.disturb_elastic(now, gpu);
-    }
-
-    pub(super) fn disturb_all(&mut self, now: Timestamp, lasts: Duration) {
-        (0..self.gpus.len()).for_each(|gpu| self.disturb_gpu(now, gpu, lasts));
-    }
-
-    /// Notes the start of the daemon's work, or its end.
-    pub(super) fn daemon(&mut self, works: Option<Timestamp>) {
-        self.daemon_since = works;
-    }
-
-    fn disturb_elastic(&mut self, now: Timestamp, gpu: usize) {
-        self.shares.disturb(now, gpu);
-    }
-
-    fn end_calm(&mut self, now: Timestamp, number: usize) {
-        if core::mem::take(&mut self.instances[number].measured) {
-            self.shares.end(now, number);
-        }
-    }
-
-    /// Begins or ends the measurement of an instance, which must keep its device busy.
-    fn recompute(&mut self, now: Timestamp, number: usize) {
-        let mut there = self
-            .processes
-            .iter()
-            .filter(|process| process.instance == number && process.attached && !process.stopped);
-        // The processes of an instance take turns with one token, so a pause in any turn leaves the device idle.
-        let busy = there.clone().any(|process| process.keen) && !there.any(|process| process.pauses);
-        let entry = &mut self.instances[number];
-        let gpu = &self.gpus[entry.gpu];
-        if busy == entry.measured || entry.shape == Shape::Any {
-            return;
-        }
-        if !busy {
-            return self.end_calm(now, number);
-        }
-        let Some(windows) = gpu.windows else { return };
-        entry.measured = true;
-        let from = now.max(gpu.calm_from).max(entry.calm_from);
-        let share = Share { quota: entry.spec.quota(), sm: entry.spec.sm() };
-        self.shares.begin(from, number, entry.gpu, entry.shape, share, windows, gpu.era);
     }
 
     // ---- end ------------------------------------------------------------------------------------------------------------
