@@ -32,7 +32,7 @@ fn a_function_in_python_is_measured_and_cut() {
     }
     assert!(dag.edges().iter().all(|edge| edge.bytes.get() > 0), "{:?}", dag.edges());
     let mut gshare = Command::new(env!("CARGO_BIN_EXE_gshare"));
-    gshare.args(["lab", "partition", &both, "--free", "1g.10gb,2g.20gb", "--mode", "ideal", "--json"]);
+    gshare.args(["lab", "partition", &both, "--free", "1g.10gb,2g.20gb", "--json"]);
     let cut: serde_json::Value = serde_json::from_slice(&gshare.output().unwrap().stdout).unwrap();
     assert!(cut["chosen"]["stages"].as_array().is_some_and(|stages| !stages.is_empty()), "{cut}");
 }
