@@ -63,6 +63,7 @@ NOT_RUN = {
     "helm": "a cluster; the python step renders the chart",
     "pytest": "tests of the reader's; the python step runs the option",
     "KUBEBUILDER_ASSETS=/path/to/k8s/": "a control plane",
+    "GSHARE_SEEDS=1000 cargo test": "a quarter of an hour; the tests run six seeds",
     "kind": "a cluster",
     "podman": "builds images",
     "GSHARE_BUNDLE=build": "minutes of a release build, which `routes.py --cargo` makes",
