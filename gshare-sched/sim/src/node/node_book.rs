@@ -36,7 +36,7 @@
 //!   answer, so these 4.4 s begin with the later of the wait and the stop.
 
 mod disturbance;
-mod parking;
+mod memory_returns;
 
 use super::accounts::{AccountFigures, Accounts};
 use super::hooked_process::copy_of;

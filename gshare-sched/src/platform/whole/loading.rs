@@ -1,7 +1,7 @@
 //! Loads and the evictions for them, up to an instance's end.
 
 use super::devices::{CopyState, ModelCopy, Phase, Room};
-use super::parking::{end, is_parked};
+use super::parked_copies::{end, is_parked};
 use super::queue::Place;
 use super::{Cluster, FunctionId, GpuId, InstanceId, WholePool};
 use crate::Tier;

@@ -49,7 +49,7 @@ mod copies;
 mod devices;
 mod estimate;
 mod loading;
-mod parking;
+mod parked_copies;
 mod placing;
 mod queue;
 mod running;

@@ -61,7 +61,7 @@ pub struct Objects {
     turns: Arc<Turns>,
 }
 
-/// What the watch says of a function.
+/// A change of a function, from the watch.
 #[derive(Debug)]
 enum Change {
     Is(GpuFunction),
@@ -306,7 +306,7 @@ impl Objects {
         deleted.map(drop).map_err(|why| error(&why))
     }
 
-    /// The tenant of a function, by its object. An unknown tenant is that of a function without one.
+    /// The tenant of a function, by its object. A function with an unknown tenant belongs to the default tenant.
     fn tenant(&self, app: &App, object: &GpuFunction) -> Tenant {
         let known = object.spec.tenant.as_ref().and_then(|name| app.tenants.get(name));
         payer(&self.service(object), known.copied().unwrap_or(TenantId::new(0)))

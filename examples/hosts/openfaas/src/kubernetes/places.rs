@@ -189,7 +189,7 @@ fn cut(offer: &Offer, gpus: &[Sensors]) -> anyhow::Result<Vec<Cut>> {
     gpus.iter().map(of).collect()
 }
 
-/// What the pods of a version ask of their nodes; none: nothing.
+/// The demands of a version's pods on their nodes, if they have any.
 fn asks(version: &Version, injected: &Injected) -> Option<PodSpec> {
     let deployment = &version.deployment;
     let has_template = deployment.annotations.iter().flatten().any(|(key, _)| key == TEMPLATE);

@@ -412,7 +412,7 @@ impl Pods {
         let known = self.known.lock().get(&name).cloned();
         if is_over(pod) {
             if let (Some(why), Some(known), Some(node)) = (refusal(pod), &known, node.upgrade()) {
-                // Before another one is made.
+                // The node rests before another pod is made.
                 self.node_refused(&node, &known.node, why);
             }
             self.has_ended(node, &name, end_of(pod));
@@ -632,7 +632,7 @@ pub fn check_files(deployment: &FunctionDeployment) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether a path leads to a file in a folder, by whatever links.
+/// Whether a path leads to a file in a folder once its links are followed.
 fn is_in(folder: &str, path: &str) -> bool {
     let real = |path: &str| std::fs::canonicalize(path).ok();
     real(folder).zip(real(path)).is_some_and(|(folder, path)| path.starts_with(folder))

@@ -1,6 +1,6 @@
 //! The namespaces of a host's functions.
 //!
-//! The host knows a function of its own namespace by its name, and a function of another one as `NAME.NAMESPACE`.
+//! The host knows a function of its own namespace by its name, and a function of another namespace as `NAME.NAMESPACE`.
 
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Resource};

@@ -1,7 +1,7 @@
-//! The pod template of a function: volumes, node selectors, further containers and whatever else the fields of a `GpuFunction` do not say.
+//! The pod template of a function: volumes, node selectors, further containers, and the rest of a pod beyond the fields of a `GpuFunction`.
 //! Pure.
 //!
-//! The container [`CONTAINER`] of the template is the program of the function. Its image and arguments are those of the function. The host
+//! The container [`CONTAINER`] of the template is the function's program, and runs the function's image with its arguments. The host
 //! keeps every other field, and adds a port and a probe where the template gives none.
 
 use crate::api::FunctionDeployment;
@@ -76,7 +76,7 @@ pub fn unprivileged(deployment: &FunctionDeployment) -> Result<(), String> {
     let security = |one: &Container| {
         let security = one.security_context.clone().unwrap_or_default();
         let added = security.capabilities.and_then(|all| all.add).unwrap_or_default();
-        // The one that Pod Security's level `restricted` leaves.
+        // Pod Security's level `restricted` allows this capability alone.
         (security.privileged == Some(true), added.iter().any(|name| name != "NET_BIND_SERVICE"))
     };
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
@@ -117,7 +117,7 @@ fn unknown(given: &Value, kept: &Value, path: &str) -> Option<String> {
         (Value::Object(given), Value::Object(kept)) => {
             given.iter().filter(|(_, value)| !value.is_null()).find_map(|(key, value)| match kept.get(key) {
                 Some(kept) => unknown(value, kept, &format!("{path}.{key}")),
-                // What is empty says nothing.
+                // An empty field is as good as an absent field.
                 None if matches!(value, Value::Array(all) if all.is_empty()) => None,
                 None if matches!(value, Value::Object(all) if all.is_empty()) => None,
                 None => Some(format!("{path}.{key}")),
