@@ -376,6 +376,15 @@ fn unparked(actions: &[PlatformAction]) -> Option<(u64, u32, Duration)> {
 }
 
 impl Host {
+    /// Functions 0 and 1 answer a request each; the first is parked for the second.
+    fn serve_in_turn(&mut self) {
+        self.serve(0, 0, 0);
+        self.request(1, 1);
+        self.report(0, InstanceReport::Parked);
+        self.report(1, InstanceReport::Ready);
+        self.done(1);
+    }
+
     /// Loads the function, answers one request, and lets ten minutes pass. Gives the orders of the request.
     fn serve(&mut self, request: u64, function: u32, instance: u64) -> Vec<PlatformAction> {
         let orders = self.request(request, function);
@@ -431,11 +440,7 @@ fn parked_models_take_as_much_host_memory_as_the_device_has_at_most() {
     for (function, gib) in [(0, 9), (1, 8), (2, 10)] {
         host.add(function, gib);
     }
-    host.serve(0, 0, 0);
-    host.request(1, 1);
-    host.report(0, InstanceReport::Parked);
-    host.report(1, InstanceReport::Ready);
-    host.done(1);
+    host.serve_in_turn();
     host.now += 600_000;
     assert_eq!(host.request(2, 2), [park(1)]);
     let orders = host.report(1, InstanceReport::Parked);
@@ -484,11 +489,7 @@ fn a_tenant_with_a_bound_on_processes_or_memory_keeps_none_in_host_memory() {
     let mut host = Host::parking(1);
     host.add(0, 9);
     host.add(1, 10);
-    host.serve(0, 0, 0);
-    host.request(1, 1);
-    host.report(0, InstanceReport::Parked);
-    host.report(1, InstanceReport::Ready);
-    host.done(1);
+    host.serve_in_turn();
     let limits = TenantLimits { max_processes: 1, ..TenantLimits::default() };
     let tenant = inference(9).tenant;
     assert_eq!(host.tell(PlatformEvent::TenantLimited { tenant, limits }), ended(0, StopCause::Evicted));
@@ -503,11 +504,7 @@ fn a_minimum_is_a_model_on_a_device_and_not_one_in_host_memory() {
     let mut host = Host::parking(1);
     host.add(0, 9);
     host.add(1, 10);
-    host.serve(0, 0, 0);
-    host.request(1, 1);
-    host.report(0, InstanceReport::Parked);
-    host.report(1, InstanceReport::Ready);
-    host.done(1);
+    host.serve_in_turn();
     host.now += 600_000;
     let function = FunctionId::new(0);
     let one = PlatformEvent::BoundsChanged { function, min_instances: 1, max_instances: 4 };
