@@ -18,21 +18,22 @@ pub const FILE: HeaderName = HeaderName::from_static("gshare-file");
 /// The folders of all instances of a host.
 #[derive(Debug)]
 pub struct Between {
-    root: Scratch,
+    root: PathBuf,
 }
 
 impl Between {
-    /// Prepares the folders of this host.
+    /// Prepares the folders of this host, which end with the second value.
     ///
     /// # Errors
     /// If the folder cannot be made.
-    pub fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<(Self, Scratch)> {
         // Functions may run as another user, which enters its own folder by name but cannot list the others.
-        Ok(Self { root: Scratch::below(Path::new("/dev/shm"), "stages", 0o711)? })
+        let folder = Scratch::below(Path::new("/dev/shm"), "stages", 0o711)?;
+        Ok((Self { root: folder.path().to_owned() }, folder))
     }
 
     fn of(&self, instance: InstanceId) -> PathBuf {
-        self.root.path().join(instance.number().to_string())
+        self.root.join(instance.number().to_string())
     }
 
     /// Makes the folder of an instance, which only the instance's user can read.

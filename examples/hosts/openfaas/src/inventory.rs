@@ -151,14 +151,15 @@ impl Device {
     }
 }
 
-/// All devices of this node, and the folders of simulated drivers.
+/// All devices of this node.
 #[derive(Debug, Default)]
 pub struct Inventory {
     /// Devices by the platform's id.
     pub all: BTreeMap<GpuId, Device>,
     /// Whether all devices are simulated; the simulated driver enforces SM partitions without MPS.
     pub simulated: bool,
-    simulators: Vec<SimulatorDir>,
+    /// Folders of simulated drivers. The host takes them, since a thread may hold this inventory at the end.
+    pub simulators: Vec<SimulatorDir>,
     /// Environment of each simulated board.
     boards: Vec<Vec<(OsString, OsString)>>,
 }

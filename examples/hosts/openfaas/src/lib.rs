@@ -95,7 +95,7 @@ use deployment::Plan;
 use gshare_core::{Bytes, TenantId};
 use gshare_fake_cuda_spec::Spec;
 use gshare_runner::container::Podman;
-use gshare_runner::libraries::HOOK;
+use gshare_runner::libraries::{HOOK, SimulatorDir};
 use gshare_runner::{Hook, Scratch};
 use gshare_sched::platform::{PlatformEvent, PlatformSettings};
 use gshared::mps::Mps;
@@ -235,12 +235,20 @@ fn serve_with(mut host: Builder) -> anyhow::Result<()> {
     serve_on(runtime, host)
 }
 
+/// Folders that go when the host ends, also when a thread still holds the host's node.
+#[derive(Default)]
+struct Folders {
+    simulators: Vec<SimulatorDir>,
+    stages: Option<Scratch>,
+}
+
 /// Serves until the host fails or gets a signal. Its processes, its daemon and the folders of simulated drivers end with it.
 fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<()> {
     let started = start_mps(&host.options).context("host.mps")?;
+    let mut folders = Folders::default();
     let served = runtime.block_on(async {
         tokio::select! {
-            served = run(host) => served,
+            served = run(host, &mut folders) => served,
             told = told_to_end() => told.context("signals"),
         }
     });
@@ -252,6 +260,7 @@ fn serve_on(runtime: tokio::runtime::Runtime, host: Builder) -> anyhow::Result<(
     {
         eprintln!("openfaas: MPS has not stopped: {error}");
     }
+    drop(folders);
     served
 }
 
@@ -343,7 +352,7 @@ fn app(node: Arc<Node>, options: &Options, credentials: Option<Credentials>) -> 
     Ok(App { node, credentials, loopback, metrics: Arc::default(), later, patience, tenants })
 }
 
-async fn run(host: Builder) -> anyhow::Result<()> {
+async fn run(host: Builder, folders: &mut Folders) -> anyhow::Result<()> {
     let Builder { options, policies, tokens, vertical, models } = host;
     let options = &options;
     let credentials = access(options)?;
@@ -358,10 +367,11 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("--listen {}", options.listen))?;
 
-    let devices = match settings.no_gpu {
+    let mut devices = match settings.no_gpu {
         true => Inventory::none(),
         false => Inventory::find(&options.sim, &settings.whole, &state)?,
     };
+    folders.simulators = std::mem::take(&mut devices.simulators);
     let (mut daemon, mut hook) = (None, None);
     if !settings.no_gpu {
         let socket = match &settings.daemon {
@@ -443,9 +453,11 @@ async fn run(host: Builder) -> anyhow::Result<()> {
     if let Some(Err(error)) = podman.as_ref().map(Podman::sweep) {
         eprintln!("openfaas: containers of an earlier host: {error}");
     }
-    let between = between::Between::new()
+    let (between, stages) = between::Between::new()
         .inspect_err(|error| eprintln!("openfaas: stages hand all values on over HTTP: /dev/shm: {error}"))
-        .ok();
+        .ok()
+        .unzip();
+    folders.stages = stages;
     let runner = Runner {
         hook,
         devices,

@@ -5,6 +5,7 @@ use gshare_runner::libraries::{SimulatorDir, prepend};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -450,6 +451,26 @@ fn a_host_that_is_told_to_end_leaves_nothing_behind() {
     let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
     within(|| !Path::new(&format!("/proc/{function}")).exists());
+}
+
+#[test]
+fn a_host_that_waits_for_a_silent_daemon_leaves_nothing_behind() {
+    let (dir, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let socket = dir.path().join("silent.sock");
+    let silent = UnixListener::bind(gshared::config::admin_socket_of(&socket)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
+    command.args(["--listen", "127.0.0.1:0", "--sim", "--state"]).arg(dir.path());
+    command.arg("--set").arg(format!("host.daemon={}", socket.display()));
+    let mut provider = Provider::of(command.env("TMPDIR", temporary.path()));
+    let address = provider.address;
+    let asks = std::thread::spawn(move || call(address, "GET", "/system/state", ""));
+    // The host asks by itself too, so the second question may be the one of this test.
+    let _questions = [silent.accept().unwrap(), silent.accept().unwrap()];
+    let told = Command::new("/bin/sh").args(["-c", &format!("kill {}", provider.child.id())]).status();
+    assert!(told.unwrap().success() && provider.child.wait().unwrap().success());
+    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let _ = asks.join();
 }
 
 const NO_GPU: &str = r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#;
