@@ -199,7 +199,7 @@ def safetensors(path, megabytes):
 
 
 def parking():
-    count, mib, seconds = 10, 72, int(sys.argv[4]) if len(sys.argv) > 4 else 240
+    count, mib, seconds = 10, 64, int(sys.argv[4]) if len(sys.argv) > 4 else 240
     draw = random.Random(1)
     weights = [1 / (number + 1) for number in range(count)]
     calls, now = [], 0.0
@@ -218,7 +218,7 @@ def parking():
                     wishes["gshare/park"] = "false"
                 if way.endswith("store"):
                     wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
-                    wishes["fastgshare/gpu_mem"] = "5MiB"
+                    wishes["fastgshare/gpu_mem"] = "13MiB"
                 host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5, START_MS=3000)
                 host.ask(f"f{number}")
             starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
