@@ -301,6 +301,33 @@ fn a_parked_instance_comes_back_to_the_device_of_its_process() {
 }
 
 #[test]
+fn functions_that_take_turns_come_back_home_where_a_start_takes_less_than_a_stay() {
+    let mut host = Host::with(&[16, 16]);
+    host.copies = Some(MS(900));
+    for function in 0..3 {
+        let spec = inference(9).with_instances(0, 1).with_slo(MS(6_000));
+        host.deploy(function, spec.with_loads(MS(3_000), MS(3_000)));
+    }
+    // Each goes and comes back, so that the time of its copies is known.
+    for call in 0..9 {
+        host.load(call % 3, MS(1), 1);
+        host.run(MS(15_000));
+    }
+    let before = host.moved.len();
+    for function in 0..3 {
+        host.load(function, MS(500), 240);
+    }
+    host.run(MS(130_000));
+    assert_eq!(host.moved.len(), before, "nothing starts anew");
+    for function in 0..3 {
+        let answered = host.answered(function);
+        let late = answered.iter().filter(|took| **took > MS(6_000)).count();
+        // The calls that came during the first start after a rest.
+        assert!(answered.len() == 243 && late <= 3, "fn{function}: {late} late of {}", answered.len());
+    }
+}
+
+#[test]
 fn a_parked_instance_starts_elsewhere_once_it_has_waited_as_long_as_a_start() {
     let mut host = four_parked_in_turn();
     let home = |host: &Host, function| {

@@ -1,7 +1,8 @@
 //! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
 //! A parked instance whose processes live comes back to its device, because there its memory is copied and nothing starts. Only after a
-//! wait as long as a start does it take room elsewhere.
+//! wait as long as a start, and as the stay of its neighbours there, does it take room elsewhere. Otherwise functions that take
+//! turns would end each other's processes.
 //!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
@@ -116,13 +117,16 @@ impl FractionalPool {
     }
 
     /// The devices to which the instance's living processes come back with a copy. None, and any device will do, once it has waited for as
-    /// long as a start takes.
+    /// long as a start takes, and as its neighbours there may stay.
     fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> BTreeSet<GpuId> {
-        let start =
-            self.instances.get(&wanting.instance).map(|of| cluster.functions[&of.function].moves.start());
-        let waits = start.is_some_and(|start| cluster.now.saturating_since(wanting.since) < start);
-        let of = cluster.instances.get(wanting.instance).filter(|_| waits);
-        of.map_or_else(BTreeSet::new, |of| of.homes())
+        let homes = cluster.instances.get(wanting.instance).map_or_else(BTreeSet::new, |of| of.homes());
+        let Some(of) = self.instances.get(&wanting.instance) else { return homes };
+        let neighbours = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu));
+        let functions = neighbours.filter_map(|one| Some(self.instances.get(&one)?.function));
+        let price = functions.map(|function| cluster.price(function)).max().unwrap_or_default();
+        let stay = price.saturating_mul(STAY_PER_MOVE).saturating_add(cluster.price(of.function));
+        let patience = cluster.functions[&of.function].moves.start().max(stay);
+        if cluster.now.saturating_since(wanting.since) < patience { homes } else { BTreeSet::new() }
     }
 
     /// Whether an instance on one of these devices is about to be parked.
