@@ -24,10 +24,7 @@ fn what_is_wrong_is_named() {
         (r#""namespace":"other""#, "namespace"),
         (r#""envVars":{"A=B":"1"}"#, "envVars"),
         (r#""labels":{"com.openfaas.scale.min":"-1"}"#, "com.openfaas.scale.min"),
-        (
-            r#""labels":{"com.openfaas.scale.min":"5","com.openfaas.scale.max":"4"}"#,
-            "com.openfaas.scale.min",
-        ),
+        (r#""labels":{"com.openfaas.scale.min":"5","com.openfaas.scale.max":"4"}"#, "com.openfaas.scale.min"),
         (
             r#""annotations":{"fastgshare/gpu_quota_request":"1.5"}"#,
             "annotations: fastgshare/gpu_quota_request: `1.5` is out of range",
@@ -40,10 +37,7 @@ fn what_is_wrong_is_named() {
         (r#""annotations":{"gshare/concurrency":"0"}"#, "need 1 to 64"),
         (r#""annotations":{"gshare/batch":"257"}"#, "gshare/batch: `257`: need 1 to 256"),
         (r#""annotations":{"gshare/batch":"8","gshare/concurrency":"2"}"#, "need one of both"),
-        (
-            r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#,
-            "need gshare/regime fractional",
-        ),
+        (r#""annotations":{"gshare/batch":"8","gshare/regime":"whole"}"#, "need gshare/regime fractional"),
         (r#""annotations":{"gshare/park":"no"}"#, "gshare/park: `no`: need true or false"),
         (r#""annotations":{"gshare/park":"true","gshare/devices":"2"}"#, "with one GPU for each process"),
         (r#""annotations":{"gshare/conc":"1"}"#, "gshare/slo (time in which"),
@@ -154,10 +148,7 @@ fn a_deployment_says_what_it_gets_or_what_it_wants() {
 
     assert_eq!((spec.time_limit, slo.class), (None, Some(ServiceClass::SLO_SENSITIVE)));
     let class = |annotations: &str| plan(&format!(r#""annotations":{{{annotations}}}"#)).unwrap().class;
-    assert_eq!(
-        class(r#""gshare/slo":"69ms","gshare/class":"best-effort""#),
-        Some(ServiceClass::BestEffort)
-    );
+    assert_eq!(class(r#""gshare/slo":"69ms","gshare/class":"best-effort""#), Some(ServiceClass::BestEffort));
     assert_eq!(class(r#""gshare/workload":"training""#), Some(ServiceClass::BestEffort));
     assert_eq!(class(r#""gshare/profile":"none","gshare/slo":"69ms""#), None);
     assert_eq!(class(r#""gshare/concurrency":"1""#), None);

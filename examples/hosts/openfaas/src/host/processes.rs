@@ -212,7 +212,7 @@ impl Host {
     pub(super) fn settle_time(versions: &mut BTreeMap<FunctionId, Known>, instance: &mut Instance) {
         let used: u64 = core::mem::take(&mut instance.gpu_ns).into_values().sum();
         if let Some(of) = versions.get_mut(&instance.function) {
-            of.gpu_ns += used;
+            of.before.gpu_ns += used;
         }
     }
 
@@ -331,7 +331,7 @@ impl Host {
     pub(super) fn park(&mut self, instance: InstanceId, keeps: bool) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get_mut(&known.function) else { return };
-        of.parked += 1;
+        of.before.parked += 1;
         let here = |process: &Process| process.process.is_some() && process.listens && !process.ended;
         let moves = keeps && !known.ends && known.processes.iter().all(here);
         let version = Arc::clone(&of.version);

@@ -150,8 +150,7 @@ fn a_parked_instance_keeps_its_process_and_comes_back_with_its_memory() {
 
 #[test]
 fn an_instance_ends_if_it_starts_in_less_time_than_its_memory_moves() {
-    let later =
-        |turns: &mut TakingTurns, ms| turns.now = turns.now.saturating_add(Duration::from_millis(ms));
+    let later = |turns: &mut TakingTurns, ms| turns.now = turns.now.saturating_add(Duration::from_millis(ms));
     let mut turns = TakingTurns::start();
     turns.deploy("a", "");
     let Order::Run(launch) = turns.order() else { panic!("no process is to start") };
@@ -253,6 +252,6 @@ fn a_worker_that_is_started_after_another_one_is_done_completes_the_job() {
     host.started(NOW, id, second.index, process("exit 0"));
     assert_eq!(host.life(id), Some((Life::Ready, None)));
     wait(&mut host, id, second.index);
-    assert!(host.view("f").unwrap().completed);
+    assert!(host.view("f").unwrap().state == "completed");
     host.invariants();
 }
