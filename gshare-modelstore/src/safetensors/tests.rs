@@ -21,8 +21,7 @@ fn types_of_less_than_a_byte_and_types_that_come_later_are_taken() {
     let json = |dtype: &str, bytes: u64| {
         format!(r#"{{"a":{{"dtype":"{dtype}","shape":[8,3],"data_offsets":[0,{bytes}]}}}}"#)
     };
-    for (dtype, bytes) in
-        [("F4", 12), ("F6_E2M3", 18), ("F6_E3M2", 18), ("F8_E4M3", 24), ("INT3_BLOCK", 11)]
+    for (dtype, bytes) in [("F4", 12), ("F6_E2M3", 18), ("F6_E3M2", 18), ("F8_E4M3", 24), ("INT3_BLOCK", 11)]
     {
         let header = parse(&json(dtype, bytes), bytes).unwrap();
         assert_eq!(header.tensors[0].bytes, bytes, "{dtype}");
