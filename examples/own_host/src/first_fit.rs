@@ -1,4 +1,4 @@
-//! First fit, a packer of a host's own: six of its seven methods are those of ours.
+//! First fit, a packer which has its own rule and leaves everything else to ours.
 
 use gshare_core::{Bytes, GpuId, PlacementId};
 use gshare_sched::pack::{

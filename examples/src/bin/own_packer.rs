@@ -1,5 +1,5 @@
-//! A packer of the host's own in forty lines, that of `own_host`: it is checked by the public suite, and runs beside ours on the same load
-//! and in the same scenario of a whole platform.
+//! A packer of the host's own in forty lines, the first fit of `own_host`. The public suite checks it, and it runs beside ours on the same
+//! load and in the same scenario of a whole platform.
 //!
 //! `cargo run -p gshare-examples --bin own_packer`
 
