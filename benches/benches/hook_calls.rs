@@ -17,19 +17,13 @@
 //! `--only TEXT` for the calls with this text in their names.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use gshare_cuda_abi::types::CUresult;
+use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::time::Duration;
 
 mod hook_common;
-use hook_common::{Alloc, Free, Kind, Setup, Way, launches, ok};
-
-type OnHandle = unsafe extern "C" fn(*mut c_void) -> c_int;
-type Two = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
-type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int;
-type Copy = unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> c_int;
-type Info = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
-type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_uint) -> c_int;
+use hook_common::{Kind, Setup, Way, driver, launches, ok};
 
 /// One kind of call: its name, its bar in ns, and a batch of so many, which gives its CPU time.
 struct Call {
@@ -60,59 +54,48 @@ fn timed(count: u64, mut call: impl FnMut()) -> Duration {
 }
 
 /// Calls of a function that takes one handle.
-fn of_handle(name: &'static CStr, handle: usize, way: Way, count: u64) -> Duration {
-    let handle = std::ptr::with_exposed_provenance_mut(handle);
-    // SAFETY: the driver's function by its C signature, with a handle of this context.
-    unsafe {
-        let call: OnHandle = way.get(name);
-        timed(count, || _ = call(handle))
-    }
+fn of_handle<H: Copy>(call: unsafe extern "C" fn(H) -> CUresult, handle: H, count: u64) -> Duration {
+    // SAFETY: the driver's function, with a handle of this context.
+    timed(count, || _ = unsafe { call(handle) })
 }
 
 /// Pairs of an allocation of so many bytes and its end.
 fn allocations(way: Way, count: u64, bytes: usize) -> Duration {
-    // SAFETY: the driver's functions by their C signatures.
-    unsafe {
-        let (alloc, free): (Alloc, Free) = (way.get(c"cuMemAlloc_v2"), way.get(c"cuMemFree_v2"));
-        let mut address = 0;
-        timed(count, || {
-            ok(alloc(&raw mut address, bytes));
-            ok(free(address));
-        })
-    }
+    let (alloc, free) = (driver!(way, cuMemAlloc_v2), driver!(way, cuMemFree_v2));
+    let mut address = 0;
+    // SAFETY: the driver's functions, with memory of this context.
+    timed(count, || unsafe {
+        ok(alloc(&raw mut address, bytes));
+        ok(free(address));
+    })
 }
 
 fn calls(setup: &'static Setup) -> Vec<Call> {
-    let stream = setup.stream().expose_provenance();
-    let on = move || std::ptr::with_exposed_provenance_mut::<c_void>(stream);
-    let mut event = null_mut();
-    // SAFETY: the driver's functions by their C signatures, here and in the batches below.
-    let address = unsafe {
-        ok(setup.hooked.get::<Create>(c"cuEventCreate")(&raw mut event, 0));
-        ok(setup.hooked.get::<Two>(c"cuEventRecord")(event, on()));
-        let mut address = 0;
-        ok(setup.hooked.get::<Alloc>(c"cuMemAlloc_v2")(&raw mut address, 4096));
-        address
-    };
-    let event = event.expose_provenance();
+    let stream = setup.stream();
+    let (mut event, mut address) = (null_mut(), 0);
+    // SAFETY: the driver's functions with objects of this context, here and in the batches below.
+    unsafe {
+        ok(driver!(setup.hooked, cuEventCreate)(&raw mut event, 0));
+        ok(driver!(setup.hooked, cuEventRecord)(event, stream));
+        ok(driver!(setup.hooked, cuMemAlloc_v2)(&raw mut address, 4096));
+    }
     let call = |name, bar, batch: Box<dyn Fn(Way, u64) -> Duration>| Call { name, bar, batch };
     vec![
-        call("launch", Some(60.0), Box::new(move |way, n| launches(setup, way, Kind::Kernel, on(), n).cpu)),
+        call("launch", Some(60.0), Box::new(move |way, n| launches(setup, way, Kind::Kernel, stream, n).cpu)),
         call(
             "graph launch",
             Some(60.0),
-            Box::new(move |way, n| launches(setup, way, Kind::Graph, on(), n).cpu),
+            Box::new(move |way, n| launches(setup, way, Kind::Graph, stream, n).cpu),
         ),
         call(
             "launch, synchronise",
             Some(58.0),
             // SAFETY: as above.
             Box::new(move |way, n| unsafe {
-                let launch: hook_common::Kernel = way.get(c"cuLaunchKernel");
-                let wait: OnHandle = way.get(c"cuStreamSynchronize");
+                let (launch, wait) = (driver!(way, cuLaunchKernel), driver!(way, cuStreamSynchronize));
                 timed(n, || {
-                    launch(setup.function, 1, 1, 1, 1, 1, 1, 0, on(), null_mut(), null_mut());
-                    wait(on());
+                    _ = launch(setup.function, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut());
+                    _ = wait(stream);
                 })
             }),
         ),
@@ -121,29 +104,37 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
             None,
             // SAFETY: as above.
             Box::new(move |way, n| unsafe {
-                let (copy, bytes): (Copy, [u8; 64]) = (way.get(c"cuMemcpyHtoDAsync_v2"), [0; 64]);
-                timed(n, || _ = copy(address, bytes.as_ptr().cast(), bytes.len(), on()))
+                let (copy, bytes) = (driver!(way, cuMemcpyHtoDAsync_v2), [0u8; 64]);
+                timed(n, || _ = copy(address, bytes.as_ptr().cast(), bytes.len(), stream))
             }),
         ),
         call(
             "stream synchronise",
             Some(20.0),
-            Box::new(move |way, n| of_handle(c"cuStreamSynchronize", stream, way, n)),
+            Box::new(move |way, n| of_handle(driver!(way, cuStreamSynchronize), stream, n)),
         ),
-        call("stream query", Some(20.0), Box::new(move |way, n| of_handle(c"cuStreamQuery", stream, way, n))),
+        call(
+            "stream query",
+            Some(20.0),
+            Box::new(move |way, n| of_handle(driver!(way, cuStreamQuery), stream, n)),
+        ),
         call(
             "event synchronise",
             Some(20.0),
-            Box::new(move |way, n| of_handle(c"cuEventSynchronize", event, way, n)),
+            Box::new(move |way, n| of_handle(driver!(way, cuEventSynchronize), event, n)),
         ),
-        call("event query", Some(20.0), Box::new(move |way, n| of_handle(c"cuEventQuery", event, way, n))),
+        call(
+            "event query",
+            Some(20.0),
+            Box::new(move |way, n| of_handle(driver!(way, cuEventQuery), event, n)),
+        ),
         call(
             "event record",
             Some(20.0),
             // SAFETY: as above.
             Box::new(move |way, n| unsafe {
-                let record: Two = way.get(c"cuEventRecord");
-                timed(n, || _ = record(std::ptr::with_exposed_provenance_mut(event), on()))
+                let record = driver!(way, cuEventRecord);
+                timed(n, || _ = record(event, stream))
             }),
         ),
         call(
@@ -151,12 +142,11 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
             Some(94.0),
             // SAFETY: as above.
             Box::new(|way, n| unsafe {
-                let (create, destroy): (Create, OnHandle) =
-                    (way.get(c"cuStreamCreate"), way.get(c"cuStreamDestroy_v2"));
+                let (create, destroy) = (driver!(way, cuStreamCreate), driver!(way, cuStreamDestroy_v2));
                 let mut made = null_mut();
                 timed(n, || {
-                    create(&raw mut made, 1);
-                    destroy(made);
+                    _ = create(&raw mut made, 1);
+                    _ = destroy(made);
                 })
             }),
         ),
@@ -167,24 +157,21 @@ fn calls(setup: &'static Setup) -> Vec<Call> {
             Some(1_100.0),
             // SAFETY: as above.
             Box::new(|way, n| unsafe {
-                let (get, mut free, mut total): (Info, usize, usize) = (way.get(c"cuMemGetInfo_v2"), 0, 0);
+                let (get, mut free, mut total) = (driver!(way, cuMemGetInfo_v2), 0, 0);
                 timed(n, || _ = get(&raw mut free, &raw mut total))
             }),
         ),
         call(
             "look-up by dlsym",
             Some(100.0),
-            // SAFETY: as above.
-            Box::new(|way, n| unsafe {
-                timed(n, || _ = std::hint::black_box(way.get::<*mut c_void>(c"cuLaunchKernel")))
-            }),
+            Box::new(|way, n| timed(n, || _ = std::hint::black_box(way.address(c"cuLaunchKernel")))),
         ),
         call(
             "cuGetProcAddress",
             Some(7_300.0),
             // SAFETY: as above.
             Box::new(|way, n| unsafe {
-                let (find, mut found): (Find, *mut c_void) = (way.get(c"cuGetProcAddress_v2"), null_mut());
+                let (find, mut found) = (driver!(way, cuGetProcAddress_v2), null_mut());
                 timed(n, || _ = find(c"cuLaunchKernel".as_ptr(), &raw mut found, 12_080, 0, null_mut()))
             }),
         ),

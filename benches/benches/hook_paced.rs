@@ -18,7 +18,7 @@
 //! `--seconds N` (2) for each of the two, `--only TEXT` for the cases with this text in their names.
 #![allow(unsafe_code, reason = "the driver's C functions")]
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_void};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 mod hook_common;
-use hook_common::{Setup, Truth, daemon, launch_and_count, missed, ok, role, synchronise};
+use hook_common::{Setup, Truth, daemon, driver, launch_and_count, missed, ok, role, synchronise};
 
 /// A program below its limit must keep this part of its speed, in per cent, and so must its neighbour; then the points by which a
 /// share may be off.
@@ -107,14 +107,6 @@ fn programs() -> Vec<Program> {
 
 // ---- the program ------------------------------------------------------------------------------------------------------------
 
-type Launch = hook_common::Kernel;
-type OnStream = unsafe extern "C" fn(*mut c_void) -> c_int;
-type Two = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
-type WaitEvent = unsafe extern "C" fn(*mut c_void, *mut c_void, c_uint) -> c_int;
-type WaitWord = unsafe extern "C" fn(*mut c_void, u64, u32, c_uint) -> c_int;
-type HostFunction = unsafe extern "C" fn(*mut c_void);
-type HostCall = unsafe extern "C" fn(*mut c_void, HostFunction, *mut c_void) -> c_int;
-
 unsafe extern "C" fn sleep(_: *mut c_void) {
     std::thread::sleep(WAIT);
 }
@@ -125,24 +117,14 @@ fn wait_in_rounds(setup: &Setup, waits: For, rounds: &AtomicU64, stop: &AtomicBo
     // SAFETY: the driver's functions by their C signatures, with handles of this context.
     unsafe {
         let way = setup.hooked;
-        let (launch, wait): (Launch, OnStream) =
-            (way.get(c"cuLaunchKernel"), way.get(c"cuStreamSynchronize"));
-        let host: HostCall = way.get(c"cuLaunchHostFunc");
-        let (record, wait_event): (Two, WaitEvent) =
-            (way.get(c"cuEventRecord"), way.get(c"cuStreamWaitEvent"));
-        let wait_word: WaitWord = way.get(c"cuStreamWaitValue32_v2");
+        let (launch, wait) = (driver!(way, cuLaunchKernel), driver!(way, cuStreamSynchronize));
+        let host = driver!(way, cuLaunchHostFunc);
+        let (record, wait_event) = (driver!(way, cuEventRecord), driver!(way, cuStreamWaitEvent));
+        let wait_word = driver!(way, cuStreamWaitValue32_v2);
         let (mut event, mut word, mut address) = (null_mut(), null_mut(), 0);
-        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int>(c"cuEventCreate")(
-            &raw mut event,
-            2,
-        ));
-        ok(way.get::<unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int>(c"cuMemAllocHost_v2")(
-            &raw mut word,
-            64,
-        ));
-        let place: unsafe extern "C" fn(*mut u64, *mut c_void, c_uint) -> c_int =
-            way.get(c"cuMemHostGetDevicePointer_v2");
-        ok(place(&raw mut address, word, 0));
+        ok(driver!(way, cuEventCreate)(&raw mut event, 2));
+        ok(driver!(way, cuMemAllocHost_v2)(&raw mut word, 64));
+        ok(driver!(way, cuMemHostGetDevicePointer_v2)(&raw mut address, word, 0));
         let word = &*word.cast::<AtomicU32>();
         let launch = || {
             (0..AROUND).for_each(|_| {
@@ -155,10 +137,10 @@ fn wait_in_rounds(setup: &Setup, waits: For, rounds: &AtomicU64, stop: &AtomicBo
             launch();
             match waits {
                 For::Nothing => {}
-                For::Host => ok(host(stream, sleep, null_mut())),
+                For::Host => ok(host(stream, Some(sleep), null_mut())),
                 For::Word => ok(wait_word(stream, address, number, 0)),
                 For::Event => {
-                    ok(host(other, sleep, null_mut()));
+                    ok(host(other, Some(sleep), null_mut()));
                     ok(record(event, other));
                     ok(wait_event(stream, event, 0));
                 }

@@ -3,10 +3,10 @@
 /// `Debug` for a type around policies without `Debug`: shows the named fields.
 #[macro_export]
 macro_rules! debug_fields {
-    ($of:ident { $($field:ident),+ }) => {
-        impl core::fmt::Debug for $of {
+    ($of:ident $(<$generic:ident>)? { $($field:ident),* }) => {
+        impl$(<$generic>)? core::fmt::Debug for $of$(<$generic>)? {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.debug_struct(stringify!($of))$(.field(stringify!($field), &self.$field))+.finish_non_exhaustive()
+                f.debug_struct(stringify!($of))$(.field(stringify!($field), &self.$field))*.finish_non_exhaustive()
             }
         }
     };

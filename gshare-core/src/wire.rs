@@ -268,49 +268,32 @@ wrapped_fields! {
         Some(tolerance) => Some(ServiceClass::SloSensitive { tolerance }),
         None => None,
     };
-    OnDaemonLoss as u8: |policy| match policy {
-        OnDaemonLoss::Open => 0,
-        OnDaemonLoss::Closed => 1,
-    }, |raw| match raw {
-        0 => Some(OnDaemonLoss::Open),
-        1 => Some(OnDaemonLoss::Closed),
-        _ => None,
-    };
-    UseState as u8: |state| match state {
-        UseState::Idle => 0,
-        UseState::Wants => 1,
-        UseState::Holds => 2,
-        UseState::Extends => 3,
-    }, |raw| match raw {
-        0 => Some(UseState::Idle),
-        1 => Some(UseState::Wants),
-        2 => Some(UseState::Holds),
-        3 => Some(UseState::Extends),
-        _ => None,
-    };
-    ThrottleReason as u8: |reason| match reason {
-        ThrottleReason::LimitReached => 0,
-    }, |raw| match raw {
-        0 => Some(ThrottleReason::LimitReached),
-        _ => None,
-    };
     RefusalCode as u8: |code| code.code(), |raw| RefusalCode::from_code(raw);
     Obstacle as u8: |obstacle| obstacle.code(), |raw| Obstacle::from_code(raw);
-    Residence as u8: |residence| match residence {
-        Residence::Resident => 0,
-        Residence::Parking => 1,
-        Residence::Parked => 2,
-        Residence::Missed => 3,
-        Residence::Returning => 4,
-    }, |raw| match raw {
-        0 => Some(Residence::Resident),
-        1 => Some(Residence::Parking),
-        2 => Some(Residence::Parked),
-        3 => Some(Residence::Missed),
-        4 => Some(Residence::Returning),
-        _ => None,
-    };
     Wait as u8: |wait| wait.code(), |raw| Wait::from_code(raw);
+}
+
+/// Enums, each variant with its number.
+macro_rules! numbered_fields {
+    ($($ty:ident { $($number:literal $variant:ident),+ })*) => {$(
+        impl Field for $ty {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.push(match self { $(Self::$variant => $number,)+ });
+            }
+            fn take(input: &mut &[u8], field: &'static str) -> Result<Self, WireError> {
+                match u8::take(input, field)? {
+                    $($number => Ok(Self::$variant),)+
+                    _ => Err(WireError::Field { field }),
+                }
+            }
+        }
+    )*};
+}
+numbered_fields! {
+    OnDaemonLoss { 0 Open, 1 Closed }
+    UseState { 0 Idle, 1 Wants, 2 Holds, 3 Extends }
+    ThrottleReason { 0 LimitReached }
+    Residence { 0 Resident, 1 Parking, 2 Parked, 3 Missed, 4 Returning }
 }
 
 /// The 16 bytes of the UUID, then 1 for a MIG instance or 0 for a whole GPU.

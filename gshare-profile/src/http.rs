@@ -214,11 +214,7 @@ impl<P: Program> Executor for Http<P> {
     }
 }
 
-impl<P> core::fmt::Debug for Http<P> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Http").field("call", &self.call).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Http<P> { call });
 
 #[cfg(test)]
 mod tests {

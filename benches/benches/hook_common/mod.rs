@@ -1,11 +1,13 @@
 //! The common parts of the hook's benchmarks: the driver's C functions, a context with a kernel, the two libraries, and the
 //! simulated device's own account of all events.
 #![allow(unsafe_code, reason = "the driver's C functions")]
-#![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each benchmark uses its part")]
 
 use gshare_core::{QuotaRange, ResourceSpec, SmShare};
+use gshare_cuda_abi::signature;
+use gshare_cuda_abi::types::{CUresult, sys};
 use object::{Object, ObjectSymbol};
-use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
@@ -13,46 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-pub type Kernel = unsafe extern "C" fn(
-    *mut c_void,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    c_uint,
-    *mut c_void,
-    *mut *mut c_void,
-    *mut *mut c_void,
-) -> c_int;
-pub type KernelEx =
-    unsafe extern "C" fn(*const LaunchConfig, *mut c_void, *mut *mut c_void, *mut *mut c_void) -> c_int;
-pub type Two = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
-pub type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
-pub type Free = unsafe extern "C" fn(u64) -> c_int;
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const libc::c_char) -> *mut c_void;
-
-/// The driver's `CUlaunchConfig`.
-#[repr(C)]
-pub struct LaunchConfig {
-    pub grid: [c_uint; 3],
-    pub block: [c_uint; 3],
-    pub shared: c_uint,
-    pub stream: *mut c_void,
-    pub attributes: *mut c_void,
-    pub count: c_uint,
-}
-
-/// The driver's `CUDA_KERNEL_NODE_PARAMS_v2`.
-#[repr(C)]
-struct KernelNode {
-    function: *mut c_void,
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared: c_uint,
-    pointers: [*mut c_void; 4],
-}
 
 /// One way to the driver's functions.
 #[derive(Clone, Copy)]
@@ -68,34 +31,44 @@ unsafe impl Send for Way {}
 unsafe impl Sync for Way {}
 
 impl Way {
-    /// A function by its exported name.
-    ///
-    /// # Safety
-    /// `F` must be the C signature of that function.
-    pub unsafe fn get<F: Copy>(&self, name: &CStr) -> F {
-        assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
+    /// The address of a function by its exported name.
+    pub fn address(&self, name: &CStr) -> *mut c_void {
         // SAFETY: a loaded library and a C string.
         let found = unsafe { (self.dlsym)(self.driver, name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
-        // SAFETY: as the caller promises.
-        unsafe { std::mem::transmute_copy(&found) }
+        found
     }
 }
+
+/// The driver's function of this name, on a [`Way`].
+macro_rules! driver {
+    ($way:expr, $name:ident) => {{
+        let name =
+            CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).expect("a C string");
+        #[allow(unused_unsafe, reason = "a caller may stand in an unsafe block")]
+        // SAFETY: the driver's function of this name has this signature.
+        let function = unsafe {
+            std::mem::transmute::<*mut c_void, gshare_cuda_abi::signature::$name>($way.address(name))
+        };
+        function
+    }};
+}
+pub(crate) use driver;
 
 /// Both ways, and a context with a kernel that costs nothing.
 pub struct Setup {
     pub bare: Way,
     pub hooked: Way,
-    context: *mut c_void,
-    pub function: *mut c_void,
-    pub graph: *mut c_void,
+    context: sys::CUcontext,
+    pub function: sys::CUfunction,
+    pub graph: sys::CUgraphExec,
 }
 
 // SAFETY: handles of the driver's, which any thread may use.
 unsafe impl Sync for Setup {}
 
-pub fn ok(result: c_int) {
-    assert_eq!(result, 0, "the driver refused");
+pub fn ok(result: CUresult) {
+    assert!(result.is_ok(), "the driver refused: {result:?}");
 }
 
 /// A function by the symbol table in the library's own file. The hook answers each look-up of the loader, so that even `dlvsym` for
@@ -134,49 +107,37 @@ impl Setup {
             let own = symbol_of(c_library, c"dlsym");
             let bare = Way { name: "bare", driver, dlsym: std::mem::transmute::<*mut c_void, Dlsym>(own) };
             let hooked = Way { name: "hooked", driver, dlsym: libc::dlsym };
-            ok(hooked.get::<unsafe extern "C" fn(c_uint) -> c_int>(c"cuInit")(0));
+            ok(driver!(hooked, cuInit)(0));
             let mut context = null_mut();
-            let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
-                hooked.get(c"cuDevicePrimaryCtxRetain");
-            ok(retain(&raw mut context, 0));
-            ok(hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent")(context));
+            ok(driver!(hooked, cuDevicePrimaryCtxRetain)(&raw mut context, 0));
+            ok(driver!(hooked, cuCtxSetCurrent)(context));
             let text = format!(
                 ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry {kernel}()\n{{\nret;\n}}\n"
             );
             let text = CString::new(text).expect("no zero byte");
             let kernel = CString::new(kernel).expect("no zero byte");
             let (mut module, mut function) = (null_mut(), null_mut());
-            let load: unsafe extern "C" fn(*mut *mut c_void, *const libc::c_char) -> c_int =
-                hooked.get(c"cuModuleLoadData");
-            ok(load(&raw mut module, text.as_ptr()));
-            let find: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, *const libc::c_char) -> c_int =
-                hooked.get(c"cuModuleGetFunction");
-            ok(find(&raw mut function, module, kernel.as_ptr()));
+            ok(driver!(hooked, cuModuleLoadData)(&raw mut module, text.as_ptr().cast()));
+            ok(driver!(hooked, cuModuleGetFunction)(&raw mut function, module, kernel.as_ptr()));
             let graph = graph(&hooked, function, nodes);
             Self { bare, hooked, context, function, graph }
         }
     }
 
     /// Makes the context current and a stream of the calling thread's own.
-    pub fn stream(&self) -> *mut c_void {
+    pub fn stream(&self) -> sys::CUstream {
         let mut stream = null_mut();
         // SAFETY: the driver's functions by their C signatures.
         unsafe {
-            ok(self.hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent")(
-                self.context,
-            ));
-            let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int =
-                self.hooked.get(c"cuStreamCreate");
-            ok(create(&raw mut stream, 1));
+            ok(driver!(self.hooked, cuCtxSetCurrent)(self.context));
+            ok(driver!(self.hooked, cuStreamCreate)(&raw mut stream, 1));
         }
         stream
     }
 
-    pub fn destroy(&self, stream: *mut c_void) {
-        // SAFETY: the driver's function by its C signature.
-        unsafe {
-            ok(self.hooked.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuStreamDestroy_v2")(stream));
-        }
+    pub fn destroy(&self, stream: sys::CUstream) {
+        // SAFETY: a stream of this context.
+        ok(unsafe { driver!(self.hooked, cuStreamDestroy_v2)(stream) });
     }
 }
 
@@ -184,29 +145,21 @@ impl Setup {
 ///
 /// # Safety
 /// The context of `function` must be current.
-unsafe fn graph(way: &Way, function: *mut c_void, nodes: usize) -> *mut c_void {
+unsafe fn graph(way: &Way, function: sys::CUfunction, nodes: usize) -> sys::CUgraphExec {
     let (mut graph, mut node, mut exec) = (null_mut(), null_mut(), null_mut());
-    let kernel =
-        KernelNode { function, grid: [1, 1, 1], block: [1, 1, 1], shared: 0, pointers: [null_mut(); 4] };
-    type AddNode = unsafe extern "C" fn(
-        *mut *mut c_void,
-        *mut c_void,
-        *const *mut c_void,
-        usize,
-        *const KernelNode,
-    ) -> c_int;
-    // SAFETY: the driver's functions by their C signatures.
+    // SAFETY: integers and pointers that may be null; the driver's functions by their C signatures.
     unsafe {
-        let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int = way.get(c"cuGraphCreate");
-        ok(create(&raw mut graph, 0));
-        let add: AddNode = way.get(c"cuGraphAddKernelNode_v2");
+        let mut kernel: sys::CUDA_KERNEL_NODE_PARAMS_v2 = std::mem::zeroed();
+        kernel.func = function;
+        (kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ) = (1, 1, 1);
+        (kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ) = (1, 1, 1);
+        ok(driver!(way, cuGraphCreate)(&raw mut graph, 0));
+        let add = driver!(way, cuGraphAddKernelNode_v2);
         for already in 0..nodes {
             let before = node;
             ok(add(&raw mut node, graph, &raw const before, already.min(1), &raw const kernel));
         }
-        let instantiate: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> c_int =
-            way.get(c"cuGraphInstantiateWithFlags");
-        ok(instantiate(&raw mut exec, graph, 0));
+        ok(driver!(way, cuGraphInstantiateWithFlags)(&raw mut exec, graph, 0));
     }
     exec
 }
@@ -251,51 +204,44 @@ fn cpu_time() -> Duration {
 /// A driver function that launches, looked up once: to look it up costs more than a launch.
 #[derive(Clone, Copy)]
 enum Launch {
-    Kernel(Kernel),
-    KernelEx(KernelEx),
-    Graph(Two),
+    Kernel(signature::cuLaunchKernel),
+    KernelEx(signature::cuLaunchKernelEx),
+    Graph(signature::cuGraphLaunch),
 }
 
 impl Launch {
     fn of(way: Way, kind: Kind) -> Self {
-        // SAFETY: the driver's functions by their C signatures.
-        unsafe {
-            match kind {
-                Kind::Kernel => Self::Kernel(way.get(c"cuLaunchKernel")),
-                Kind::KernelEx => Self::KernelEx(way.get(c"cuLaunchKernelEx")),
-                Kind::Graph => Self::Graph(way.get(c"cuGraphLaunch")),
-            }
+        match kind {
+            Kind::Kernel => Self::Kernel(driver!(way, cuLaunchKernel)),
+            Kind::KernelEx => Self::KernelEx(driver!(way, cuLaunchKernelEx)),
+            Kind::Graph => Self::Graph(driver!(way, cuGraphLaunch)),
         }
     }
 
     /// Launches `count` times; the calling thread has the context.
     #[inline]
-    fn repeat(self, setup: &Setup, stream: *mut c_void, count: u64) {
+    fn repeat(self, setup: &Setup, stream: sys::CUstream, count: u64) {
         let (f, nothing) = (setup.function, null_mut());
         // SAFETY: the driver's functions by their C signatures, with handles of this context.
         unsafe {
             match self {
                 Self::Kernel(launch) => {
                     for _ in 0..count {
-                        launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
+                        _ = launch(f, 1, 1, 1, 1, 1, 1, 0, stream, nothing, nothing);
                     }
                 }
                 Self::KernelEx(launch) => {
-                    let config = LaunchConfig {
-                        grid: [1, 1, 1],
-                        block: [1, 1, 1],
-                        shared: 0,
-                        stream,
-                        attributes: null_mut(),
-                        count: 0,
-                    };
+                    let mut config: sys::CUlaunchConfig = std::mem::zeroed();
+                    (config.gridDimX, config.gridDimY, config.gridDimZ) = (1, 1, 1);
+                    (config.blockDimX, config.blockDimY, config.blockDimZ) = (1, 1, 1);
+                    config.hStream = stream;
                     for _ in 0..count {
-                        launch(&raw const config, f, nothing, nothing);
+                        _ = launch(&raw const config, f, nothing, nothing);
                     }
                 }
                 Self::Graph(launch) => {
                     for _ in 0..count {
-                        launch(setup.graph, stream);
+                        _ = launch(setup.graph, stream);
                     }
                 }
             }
@@ -304,7 +250,7 @@ impl Launch {
 }
 
 /// `count` launches on one stream; gives the time they took.
-pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count: u64) -> Time {
+pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: sys::CUstream, count: u64) -> Time {
     let launch = Launch::of(way, kind);
     let watch = Watch::start();
     launch.repeat(setup, stream, count);
@@ -313,8 +259,8 @@ pub fn launches(setup: &Setup, way: Way, kind: Kind, stream: *mut c_void, count:
 
 /// Waits for the device.
 pub fn synchronise(setup: &Setup) {
-    // SAFETY: the driver's function by its C signature.
-    ok(unsafe { setup.hooked.get::<unsafe extern "C" fn() -> c_int>(c"cuCtxSynchronize")() });
+    // SAFETY: the context is current.
+    ok(unsafe { driver!(setup.hooked, cuCtxSynchronize)() });
 }
 
 /// The step of a program that follows each launch.
@@ -327,11 +273,10 @@ pub enum Then {
 }
 
 /// Launches until the process that started this one is gone.
-pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, then: Then) -> ! {
+pub fn launch_forever(setup: &Setup, kind: Kind, stream: sys::CUstream, then: Then) -> ! {
     let parent = std::os::unix::process::parent_id();
     let launch = Launch::of(setup.hooked, kind);
-    // SAFETY: the driver's function by its C signature.
-    let wait: unsafe extern "C" fn() -> c_int = unsafe { setup.hooked.get(c"cuCtxSynchronize") };
+    let wait = driver!(setup.hooked, cuCtxSynchronize);
     while std::os::unix::process::parent_id() == parent {
         launch.repeat(setup, stream, 1);
         if then != Then::Launch {
@@ -346,7 +291,7 @@ pub fn launch_forever(setup: &Setup, kind: Kind, stream: *mut c_void, then: Then
 }
 
 /// Launches kernels and counts them until it is told to stop.
-pub fn launch_and_count(setup: &Setup, stream: *mut c_void, count: &AtomicU64, stop: &AtomicBool) {
+pub fn launch_and_count(setup: &Setup, stream: sys::CUstream, count: &AtomicU64, stop: &AtomicBool) {
     let launch = Launch::of(setup.hooked, Kind::Kernel);
     while !stop.load(Relaxed) {
         launch.repeat(setup, stream, 20);

@@ -43,14 +43,11 @@ fn event(handle: Handle) -> usize {
 }
 
 /// Writes to the program's out-pointer.
-///
-/// # Safety
-/// It is null or valid.
-unsafe fn put<T>(out: *mut T, value: T) -> Result {
+fn put<T>(out: *mut T, value: T) -> Result {
     if out.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: not null, and so valid by the driver's own contract.
     unsafe { out.write(value) };
     SUCCESS
 }
@@ -154,84 +151,45 @@ struct Address(*const c_void);
 // SAFETY: the address of a function.
 unsafe impl Sync for Address {}
 
-// SAFETY (of this list's blocks): out-pointers, strings and records are the program's, valid by the driver's own contract.
+// SAFETY (of this list's blocks): strings and records are the program's, valid by the driver's own contract.
 driver! {
     cuInit(_flags: c_uint) { SUCCESS }
-    cuDriverGetVersion(version: *mut c_int) {
-        // SAFETY: as said above.
-        unsafe { put(version, RELEASE) }
-    }
-    cuDeviceGetCount(count: *mut c_int) {
-        // SAFETY: as said above.
-        unsafe { put(count, 1) }
-    }
-    cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(device, ordinal) }
-    }
-    cuDeviceGetUuid(uuid: *mut [u8; 16], _device: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(uuid, *b"a stub's device.") }
-    }
-    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(uuid, *b"a stub's device.") }
-    }
-    cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(bytes, MEMORY) }
-    }
-    cuDeviceGetAttribute(value: *mut c_int, _attribute: c_uint, _device: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(value, 1) }
-    }
-    cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) {
-        // SAFETY: as said above.
-        unsafe { put(context, handle(CONTEXT)) }
-    }
+    cuDriverGetVersion(version: *mut c_int) { put(version, RELEASE) }
+    cuDeviceGetCount(count: *mut c_int) { put(count, 1) }
+    cuDeviceGet(device: *mut c_int, ordinal: c_int) { put(device, ordinal) }
+    cuDeviceGetUuid(uuid: *mut [u8; 16], _device: c_int) { put(uuid, *b"a stub's device.") }
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: c_int) { put(uuid, *b"a stub's device.") }
+    cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { put(bytes, MEMORY) }
+    cuDeviceGetAttribute(value: *mut c_int, _attribute: c_uint, _device: c_int) { put(value, 1) }
+    cuDevicePrimaryCtxRetain(context: *mut Handle, _device: c_int) { put(context, handle(CONTEXT)) }
     cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }
     cuDevicePrimaryCtxGetState(_device: c_int, flags: *mut c_uint, active: *mut c_int) {
-        // SAFETY: as said above.
-        unsafe { put(flags, 0).max(put(active, 1)) }
+        put(flags, 0).max(put(active, 1))
     }
     cuCtxSetCurrent(context: Handle) {
         CURRENT.set(context.addr());
         SUCCESS
     }
-    cuCtxGetCurrent(context: *mut Handle) {
-        // SAFETY: as said above.
-        unsafe { put(context, handle(CURRENT.get())) }
-    }
+    cuCtxGetCurrent(context: *mut Handle) { put(context, handle(CURRENT.get())) }
     cuCtxPushCurrent_v2(context: Handle) {
         CURRENT.set(context.addr());
         SUCCESS
     }
-    cuCtxPopCurrent_v2(context: *mut Handle) {
-        // SAFETY: as said above.
-        unsafe { put(context, handle(CURRENT.get())) }
-    }
+    cuCtxPopCurrent_v2(context: *mut Handle) { put(context, handle(CURRENT.get())) }
     cuCtxGetDevice(device: *mut c_int) {
         if CURRENT.get() == 0 {
             return INVALID_CONTEXT;
         }
-        // SAFETY: as said above.
-        unsafe { put(device, 0) }
+        put(device, 0)
     }
     cuCtxSynchronize() { said(wait(|streams, now| Some(streams.all_until(now)))) }
-    cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(mode, 0) }
-    }
-    cuModuleLoadData(module: *mut Handle, image: *const c_void) {
-        // SAFETY: as said above.
-        unsafe { put(module, image.cast_mut()) }
-    }
+    cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) { put(mode, 0) }
+    cuModuleLoadData(module: *mut Handle, image: *const c_void) { put(module, image.cast_mut()) }
     cuModuleGetFunction(function: *mut Handle, _module: Handle, name: *const c_char) {
         // SAFETY: as said above.
         let name = unsafe { CStr::from_ptr(name) };
         match name.to_str().ok().and_then(length_of) {
-            // SAFETY: as said above.
-            Some(length) => unsafe { put(function, Box::into_raw(Box::new(length)).cast()) },
+            Some(length) => put(function, Box::into_raw(Box::new(length)).cast()),
             None => NOT_FOUND,
         }
     }
@@ -240,31 +198,24 @@ driver! {
         // SAFETY: a handle of `cuModuleGetFunction`, which is never freed.
         launch(to, unsafe { *function.cast::<u64>() })
     }
-    cuGraphCreate(graph: *mut Handle, _flags: c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(graph, Box::into_raw(Box::new(0u64)).cast()) }
-    }
+    cuGraphCreate(graph: *mut Handle, _flags: c_uint) { put(graph, Box::into_raw(Box::new(0u64)).cast()) }
     // Nodes follow one another: only a node's kernel counts, the first field of its record.
     cuGraphAddKernelNode_v2(node: *mut Handle, graph: Handle, _after: *const Handle, _count: usize,
         kernel: *const Handle) {
         // SAFETY: as said above; handles of this library.
-        unsafe {
-            *graph.cast::<u64>() += *(*kernel).cast::<u64>();
-            put(node, graph)
-        }
+        unsafe { *graph.cast::<u64>() += *(*kernel).cast::<u64>() };
+        put(node, graph)
     }
     cuGraphInstantiateWithFlags(exec: *mut Handle, graph: Handle, _flags: u64) {
-        // SAFETY: as said above; handles of this library.
-        unsafe { put(exec, Box::into_raw(Box::new(*graph.cast::<u64>())).cast()) }
+        // SAFETY: a handle of this library.
+        let length = unsafe { *graph.cast::<u64>() };
+        put(exec, Box::into_raw(Box::new(length)).cast())
     }
     cuGraphLaunch(exec: Handle, to: Handle) {
         // SAFETY: a handle of this library.
         launch(to, unsafe { *exec.cast::<u64>() })
     }
-    cuStreamCreate(out: *mut Handle, _flags: c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(out, handle(STREAMS + streams().create())) }
-    }
+    cuStreamCreate(out: *mut Handle, _flags: c_uint) { put(out, handle(STREAMS + streams().create())) }
     cuStreamDestroy_v2(to: Handle) {
         if streams().destroy(stream(to)) { SUCCESS } else { INVALID_HANDLE }
     }
@@ -273,14 +224,8 @@ driver! {
         let now = now();
         said(streams().until(stream(to), now).is_some_and(|until| until <= now))
     }
-    cuStreamGetCtx(_to: Handle, context: *mut Handle) {
-        // SAFETY: as said above.
-        unsafe { put(context, handle(CONTEXT)) }
-    }
-    cuStreamIsCapturing(_to: Handle, status: *mut c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(status, 0) }
-    }
+    cuStreamGetCtx(_to: Handle, context: *mut Handle) { put(context, handle(CONTEXT)) }
+    cuStreamIsCapturing(_to: Handle, status: *mut c_uint) { put(status, 0) }
     cuStreamWaitEvent(to: Handle, of: Handle, _flags: c_uint) {
         let mut streams = streams();
         let entry = streams.wait_for(event(of));
@@ -296,10 +241,7 @@ driver! {
     cuLaunchHostFunc(to: Handle, function: HostFunction, argument: *mut c_void) {
         queue(to, Entry::Host(function, argument.expose_provenance()))
     }
-    cuEventCreate(out: *mut Handle, _flags: c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(out, handle(EVENTS + streams().create_event())) }
-    }
+    cuEventCreate(out: *mut Handle, _flags: c_uint) { put(out, handle(EVENTS + streams().create_event())) }
     cuEventDestroy_v2(_event: Handle) { SUCCESS }
     cuEventRecord(of: Handle, to: Handle) {
         let mut streams = streams();
@@ -317,44 +259,38 @@ driver! {
         let mut at = |of| Streams::event_at(&mut streams, event(of), now).filter(|&at| at <= now);
         let (Some(from), Some(to)) = (at(from), at(to)) else { return NOT_READY };
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "the driver's own type")]
-        // SAFETY: as said above.
-        unsafe { put(milliseconds, (to.cast_signed() - from.cast_signed()) as f32 / 1e6) }
+        let elapsed = (to.cast_signed() - from.cast_signed()) as f32 / 1e6;
+        put(milliseconds, elapsed)
     }
     cuMemAlloc_v2(address: *mut u64, bytes: usize) {
-        // SAFETY: as said above.
-        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| unsafe { put(address, place) })
+        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| put(address, place))
     }
     cuMemFree_v2(address: u64) { allocated().give_back(address) }
     cuMemCreate(physical: *mut u64, bytes: usize, _properties: *const c_void, _flags: u64) {
-        // SAFETY: as said above.
-        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| unsafe { put(physical, place) })
+        allocated().take(bytes).map_or(OUT_OF_MEMORY, |place| put(physical, place))
     }
     cuMemRelease(physical: u64) { allocated().give_back(physical) }
     cuMemAddressReserve(address: *mut u64, bytes: usize, align: usize, _wish: u64, _flags: u64) {
-        // SAFETY: as said above.
-        unsafe { put(address, allocated().addresses(bytes, align)) }
+        put(address, allocated().addresses(bytes, align))
     }
     cuMemAddressFree(_address: u64, _bytes: usize) { SUCCESS }
     cuMemMap(_address: u64, _bytes: usize, _offset: usize, _physical: u64, _flags: u64) { SUCCESS }
     cuMemUnmap(_address: u64, _bytes: usize) { SUCCESS }
     cuMemSetAccess(_address: u64, _bytes: usize, _access: *const c_void, _count: usize) { SUCCESS }
     cuMemGetAllocationGranularity(bytes: *mut usize, _properties: *const c_void, _option: c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(bytes, 2 << 20) }
+        put(bytes, 2 << 20)
     }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        // SAFETY: as said above.
-        unsafe { put(free, MEMORY - allocated().bytes).max(put(total, MEMORY)) }
+        put(free, MEMORY - allocated().bytes).max(put(total, MEMORY))
     }
     cuMemHostRegister_v2(_address: *mut c_void, _bytes: usize, _flags: c_uint) { SUCCESS }
     cuMemHostUnregister(_address: *mut c_void) { SUCCESS }
     cuMemHostGetDevicePointer_v2(address: *mut u64, host: *mut c_void, _flags: c_uint) {
-        // SAFETY: as said above.
-        unsafe { put(address, host.expose_provenance() as u64) }
+        put(address, host.expose_provenance() as u64)
     }
     cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) {
-        // SAFETY: as said above; zeroed memory that is never freed.
-        unsafe { put(address, libc::calloc(1, bytes)) }
+        // SAFETY: zeroed memory that is never freed.
+        put(address, unsafe { libc::calloc(1, bytes) })
     }
     cuMemcpyHtoDAsync_v2(_to: u64, _from: *const c_void, bytes: usize, on: Handle) {
         queue(on, Entry::Copy(bytes as u64 / 16))
@@ -370,11 +306,9 @@ driver! {
             own.as_bytes().strip_prefix(name).is_some_and(|rest| matches!(rest, b"" | b"_v2"))
         };
         let address = ALL.iter().find(|(own, _)| is(own)).map_or(std::ptr::null(), |(_, address)| address.0);
-        // SAFETY: as said above; the status may be left out.
-        unsafe {
-            put(status, u32::from(address.is_null()));
-            put(found, address).max(if address.is_null() { NOT_FOUND } else { SUCCESS })
-        }
+        // The status may be left out.
+        put(status, u32::from(address.is_null()));
+        put(found, address).max(if address.is_null() { NOT_FOUND } else { SUCCESS })
     }
 }
 

@@ -1,62 +1,21 @@
-//! A packer of the host's own in forty lines: it is checked by the public suite, and runs beside ours on the same load and in the same
-//! scenario of a whole platform.
+//! A packer of the host's own in forty lines, the first fit of `own_host`. The public suite checks it, and it runs beside ours on the same
+//! load and in the same scenario of a whole platform.
 //!
 //! `cargo run -p gshare-examples --bin own_packer`
 
-use gshare_core::{Bytes, GpuId, PlacementId};
-use gshare_sched::pack::{
-    Demand, GpuSpec, GpuStatus, MaxRects, MaxRectsConfig, PackError, Packer, Placed, Placement,
-};
+#[path = "../../own_host/src/first_fit.rs"]
+mod first_fit;
+
+use first_fit::FirstFit;
+use gshare_sched::pack::{MaxRects, MaxRectsConfig, Packer};
 use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sim::conformance::{Shares, packer};
 use gshare_sim::packing::{Churn, churn};
 use gshare_sim::scenario::{Own, Scenario};
 use gshare_sim::world;
 
-/// First fit: the lowest GPU with room. Our packer keeps the ledger of GPUs and placements, and moves nothing by itself.
-struct FirstFit(MaxRects);
-
-impl Packer for FirstFit {
-    /// The rule: every GPU is asked by itself, in the order of their numbers.
-    fn place_where(&mut self, demand: &Demand, allowed: &dyn Fn(GpuId) -> bool) -> Result<Placed, PackError> {
-        let mut gpus = Vec::new();
-        self.0.gpus(&mut |status| gpus.push(status.gpu));
-        let place = |gpu| self.0.place_where(demand, &|other| other == gpu && allowed(gpu)).ok();
-        match gpus.into_iter().find_map(place) {
-            Some(placed) => Ok(placed),
-            None => self.0.place_where(demand, allowed),
-        }
-    }
-
-    fn add_gpu(&mut self, gpu: GpuId, spec: GpuSpec) -> Result<(), PackError> {
-        self.0.add_gpu(gpu, spec)
-    }
-
-    fn remove_gpu(&mut self, gpu: GpuId) -> Result<(), PackError> {
-        self.0.remove_gpu(gpu)
-    }
-
-    fn release(&mut self, id: PlacementId) -> Result<Placement, PackError> {
-        self.0.release(id)
-    }
-
-    fn set_aside(&mut self, gpu: GpuId, memory: Bytes) -> Result<(), PackError> {
-        self.0.set_aside(gpu, memory)
-    }
-
-    fn placements(&self, visit: &mut dyn FnMut(&Placement)) {
-        self.0.placements(visit);
-    }
-
-    fn gpus(&self, visit: &mut dyn FnMut(&GpuStatus)) {
-        self.0.gpus(visit);
-    }
-}
-
 fn main() -> anyhow::Result<()> {
-    let own = || -> Box<dyn Packer> {
-        Box::new(FirstFit(MaxRects::new(MaxRectsConfig::default().with_rearrange_gpus(0))))
-    };
+    let own = || -> Box<dyn Packer> { Box::new(FirstFit::new(|_| {})) };
     packer(&own, Shares::Rectangles, 0..100)?;
     println!("first_fit keeps the contract of Packer: 100 seeds\n");
     let max_rects = || -> Box<dyn Packer> { Box::new(MaxRects::new(MaxRectsConfig::default())) };

@@ -24,6 +24,14 @@ impl CUresult {
     pub const fn is_ok(self) -> bool {
         self.0 == 0
     }
+
+    /// Follows a successful call up, and passes its result on.
+    pub fn on_success(self, follow: impl FnOnce()) -> Self {
+        if self.is_ok() {
+            follow();
+        }
+        self
+    }
 }
 
 impl From<sys::CUresult> for CUresult {

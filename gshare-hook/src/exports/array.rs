@@ -150,41 +150,26 @@ fn flat(
 }
 
 wrappers! { ARRAYS:
-    // SAFETY (of the blocks below): the caller's own arguments, passed on.
     // CUDA 2 creates arrays by these functions.
-    cuArrayCreate(out: *mut sys::CUarray, desc: *const c_void) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(out, desc) };
+    cuArrayCreate(out: *mut sys::CUarray, desc: *const c_void) |call| {
         let Some(full) = modern::<4>(desc) else { return call() };
         allocate_array(out, full.as_ptr(), None, call)
     }
-    cuArray3DCreate(out: *mut sys::CUarray, desc: *const c_void) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(out, desc) };
+    cuArray3DCreate(out: *mut sys::CUarray, desc: *const c_void) |call| {
         let Some(full) = modern::<6>(desc) else { return call() };
         allocate_array(out, full.as_ptr(), None, call)
     }
-    cuArrayCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY_DESCRIPTOR) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(out, desc) };
+    cuArrayCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY_DESCRIPTOR) |call| {
         let Some(full) = flat(desc) else { return call() };
         allocate_array(out, full.as_ptr(), None, call)
     }
-    cuArray3DCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR) |real| {
-        // SAFETY: as above.
-        allocate_array(out, desc, None, || unsafe { real(out, desc) })
+    cuArray3DCreate_v2(out: *mut sys::CUarray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR) |call| {
+        allocate_array(out, desc, None, call)
     }
-    cuArrayDestroy(array: sys::CUarray) |real| {
-        // SAFETY: as above.
-        free(Key(Kind::Array, array.addr() as u64), || unsafe { real(array) })
-    }
+    cuArrayDestroy(array: sys::CUarray) |call| { free(Key(Kind::Array, array.addr() as u64), call) }
     cuMipmappedArrayCreate(out: *mut sys::CUmipmappedArray, desc: *const sys::CUDA_ARRAY3D_DESCRIPTOR,
-        levels: c_uint) |real| {
-        // SAFETY: as above.
-        allocate_array(out, desc, Some(levels), || unsafe { real(out, desc, levels) })
-    }
-    cuMipmappedArrayDestroy(array: sys::CUmipmappedArray) |real| {
-        // SAFETY: as above.
-        free(Key(Kind::Array, array.addr() as u64), || unsafe { real(array) })
+        levels: c_uint) |call| { allocate_array(out, desc, Some(levels), call) }
+    cuMipmappedArrayDestroy(array: sys::CUmipmappedArray) |call| {
+        free(Key(Kind::Array, array.addr() as u64), call)
     }
 }

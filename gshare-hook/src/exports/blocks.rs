@@ -161,39 +161,21 @@ pub(super) fn let_go(name: sys::CUmemGenericAllocationHandle, call: impl FnOnce(
     blocks().and_then(|blocks| blocks.handles.let_go(name)).unwrap_or_else(call)
 }
 
-/// Wrappers of calls that touch or look at memory.
-macro_rules! touching {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
-        wrappers! { TOUCHING:
-            $($name($($arg: $type),*) |real| {
-                // SAFETY: the caller's own arguments.
-                inside(|| unsafe { real($($arg),*) })
-            })*
-        }
-    };
-}
-
-touching! {
-    cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr);
-    cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CUdeviceptr);
-    cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, address: CUdeviceptr);
-    cuMemAddressFree(address: CUdeviceptr, bytes: usize);
-    cuStreamWriteValue32(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    cuStreamWriteValue32_v2(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    cuStreamWriteValue32_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    cuStreamWriteValue32_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    cuStreamWriteValue64(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-    cuStreamWriteValue64_v2(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-    cuStreamWriteValue64_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-    cuStreamWriteValue64_v2_ptsz(stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-}
-
-wrappers! { SHARING:
-    // SAFETY (of the blocks below): the caller's own arguments, passed on.
-    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize) |real| {
+wrappers! { BLOCKS:
+    // Calls that touch or look at memory.
+    cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr) |call| { inside(call) }
+    cuPointerGetAttributes(count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void,
+        address: CUdeviceptr) |call| { inside(call) }
+    cuIpcGetMemHandle(handle: *mut sys::CUipcMemHandle, address: CUdeviceptr) |call| { inside(call) }
+    cuMemAddressFree(address: CUdeviceptr, bytes: usize) |call| { inside(call) }
+    cuStreamWriteValue32, cuStreamWriteValue32_ptsz, cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint) |call| { inside(call) }
+    cuStreamWriteValue64, cuStreamWriteValue64_ptsz, cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(
+        stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint) |call| { inside(call) }
+    // Calls that may give memory to others.
+    cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const sys::CUmemAccessDesc, count: usize) |call| {
         inside(|| {
-            // SAFETY: as above.
-            let result = unsafe { real(address, bytes, access, count) };
+            let result = call();
             if result.is_ok() && let Some(blocks) = blocks() {
                 // SAFETY: the caller's own list, which the driver has just read: the kind and number of the location, and the flags.
                 let alone = count == 1 && blocks.is_alone(unsafe { access.cast::<[u32; 3]>().read() });
@@ -202,15 +184,14 @@ wrappers! { SHARING:
             result
         })
     }
-    cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |real| {
+    cuMemRetainAllocationHandle(out: *mut sys::CUmemGenericAllocationHandle, address: *mut c_void) |call| {
         let at = address.addr() as u64;
         let result = match blocks().and_then(|blocks| blocks.handles.retain(at)) {
             Some(name) => {
                 write(out, name);
                 CUresult::CUDA_SUCCESS
             }
-            // SAFETY: as above.
-            None => shared(at, 1, || unsafe { real(out, address) }),
+            None => shared(at, 1, call),
         };
         if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
             runtime.book.link(Key(Kind::Handle, read(out)));
@@ -218,59 +199,41 @@ wrappers! { SHARING:
         result
     }
     cuMemGetAllocationPropertiesFromHandle(properties: *mut sys::CUmemAllocationProp,
-        physical: sys::CUmemGenericAllocationHandle) |real| {
-        // SAFETY: as above.
-        by_handle(physical, false, |physical| unsafe { real(properties, physical) })
-    }
+        physical: sys::CUmemGenericAllocationHandle) |call(physical)| { by_handle(physical, false, call) }
     cuMemExportToShareableHandle(out: *mut c_void, physical: sys::CUmemGenericAllocationHandle,
-        kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        by_handle(physical, true, |physical| unsafe { real(out, physical, kind, flags) })
+        kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |call(physical)| {
+        by_handle(physical, true, call)
     }
     cuMulticastBindMem(multicast: sys::CUmemGenericAllocationHandle, offset: usize,
-        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        by_handle(physical, true, |physical| unsafe { real(multicast, offset, physical, at, bytes, flags) })
+        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |call(physical)| {
+        by_handle(physical, true, call)
     }
     cuMulticastBindMem_v2(multicast: sys::CUmemGenericAllocationHandle, device: CUdevice, offset: usize,
-        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        by_handle(physical, true, |physical| unsafe { real(multicast, device, offset, physical, at, bytes, flags) })
+        physical: sys::CUmemGenericAllocationHandle, at: usize, bytes: usize, flags: c_ulonglong) |call(physical)| {
+        by_handle(physical, true, call)
     }
     cuLogicalEndpointBindMem(endpoint: sys::CUlogicalEndpointId, device: CUdevice, offset: u64,
-        physical: sys::CUmemGenericAllocationHandle, at: u64, bytes: u64, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        by_handle(physical, true, |physical| unsafe { real(endpoint, device, offset, physical, at, bytes, flags) })
+        physical: sys::CUmemGenericAllocationHandle, at: u64, bytes: u64, flags: c_ulonglong) |call(physical)| {
+        by_handle(physical, true, call)
     }
     // A block answers as the allocation that the program asked for.
-    cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) |real| {
+    cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) |call| {
         match blocks().and_then(|blocks| blocks.around(address)) {
             Some((first, length)) => {
                 write(base, first);
                 write(bytes, usize::try_from(length).unwrap_or(usize::MAX));
                 CUresult::CUDA_SUCCESS
             }
-            // SAFETY: as above.
-            None => unsafe { real(base, bytes, address) },
+            None => call(),
         }
     }
-    cuPointerSetAttribute(value: *const c_void, attribute: c_uint, address: CUdeviceptr) |real| {
-        // SAFETY: as above.
-        shared(address, 1, || unsafe { real(value, attribute, address) })
+    cuPointerSetAttribute(value: *const c_void, attribute: c_uint, address: CUdeviceptr) |call| {
+        shared(address, 1, call)
     }
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint,
-        flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        shared(address, bytes as u64, || unsafe { real(handle, address, bytes, kind, flags) })
-    }
-    cuMulticastBindAddr(multicast: sys::CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, bytes: usize,
-        flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        shared(address, bytes as u64, || unsafe { real(multicast, offset, address, bytes, flags) })
-    }
+        flags: c_ulonglong) |call| { shared(address, bytes as u64, call) }
+    cuMulticastBindAddr(multicast: sys::CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr,
+        bytes: usize, flags: c_ulonglong) |call| { shared(address, bytes as u64, call) }
     cuMulticastBindAddr_v2(multicast: sys::CUmemGenericAllocationHandle, device: CUdevice, offset: usize,
-        address: CUdeviceptr, bytes: usize, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        shared(address, bytes as u64, || unsafe { real(multicast, device, offset, address, bytes, flags) })
-    }
+        address: CUdeviceptr, bytes: usize, flags: c_ulonglong) |call| { shared(address, bytes as u64, call) }
 }

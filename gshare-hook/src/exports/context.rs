@@ -105,14 +105,12 @@ fn retained(device: CUdevice) -> Option<&'static AtomicU32> {
 
 /// Counts a reference to a primary context, which may be in use only from now on.
 fn retain(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let result = call();
-    if result.is_ok() {
+    call().on_success(|| {
         if let Some(retained) = retained(device) {
             retained.fetch_add(1, Ordering::AcqRel);
         }
         CONTROL.context_on(device);
-    }
-    result
+    })
 }
 
 /// Gives a reference to a primary context back. Only the last reference may be the end of the context.
@@ -130,13 +128,11 @@ fn made_on(device: CUdevice) {
 }
 
 fn created(device: CUdevice, call: impl FnOnce() -> CUresult) -> CUresult {
-    let result = call();
-    if result.is_ok() {
+    call().on_success(|| {
         made_on(device);
         // A new context becomes current at once.
         segments::switching(context::current_handle().unwrap_or(0));
-    }
-    result
+    })
 }
 
 /// Notes a stream made with these flags.
@@ -239,93 +235,32 @@ fn end_capture(stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
 }
 
 wrappers! { CONTEXTS:
-    // SAFETY (of this file's blocks): the caller's own arguments, passed on.
-    cuCtxCreate(context: *mut sys::CUcontext, flags: c_uint, device: CUdevice) |real| {
-        // SAFETY: as above.
-        created(device, || unsafe { real(context, flags, device) })
+    cuCtxCreate, cuCtxCreate_v2(context: *mut sys::CUcontext, flags: c_uint, device: CUdevice) |call| {
+        created(device, call)
     }
-    cuCtxCreate_v2(context: *mut sys::CUcontext, flags: c_uint, device: CUdevice) |real| {
-        // SAFETY: as above.
-        created(device, || unsafe { real(context, flags, device) })
-    }
-    cuCtxCreate_v3(context: *mut sys::CUcontext, params: *mut sys::CUexecAffinityParam, count: c_int, flags: c_uint,
-        device: CUdevice) |real| {
-        // SAFETY: as above.
-        created(device, || unsafe { real(context, params, count, flags, device) })
-    }
+    cuCtxCreate_v3(context: *mut sys::CUcontext, params: *mut sys::CUexecAffinityParam, count: c_int,
+        flags: c_uint, device: CUdevice) |call| { created(device, call) }
     cuCtxCreate_v4(context: *mut sys::CUcontext, params: *mut sys::CUctxCreateParams, flags: c_uint,
-        device: CUdevice) |real| {
-        // SAFETY: as above.
-        created(device, || unsafe { real(context, params, flags, device) })
+        device: CUdevice) |call| { created(device, call) }
+    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: CUdevice) |call| { retain(device, call) }
+    cuCtxDestroy, cuCtxDestroy_v2(context: sys::CUcontext) |call| { destroy(context, call) }
+    cuCtxAttach(context: *mut sys::CUcontext, flags: c_uint) |call| {
+        call().on_success(|| attachments().push(written(context)))
     }
-    cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: CUdevice) |real| {
-        // SAFETY: as above.
-        retain(device, || unsafe { real(context, device) })
-    }
-    cuCtxDestroy(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        destroy(context, || unsafe { real(context) })
-    }
-    cuCtxDestroy_v2(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        destroy(context, || unsafe { real(context) })
-    }
-    cuCtxAttach(context: *mut sys::CUcontext, flags: c_uint) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(context, flags) };
-        if result.is_ok() {
-            attachments().push(written(context));
-        }
-        result
-    }
-    cuCtxDetach(context: sys::CUcontext) |real| {
+    cuCtxDetach(context: sys::CUcontext) |call| {
         let attached = {
             let mut attachments = attachments();
             let at = attachments.iter().position(|&attached| attached == context.addr());
             at.map(|at| attachments.swap_remove(at)).is_some()
         };
-        // SAFETY: as above.
-        let call = || unsafe { real(context) };
         if attached { call() } else { destroy(context, call) }
     }
-    cuDevicePrimaryCtxRelease(device: CUdevice) |real| {
-        // SAFETY: as above.
-        release(device, || unsafe { real(device) })
-    }
-    cuDevicePrimaryCtxRelease_v2(device: CUdevice) |real| {
-        // SAFETY: as above.
-        release(device, || unsafe { real(device) })
-    }
-    cuDevicePrimaryCtxReset(device: CUdevice) |real| {
-        // SAFETY: as above.
-        let_go(device, || unsafe { real(device) })
-    }
-    cuDevicePrimaryCtxReset_v2(device: CUdevice) |real| {
-        // SAFETY: as above.
-        let_go(device, || unsafe { real(device) })
-    }
-    cuCtxSetCurrent(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        switch(context, || unsafe { real(context) })
-    }
-    cuCtxPushCurrent(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        switch(context, || unsafe { real(context) })
-    }
-    cuCtxPushCurrent_v2(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        switch(context, || unsafe { real(context) })
-    }
-    cuCtxPopCurrent(context: *mut sys::CUcontext) |real| {
-        // SAFETY: as above.
-        switch_back(|| unsafe { real(context) })
-    }
-    cuCtxPopCurrent_v2(context: *mut sys::CUcontext) |real| {
-        // SAFETY: as above.
-        switch_back(|| unsafe { real(context) })
-    }
+    cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2(device: CUdevice) |call| { release(device, call) }
+    cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2(device: CUdevice) |call| { let_go(device, call) }
+    cuCtxSetCurrent, cuCtxPushCurrent, cuCtxPushCurrent_v2(context: sys::CUcontext) |call| { switch(context, call) }
+    cuCtxPopCurrent, cuCtxPopCurrent_v2(context: *mut sys::CUcontext) |call| { switch_back(call) }
     // The context's streams go with it.
-    cuGreenCtxDestroy(context: sys::CUgreenCtx) |real| {
+    cuGreenCtxDestroy(context: sys::CUgreenCtx) |call| {
         synchronise(|| {
             let handle = context::forget_green(context.addr());
             let runtime = handle.and_then(|handle| Some((handle, PROCESS.runtime()?)));
@@ -337,8 +272,7 @@ wrappers! { CONTEXTS:
                 pools.destroying(handle);
             }
             segments::destroying(ALL_STREAMS);
-            // SAFETY: as above.
-            let result = unsafe { real(context) };
+            let result = call();
             if result.is_ok() {
                 [Some(context.addr()), handle].into_iter().flatten().for_each(captures_gone);
                 if let Some((handle, pools)) = pools {
@@ -348,128 +282,47 @@ wrappers! { CONTEXTS:
             result
         })
     }
-    cuCtxFromGreenCtx(out: *mut sys::CUcontext, context: sys::CUgreenCtx) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(out, context) };
-        if result.is_ok() {
-            context::name_green(context.addr(), written(out));
-        }
-        result
+    cuCtxFromGreenCtx(out: *mut sys::CUcontext, context: sys::CUgreenCtx) |call| {
+        call().on_success(|| context::name_green(context.addr(), written(out)))
     }
     cuGreenCtxCreate(out: *mut sys::CUgreenCtx, description: sys::CUdevResourceDesc, device: CUdevice,
-        flags: c_uint) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(out, description, device, flags) };
-        if result.is_ok() {
+        flags: c_uint) |call| {
+        call().on_success(|| {
             made_on(device);
             if let Some(host) = primary(device) {
                 context::note_green(written(out), host);
             }
-        }
-        result
+        })
     }
-    cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |real| {
-        // SAFETY: as above.
-        stream_made(flags, || unsafe { real(stream, flags) })
+    cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) |call| { stream_made(flags, call) }
+    cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int) |call| {
+        stream_made(flags, call)
     }
-    cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int) |real| {
-        // SAFETY: as above.
-        stream_made(flags, || unsafe { real(stream, flags, priority) })
+    cuStreamDestroy, cuStreamDestroy_v2(stream: sys::CUstream) |call| { destroy_stream(stream, call) }
+    cuStreamBeginCapture, cuStreamBeginCapture_ptsz(stream: sys::CUstream) |call, per_thread| {
+        begin_capture(stream_of(stream, per_thread), call)
     }
-    cuStreamDestroy(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        destroy_stream(stream, || unsafe { real(stream) })
+    cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz(stream: sys::CUstream,
+        mode: c_uint) |call, per_thread| { begin_capture(stream_of(stream, per_thread), call) }
+    cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(stream: sys::CUstream, graph: sys::CUgraph,
+        dependencies: *const sys::CUgraphNode, data: *const sys::CUgraphEdgeData, count: usize,
+        mode: c_uint) |call, per_thread| { begin_capture(stream_of(stream, per_thread), call) }
+    cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz(stream: sys::CUstream, mode: c_uint,
+        graph: sys::CUgraph, callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |call, per_thread| {
+        begin_capture(stream_of(stream, per_thread), call)
     }
-    cuStreamDestroy_v2(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        destroy_stream(stream, || unsafe { real(stream) })
+    cuStreamBeginCaptureToCig, cuStreamBeginCaptureToCig_ptsz(stream: sys::CUstream,
+        params: *mut sys::CUstreamCigCaptureParams) |call, per_thread| {
+        begin_capture(stream_of(stream, per_thread), call)
     }
-    cuStreamBeginCapture(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, false), || unsafe { real(stream) })
+    cuStreamEndCapture, cuStreamEndCapture_ptsz(stream: sys::CUstream,
+        graph: *mut sys::CUgraph) |call, per_thread| { end_capture(stream_of(stream, per_thread), call) }
+    cuStreamEndCaptureToCig, cuStreamEndCaptureToCig_ptsz(stream: sys::CUstream) |call, per_thread| {
+        end_capture(stream_of(stream, per_thread), call)
     }
-    cuStreamBeginCapture_ptsz(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, true), || unsafe { real(stream) })
-    }
-    cuStreamBeginCapture_v2(stream: sys::CUstream, mode: c_uint) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, false), || unsafe { real(stream, mode) })
-    }
-    cuStreamBeginCapture_v2_ptsz(stream: sys::CUstream, mode: c_uint) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, true), || unsafe { real(stream, mode) })
-    }
-    cuStreamBeginCaptureToGraph(stream: sys::CUstream, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
-        data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, false), || unsafe { real(stream, graph, dependencies, data, count, mode) })
-    }
-    cuStreamBeginCaptureToGraph_ptsz(stream: sys::CUstream, graph: sys::CUgraph,
-        dependencies: *const sys::CUgraphNode, data: *const sys::CUgraphEdgeData, count: usize, mode: c_uint) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, true), || unsafe { real(stream, graph, dependencies, data, count, mode) })
-    }
-    cuStreamBeginRecaptureToGraph(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
-        callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, false), || unsafe { real(stream, mode, graph, callback, data) })
-    }
-    cuStreamBeginRecaptureToGraph_ptsz(stream: sys::CUstream, mode: c_uint, graph: sys::CUgraph,
-        callback: sys::CUgraphRecaptureCallback, data: *mut c_void) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, true), || unsafe { real(stream, mode, graph, callback, data) })
-    }
-    cuStreamBeginCaptureToCig(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, false), || unsafe { real(stream, params) })
-    }
-    cuStreamBeginCaptureToCig_ptsz(stream: sys::CUstream, params: *mut sys::CUstreamCigCaptureParams) |real| {
-        // SAFETY: as above.
-        begin_capture(stream_of(stream, true), || unsafe { real(stream, params) })
-    }
-    cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) |real| {
-        // SAFETY: as above.
-        end_capture(stream_of(stream, false), || unsafe { real(stream, graph) })
-    }
-    cuStreamEndCapture_ptsz(stream: sys::CUstream, graph: *mut sys::CUgraph) |real| {
-        // SAFETY: as above.
-        end_capture(stream_of(stream, true), || unsafe { real(stream, graph) })
-    }
-    cuStreamEndCaptureToCig(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        end_capture(stream_of(stream, false), || unsafe { real(stream) })
-    }
-    cuStreamEndCaptureToCig_ptsz(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        end_capture(stream_of(stream, true), || unsafe { real(stream) })
-    }
-    cuCtxSynchronize() |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real() })
-    }
-    cuCtxSynchronize_v2(context: sys::CUcontext) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(context) })
-    }
-    cuStreamSynchronize(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(stream) })
-    }
-    cuStreamSynchronize_ptsz(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(stream) })
-    }
-    cuStreamQuery(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(stream) })
-    }
-    cuStreamQuery_ptsz(stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(stream) })
-    }
-    cuEventSynchronize(event: sys::CUevent) |real| {
-        // SAFETY: as above.
-        synchronise(|| unsafe { real(event) })
-    }
+    cuCtxSynchronize() |call| { synchronise(call) }
+    cuCtxSynchronize_v2(context: sys::CUcontext) |call| { synchronise(call) }
+    cuStreamSynchronize, cuStreamSynchronize_ptsz, cuStreamQuery, cuStreamQuery_ptsz(
+        stream: sys::CUstream) |call| { synchronise(call) }
+    cuEventSynchronize(event: sys::CUevent) |call| { synchronise(call) }
 }

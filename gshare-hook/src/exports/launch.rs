@@ -79,105 +79,49 @@ fn threads(grid: [c_uint; 3], block: [c_uint; 3]) -> u64 {
     product(grid).wrapping_mul(product(block))
 }
 
-macro_rules! kernel {
-    ($real:ident, $per_thread:literal, $f:ident, [$gx:ident, $gy:ident, $gz:ident, $bx:ident, $by:ident, $bz:ident],
-     $stream:ident, ($($arg:ident),*)) => {{
-        let size = threads([$gx, $gy, $gz], [$bx, $by, $bz]);
-        // SAFETY: the caller's own arguments.
-        launch($f.addr() as u64, size, stream_of($stream, $per_thread), move || unsafe { $real($($arg),*) })
-    }};
-}
-
-macro_rules! kernel_by_config {
-    ($real:ident, $per_thread:literal, $config:ident, $f:ident, ($($arg:ident),*)) => {{
-        // SAFETY: null, or the caller's own configuration, of which only integers and one pointer are read.
-        let (size, stream) = match unsafe { $config.as_ref() } {
-            Some(c) => (
-                threads([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]),
-                stream_of(c.hStream, $per_thread),
-            ),
-            // SAFETY: the caller's own arguments; the driver refuses them.
-            None => return unsafe { $real($($arg),*) },
-        };
-        // SAFETY: the caller's own arguments.
-        launch($f.addr() as u64, size, stream, move || unsafe { $real($($arg),*) })
-    }};
-}
-
 wrappers! { LAUNCHES:
-    cuLaunchKernel(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |real| {
-        kernel!(real, false, f, [gx, gy, gz, bx, by, bz], stream,
-            (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
+    cuLaunchKernel, cuLaunchKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint,
+        by: c_uint, bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void,
+        extra: *mut *mut c_void) |call, per_thread| {
+        launch(f.addr() as u64, threads([gx, gy, gz], [bx, by, bz]), stream_of(stream, per_thread), call)
     }
-    cuLaunchKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void, extra: *mut *mut c_void) |real| {
-        kernel!(real, true, f, [gx, gy, gz, bx, by, bz], stream,
-            (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra))
+    cuLaunchKernelEx, cuLaunchKernelEx_ptsz(config: *const sys::CUlaunchConfig, f: sys::CUfunction,
+        params: *mut *mut c_void, extra: *mut *mut c_void) |call, per_thread| {
+        // SAFETY: null, which the driver refuses, or the caller's own, of which only integers and one pointer are read.
+        let Some(c) = (unsafe { config.as_ref() }) else { return call() };
+        let size = threads([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]);
+        launch(f.addr() as u64, size, stream_of(c.hStream, per_thread), call)
     }
-    cuLaunchKernelEx(config: *const sys::CUlaunchConfig, f: sys::CUfunction, params: *mut *mut c_void,
-        extra: *mut *mut c_void) |real| {
-        kernel_by_config!(real, false, config, f, (config, f, params, extra))
-    }
-    cuLaunchKernelEx_ptsz(config: *const sys::CUlaunchConfig, f: sys::CUfunction, params: *mut *mut c_void,
-        extra: *mut *mut c_void) |real| {
-        kernel_by_config!(real, true, config, f, (config, f, params, extra))
-    }
-    cuLaunchCooperativeKernel(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
-        bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void) |real| {
-        kernel!(real, false, f, [gx, gy, gz, bx, by, bz], stream, (f, gx, gy, gz, bx, by, bz, shared, stream, params))
-    }
-    cuLaunchCooperativeKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
-        bz: c_uint, shared: c_uint, stream: sys::CUstream, params: *mut *mut c_void) |real| {
-        kernel!(real, true, f, [gx, gy, gz, bx, by, bz], stream, (f, gx, gy, gz, bx, by, bz, shared, stream, params))
+    cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(f: sys::CUfunction, gx: c_uint, gy: c_uint,
+        gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: sys::CUstream,
+        params: *mut *mut c_void) |call, per_thread| {
+        launch(f.addr() as u64, threads([gx, gy, gz], [bx, by, bz]), stream_of(stream, per_thread), call)
     }
     // One launch on several devices is charged as one launch on the first device, where its cost is learned.
-    cuLaunchCooperativeKernelMultiDevice(list: *mut sys::CUDA_LAUNCH_PARAMS, devices: c_uint, flags: c_uint) |real| {
+    cuLaunchCooperativeKernelMultiDevice(list: *mut sys::CUDA_LAUNCH_PARAMS, devices: c_uint,
+        flags: c_uint) |call| {
         // SAFETY: null, or the caller's own list.
-        let Some(first) = (unsafe { list.as_ref() }).filter(|_| devices > 0) else {
-            // SAFETY: the caller's own arguments; the driver refuses them.
-            return unsafe { real(list, devices, flags) };
-        };
+        let Some(first) = (unsafe { list.as_ref() }).filter(|_| devices > 0) else { return call() };
         let grid = [first.gridDimX, first.gridDimY, first.gridDimZ];
         let size = threads(grid, [first.blockDimX, first.blockDimY, first.blockDimZ]);
-        // SAFETY: the caller's own arguments.
-        launch(first.function.addr() as u64, size, stream_of(first.hStream, false), move || unsafe {
-            real(list, devices, flags)
-        })
+        launch(first.function.addr() as u64, size, stream_of(first.hStream, false), call)
     }
-    cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
-        // SAFETY: the caller's own arguments.
-        let result = launch(exec.addr() as u64, 0, stream_of(stream, false), move || unsafe { real(exec, stream) });
+    cuGraphLaunch, cuGraphLaunch_ptsz(exec: sys::CUgraphExec, stream: sys::CUstream) |call, per_thread| {
+        let result = launch(exec.addr() as u64, 0, stream_of(stream, per_thread), call);
         crate::exports::pools::graph_launched();
         result
     }
-    cuGraphLaunch_ptsz(exec: sys::CUgraphExec, stream: sys::CUstream) |real| {
-        // SAFETY: the caller's own arguments.
-        let result = launch(exec.addr() as u64, 0, stream_of(stream, true), move || unsafe { real(exec, stream) });
-        crate::exports::pools::graph_launched();
-        result
-    }
-    cuGraphExecDestroy(exec: sys::CUgraphExec) |real| {
-        // SAFETY: the caller's own arguments.
-        let result = unsafe { real(exec) };
-        if result.is_ok() {
-            admit::forget(exec.addr() as u64, 0);
-        }
-        result
+    cuGraphExecDestroy(exec: sys::CUgraphExec) |call| {
+        call().on_success(|| admit::forget(exec.addr() as u64, 0))
     }
     // CUDA 2 launches by these functions, on the default stream.
-    cuLaunch(f: sys::CUfunction) |real| {
-        // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, 1, 0, move || unsafe { real(f) })
-    }
-    cuLaunchGrid(f: sys::CUfunction, width: c_int, height: c_int) |real| {
+    cuLaunch(f: sys::CUfunction) |call| { launch(f.addr() as u64, 1, 0, call) }
+    cuLaunchGrid(f: sys::CUfunction, width: c_int, height: c_int) |call| {
         let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
-        // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, size, 0, move || unsafe { real(f, width, height) })
+        launch(f.addr() as u64, size, 0, call)
     }
-    cuLaunchGridAsync(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) |real| {
+    cuLaunchGridAsync(f: sys::CUfunction, width: c_int, height: c_int, stream: sys::CUstream) |call| {
         let size = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
-        // SAFETY: the caller's own arguments.
-        launch(f.addr() as u64, size, stream_of(stream, false), move || unsafe { real(f, width, height, stream) })
+        launch(f.addr() as u64, size, stream_of(stream, false), call)
     }
 }

@@ -245,24 +245,21 @@ pub(super) fn write<T>(pointer: *mut T, value: T) {
 }
 
 wrappers! { MEMORY:
-    // SAFETY (of the blocks below): the caller's own arguments, passed on.
-    cuMemAlloc(address: *mut c_uint, bytes: c_uint) |real| {
-        // SAFETY: as above.
-        allocate(bytes.into(), || unsafe { real(address, bytes) }, || (pointer(read(address).into()), bytes.into()), || {})
+    cuMemAlloc(address: *mut c_uint, bytes: c_uint) |call| {
+        allocate(bytes.into(), call, || (pointer(read(address).into()), bytes.into()), || {})
     }
-    cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) |real| {
+    cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) |call| {
         if let Some(result) = allocate_block(bytes as u64, |block| write(address, block)) {
             return result;
         }
-        // SAFETY: as above.
-        allocate(bytes as u64, || unsafe { real(address, bytes) }, || (pointer(read(address)), bytes as u64), || {})
+        allocate(bytes as u64, call, || (pointer(read(address)), bytes as u64), || {})
     }
-    cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint) |real| {
+    cuMemAllocManaged(address: *mut CUdeviceptr, bytes: usize, flags: c_uint) |call| {
         let made = || (pointer(read(address)), bytes as u64);
-        // SAFETY: as above.
-        allocate(bytes as u64, || unsafe { real(address, bytes, flags) }, made, || {})
+        allocate(bytes as u64, call, made, || {})
     }
-    cuMemAllocPitch(address: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint) |real| {
+    cuMemAllocPitch(address: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint,
+        element: c_uint) |call| {
         let made = || (pointer(read(address).into()), u64::from(read(pitch)).saturating_mul(height.into()));
         let before = (read(address), read(pitch));
         let undo = || if let Some(free) = real!(cuMemFree) {
@@ -272,11 +269,10 @@ wrappers! { MEMORY:
             write(pitch, before.1);
         };
         let bytes = u64::from(width).saturating_mul(height.into());
-        // SAFETY: as above.
-        allocate(bytes, || unsafe { real(address, pitch, width, height, element) }, made, undo)
+        allocate(bytes, call, made, undo)
     }
     cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize,
-        element: c_uint) |real| {
+        element: c_uint) |call| {
         let made = || (pointer(read(address)), (read(pitch) as u64).saturating_mul(height as u64));
         let before = (read(address), read(pitch));
         let rows = width.checked_next_multiple_of(PITCH).and_then(|row| Some((row, row.checked_mul(height)?)));
@@ -292,21 +288,14 @@ wrappers! { MEMORY:
             write(pitch, before.1);
         };
         let bytes = (width as u64).saturating_mul(height as u64);
-        // SAFETY: as above.
-        allocate(bytes, || unsafe { real(address, pitch, width, height, element) }, made, undo)
+        allocate(bytes, call, made, undo)
     }
-    cuMemFree(address: c_uint) |real| {
-        // SAFETY: as above.
-        free(pointer(address.into()), || unsafe { real(address) })
+    cuMemFree(address: c_uint) |call| { free(pointer(address.into()), call) }
+    cuMemFree_v2(address: CUdeviceptr) |call| {
+        free_block(address).unwrap_or_else(|| free(pointer(address), call))
     }
-    cuMemFree_v2(address: CUdeviceptr) |real| {
-        // SAFETY: as above.
-        free_block(address).unwrap_or_else(|| free(pointer(address), || unsafe { real(address) }))
-    }
-    cuMemCreate(out: *mut sys::CUmemGenericAllocationHandle, bytes: usize, prop: *const sys::CUmemAllocationProp,
-        flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(out, bytes, prop, flags) };
+    cuMemCreate(out: *mut sys::CUmemGenericAllocationHandle, bytes: usize,
+        prop: *const sys::CUmemAllocationProp, flags: c_ulonglong) |call| {
         if prop.is_null() {
             return call();
         }
@@ -315,52 +304,34 @@ wrappers! { MEMORY:
         let Some(ordinal) = device_at(location) else { return call() };
         let runtime = metered!(metering(Some(ordinal)), call);
         let device = metered!(runtime.device(ordinal), call);
-        let call = || {
-            let result = call();
-            if result.is_ok() {
-                name_memory(out, prop, bytes as u64);
-            }
-            result
-        };
+        let call = || call().on_success(|| name_memory(out, prop, bytes as u64));
         allocate_on(runtime, device, 0, bytes as u64, call, || (Key(Kind::Handle, read(out)), bytes as u64), || {})
     }
-    cuMemRelease(physical: sys::CUmemGenericAllocationHandle) |real| {
+    cuMemRelease(physical: sys::CUmemGenericAllocationHandle) |call| {
         let key = Key(Kind::Handle, physical);
-        let Some(runtime) = PROCESS.runtime() else {
-            // SAFETY: as above.
-            return unsafe { real(physical) };
-        };
+        let Some(runtime) = PROCESS.runtime() else { return call() };
         inside(|| {
             // Struck out first, because the driver may give the name to another thread at once.
             let last = runtime.book.unlink(key);
-            // SAFETY: as above.
-            let result = let_go(physical, || unsafe { real(physical) });
+            let result = let_go(physical, call);
             unlinked(runtime, key, last, result);
             result
         })
     }
     cuMemImportFromShareableHandle(out: *mut sys::CUmemGenericAllocationHandle, shared: *mut c_void,
-        kind: sys::CUmemAllocationHandleType) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(out, shared, kind) };
-        if result.is_ok() {
+        kind: sys::CUmemAllocationHandleType) |call| {
+        call().on_success(|| {
             imported(out);
-        }
-        // Another process's memory is not in the book, but this process's own memory may come back under its old name.
-        if result.is_ok() && let Some(runtime) = PROCESS.runtime() {
-            runtime.book.link(Key(Kind::Handle, read(out)));
-        }
-        result
+            // Another process's memory is not in the book, but this process's own memory may come back under its old name.
+            if let Some(runtime) = PROCESS.runtime() {
+                runtime.book.link(Key(Kind::Handle, read(out)));
+            }
+        })
     }
     cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, physical: sys::CUmemGenericAllocationHandle,
-        flags: c_ulonglong) |real| {
+        flags: c_ulonglong) |call(physical)| {
         let result = by_handle(physical, false, |handle| {
-            // SAFETY: as above.
-            let result = unsafe { real(address, bytes, offset, handle, flags) };
-            if result.is_ok() {
-                note_mapping(physical, address, bytes as u64);
-            }
-            result
+            call(handle).on_success(|| note_mapping(physical, address, bytes as u64))
         });
         if result.is_ok()
             && let Some(runtime) = PROCESS.runtime()
@@ -371,11 +342,8 @@ wrappers! { MEMORY:
         }
         result
     }
-    cuMemUnmap(address: CUdeviceptr, bytes: usize) |real| {
-        let Some(runtime) = PROCESS.runtime() else {
-            // SAFETY: as above.
-            return unsafe { real(address, bytes) };
-        };
+    cuMemUnmap(address: CUdeviceptr, bytes: usize) |call| {
+        let Some(runtime) = PROCESS.runtime() else { return call() };
         inside(|| {
             let end = address.saturating_add(bytes as u64);
             let key = Key(Kind::Mapping, address);
@@ -387,8 +355,7 @@ wrappers! { MEMORY:
             // The mappings and their handles are struck out first, because the driver may give their names to another thread at once.
             let handles: Vec<_> = gone.iter().map(|(_, mapping)| Key(Kind::Handle, mapping.links)).collect();
             let last: Vec<_> = handles.iter().map(|handle| runtime.book.unlink(*handle)).collect();
-            // SAFETY: as above.
-            let result = unmap(address, bytes as u64, || unsafe { real(address, bytes) });
+            let result = unmap(address, bytes as u64, call);
             // The order is backwards, because of several mappings of one handle the last took its record.
             for ((handle, last), (key, mapping)) in handles.into_iter().zip(last).zip(gone).rev() {
                 unlinked(runtime, handle, last, result);
@@ -399,25 +366,21 @@ wrappers! { MEMORY:
             result
         })
     }
-    cuCtxSetLimit(limit: c_uint, value: usize) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(limit, value) };
+    cuCtxSetLimit(limit: c_uint, value: usize) |call| {
         if limit == LIMIT_HEAP { resize_heap(value as u64, call) } else { call() }
     }
-    cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(free, total) };
+    cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) |call| {
+        let result = call();
         if result.is_ok() && let Some((real_free, real_total)) = seen(read(free).into(), read(total).into()) {
             write(free, c_uint::try_from(real_free).unwrap_or(c_uint::MAX));
             write(total, c_uint::try_from(real_total).unwrap_or(c_uint::MAX));
         }
         result
     }
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |real| {
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |call(free, total)| {
         // The driver fills both figures in one call, although a caller may leave one out.
         let (mut real_free, mut real_total) = (0usize, 0usize);
-        // SAFETY: valid out-pointers.
-        let result = unsafe { real(&raw mut real_free, &raw mut real_total) };
+        let result = call(&raw mut real_free, &raw mut real_total);
         if !result.is_ok() {
             return result;
         }
@@ -427,17 +390,15 @@ wrappers! { MEMORY:
         write(total, total_bytes);
         result
     }
-    cuDeviceTotalMem(total: *mut c_uint, device: CUdevice) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(total, device) };
+    cuDeviceTotalMem(total: *mut c_uint, device: CUdevice) |call| {
+        let result = call();
         if result.is_ok() && let Some(limit) = limit_of(device) {
             write(total, read(total).min(c_uint::try_from(limit).unwrap_or(c_uint::MAX)));
         }
         result
     }
-    cuDeviceTotalMem_v2(total: *mut usize, device: CUdevice) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(total, device) };
+    cuDeviceTotalMem_v2(total: *mut usize, device: CUdevice) |call| {
+        let result = call();
         if result.is_ok() && let Some(limit) = limit_of(device) {
             write(total, read(total).min(usize::try_from(limit).unwrap_or(usize::MAX)));
         }

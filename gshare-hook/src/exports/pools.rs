@@ -415,42 +415,19 @@ fn note_node(params: *const sys::CUgraphNodeParams) {
 }
 
 wrappers! { POOLS:
-    // SAFETY (of the blocks below): the caller's own arguments, passed on.
-    cuMemAllocAsync(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, bytes, stream) };
-        allocate_async(None, bytes as u64, (stream, false), address, call)
+    cuMemAllocAsync, cuMemAllocAsync_ptsz(address: *mut CUdeviceptr, bytes: usize,
+        stream: sys::CUstream) |call, per_thread| {
+        allocate_async(None, bytes as u64, (stream, per_thread), address, call)
     }
-    cuMemAllocAsync_ptsz(address: *mut CUdeviceptr, bytes: usize, stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, bytes, stream) };
-        allocate_async(None, bytes as u64, (stream, true), address, call)
+    cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(address: *mut CUdeviceptr, bytes: usize,
+        pool: sys::CUmemoryPool, stream: sys::CUstream) |call, per_thread| {
+        allocate_async(Some(pool), bytes as u64, (stream, per_thread), address, call)
     }
-    cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool,
-        stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, bytes, pool, stream) };
-        allocate_async(Some(pool), bytes as u64, (stream, false), address, call)
+    cuMemFreeAsync, cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: sys::CUstream) |call, per_thread| {
+        free_in_order(address, (stream, per_thread)).unwrap_or_else(|| free(pointer(address), call))
     }
-    cuMemAllocFromPoolAsync_ptsz(address: *mut CUdeviceptr, bytes: usize, pool: sys::CUmemoryPool,
-        stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, bytes, pool, stream) };
-        allocate_async(Some(pool), bytes as u64, (stream, true), address, call)
-    }
-    cuMemFreeAsync(address: CUdeviceptr, stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, stream) };
-        free_in_order(address, (stream, false)).unwrap_or_else(|| free(pointer(address), call))
-    }
-    cuMemFreeAsync_ptsz(address: CUdeviceptr, stream: sys::CUstream) |real| {
-        // SAFETY: as above.
-        let call = || unsafe { real(address, stream) };
-        free_in_order(address, (stream, true)).unwrap_or_else(|| free(pointer(address), call))
-    }
-    cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, props) };
+    cuMemPoolCreate(pool: *mut sys::CUmemoryPool, props: *const sys::CUmemPoolProps) |call| {
+        let result = call();
         if result.is_ok() && !props.is_null() {
             // SAFETY: the caller's own; the location is read as plain integers. No context need be current here.
             let location = unsafe { (&raw const (*props).location).cast::<CUmemLocation>().read() };
@@ -464,38 +441,19 @@ wrappers! { POOLS:
         }
         result
     }
-    cuMemGetDefaultMemPool(pool: *mut sys::CUmemoryPool, location: *mut CUmemLocation, kind: c_uint) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, location, kind) };
-        if result.is_ok() {
-            host_pool_named(pool, location);
-        }
-        result
-    }
-    cuMemGetMemPool(pool: *mut sys::CUmemoryPool, location: *mut CUmemLocation, kind: c_uint) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, location, kind) };
-        if result.is_ok() {
-            host_pool_named(pool, location);
-        }
-        result
-    }
+    cuMemGetDefaultMemPool, cuMemGetMemPool(pool: *mut sys::CUmemoryPool, location: *mut CUmemLocation,
+        kind: c_uint) |call| { call().on_success(|| host_pool_named(pool, location)) }
     cuMemPoolImportFromShareableHandle(pool: *mut sys::CUmemoryPool, shared: *mut c_void,
-        kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, shared, kind, flags) };
+        kind: sys::CUmemAllocationHandleType, flags: c_ulonglong) |call| {
+        let result = call();
         if result.is_ok() && let Some(runtime) = runtime_if_metered(None) {
             enter_pool(runtime, Key(Kind::Pool, handle(pool)), -1);
         }
         result
     }
-    cuMemPoolDestroy(pool: sys::CUmemoryPool) |real| {
-        // SAFETY: as above.
-        destroy_served(pool, || destroy_pool(pool, || unsafe { real(pool) }))
-    }
-    cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize) |real| {
-        // SAFETY: as above.
-        let result = trim_served(pool, keep as u64, || unsafe { real(pool, keep) });
+    cuMemPoolDestroy(pool: sys::CUmemoryPool) |call| { destroy_served(pool, || destroy_pool(pool, call)) }
+    cuMemPoolTrimTo(pool: sys::CUmemoryPool, keep: usize) |call| {
+        let result = trim_served(pool, keep as u64, call);
         if let Some(runtime) = PROCESS.runtime()
             && let Some(record) = runtime.book.get(pool_key(pool)).filter(|record| record.device >= 0)
         {
@@ -503,33 +461,25 @@ wrappers! { POOLS:
         }
         result
     }
-    cuGraphAddMemAllocNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
-        count: usize, params: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS) |real| {
+    cuGraphAddMemAllocNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph,
+        dependencies: *const sys::CUgraphNode, count: usize,
+        params: *mut sys::CUDA_MEM_ALLOC_NODE_PARAMS) |call| {
         note_allocation(params);
-        // SAFETY: as above.
-        unsafe { real(node, graph, dependencies, count, params) }
+        call()
     }
     cuGraphAddNode(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
-        count: usize, params: *mut sys::CUgraphNodeParams) |real| {
+        count: usize, params: *mut sys::CUgraphNodeParams) |call| {
         note_node(params);
-        // SAFETY: as above.
-        unsafe { real(node, graph, dependencies, count, params) }
+        call()
     }
-    cuGraphAddNode_v2(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
-        edges: *const sys::CUgraphEdgeData, count: usize, params: *mut sys::CUgraphNodeParams) |real| {
+    cuGraphAddNode_v2, cuGraphAddNode_v3(node: *mut sys::CUgraphNode, graph: sys::CUgraph,
+        dependencies: *const sys::CUgraphNode, edges: *const sys::CUgraphEdgeData, count: usize,
+        params: *mut sys::CUgraphNodeParams) |call| {
         note_node(params);
-        // SAFETY: as above.
-        unsafe { real(node, graph, dependencies, edges, count, params) }
+        call()
     }
-    cuGraphAddNode_v3(node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode,
-        edges: *const sys::CUgraphEdgeData, count: usize, params: *mut sys::CUgraphNodeParams) |real| {
-        note_node(params);
-        // SAFETY: as above.
-        unsafe { real(node, graph, dependencies, edges, count, params) }
-    }
-    cuDeviceGraphMemTrim(device: CUdevice) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(device) };
+    cuDeviceGraphMemTrim(device: CUdevice) |call| {
+        let result = call();
         let bit = u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0);
         if let devices @ 1.. = GRAPH_MEMORY.load(Ordering::Relaxed) & bit {
             settle_graphs(devices);

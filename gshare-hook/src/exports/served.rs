@@ -132,21 +132,18 @@ pub(super) fn destroy_served(pool: sys::CUmemoryPool, call: impl FnOnce() -> CUr
 }
 
 wrappers! { SERVED:
-    // SAFETY (of the blocks below): the caller's own arguments, passed on.
-    cuMemPoolGetAttribute(pool: sys::CUmemoryPool, attribute: c_uint, value: *mut c_void) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, attribute, value) };
-        if result.is_ok() && let Some(pool) = served(pool) {
-            pool.tells(attribute, value);
-        }
-        result
+    cuMemPoolGetAttribute(pool: sys::CUmemoryPool, attribute: c_uint, value: *mut c_void) |call| {
+        call().on_success(|| {
+            if let Some(pool) = served(pool) {
+                pool.tells(attribute, value);
+            }
+        })
     }
-    cuMemPoolSetAttribute(pool: sys::CUmemoryPool, attribute: c_uint, value: *mut c_void) |real| {
-        // SAFETY: as above.
-        let result = unsafe { real(pool, attribute, value) };
-        if result.is_ok() && let Some(pool) = served(pool) {
-            pool.forget_most(attribute);
-        }
-        result
+    cuMemPoolSetAttribute(pool: sys::CUmemoryPool, attribute: c_uint, value: *mut c_void) |call| {
+        call().on_success(|| {
+            if let Some(pool) = served(pool) {
+                pool.forget_most(attribute);
+            }
+        })
     }
 }

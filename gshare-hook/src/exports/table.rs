@@ -22,8 +22,7 @@ static WRAPPERS: Wrappers = Wrappers({
         pools::POOLS,
         served::SERVED,
         array::ARRAYS,
-        blocks::TOUCHING,
-        blocks::SHARING,
+        blocks::BLOCKS,
         context::CONTEXTS,
         waits::WAITS,
     ];

@@ -13,19 +13,13 @@ use crate::launch::guarded::inside;
 use crate::launch::segments::waits;
 use crate::launch::streams::stream_of;
 
-/// Wrappers that tell the launch path of a wait of `$stream`, each function beside its variant for the thread's own default stream.
+/// Wrappers that tell the launch path of a wait of `$stream`.
 macro_rules! waits {
-    ($([$stream:ident] $legacy:ident, $per_thread:ident($($arg:ident: $type:ty),*);)*) => {
+    ($([$stream:ident] $($name:ident),+ ($($args:tt)*);)*) => {
         wrappers! { WAITS:
-            $($legacy($($arg: $type),*) |real| {
-                waits(stream_of($stream, false));
-                // SAFETY: the caller's own arguments.
-                inside(|| unsafe { real($($arg),*) })
-            }
-            $per_thread($($arg: $type),*) |real| {
-                waits(stream_of($stream, true));
-                // SAFETY: the caller's own arguments.
-                inside(|| unsafe { real($($arg),*) })
+            $($($name),+ ($($args)*) |call, per_thread| {
+                waits(stream_of($stream, per_thread));
+                inside(call)
             })*
         }
     };
@@ -40,17 +34,11 @@ waits! {
         stream: sys::CUstream, function: sys::CUstreamCallback, data: *mut c_void, flags: c_uint);
     [stream] cuStreamWaitEvent, cuStreamWaitEvent_ptsz(
         stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
-    [stream] cuStreamWaitValue32, cuStreamWaitValue32_ptsz(
+    [stream] cuStreamWaitValue32, cuStreamWaitValue32_ptsz, cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(
         stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    [stream] cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz(
-        stream: sys::CUstream, address: CUdeviceptr, value: u32, flags: c_uint);
-    [stream] cuStreamWaitValue64, cuStreamWaitValue64_ptsz(
+    [stream] cuStreamWaitValue64, cuStreamWaitValue64_ptsz, cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(
         stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-    [stream] cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz(
-        stream: sys::CUstream, address: CUdeviceptr, value: u64, flags: c_uint);
-    [stream] cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz(
-        stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams, flags: c_uint);
-    [stream] cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(
+    [stream] cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz, cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz(
         stream: sys::CUstream, count: c_uint, list: *mut sys::CUstreamBatchMemOpParams, flags: c_uint);
     [stream] cuWaitExternalSemaphoresAsync, cuWaitExternalSemaphoresAsync_ptsz(
         list: *const sys::CUexternalSemaphore, params: *const sys::CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS,

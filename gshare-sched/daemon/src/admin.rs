@@ -12,8 +12,9 @@
 //! node asks the clients for their use of memory, and waits a fifth of a second at most (rule 8 of the
 //! [node](gshare_sched::node)).
 
-use crate::handle::{Handle, Moved, Park, Parked};
+use crate::handle::{Command, Handle, Moved, Park, Parked};
 use crate::moves::Progress;
+use crate::server::DaemonError;
 use crate::snapshot::Snapshot;
 use gshare_core::{Bytes, ClientId, DeviceUuid, ResourceSpec};
 use serde::{Deserialize, Serialize};
@@ -37,16 +38,8 @@ enum Query {
     Snapshot,
     Metrics,
     Room(Room),
-    Park {
-        name: String,
-        on: bool,
-        #[serde(default)]
-        holds: bool,
-    },
-    Moved {
-        clients: Vec<ClientId>,
-        on: bool,
-    },
+    Park(Park),
+    Moved(Moved),
 }
 
 /// The question whether a future program has room on its visible devices.
@@ -90,7 +83,7 @@ pub fn room(socket: &Path, room: Room) -> io::Result<Vec<Option<String>>> {
 /// it misses its memory. The answer has the clients with memory on the move, or the refusal.
 pub fn park(socket: &Path, name: &str, order: ParkOrder) -> io::Result<Result<Vec<ClientId>, String>> {
     let (on, holds) = (order != ParkOrder::Unpark, order == ParkOrder::Hold);
-    ask::<Parked>(socket, &Query::Park { name: name.to_owned(), on, holds })
+    ask::<Parked>(socket, &Query::Park(Park { name: name.to_owned(), uid: 0, on, holds }))
 }
 
 /// An order for the memory of an instance.
@@ -106,7 +99,7 @@ pub enum ParkOrder {
 
 /// Waits for the end of a move of these clients' memory, to host memory if `on`, but no longer than a few seconds.
 pub fn moved(socket: &Path, clients: &[ClientId], on: bool) -> io::Result<Progress> {
-    ask(socket, &Query::Moved { clients: clients.to_vec(), on })
+    ask(socket, &Query::Moved(Moved { clients: clients.to_vec(), on }))
 }
 
 fn ask<T: for<'de> Deserialize<'de>>(socket: &Path, query: &Query) -> io::Result<T> {
@@ -134,22 +127,18 @@ async fn converse(mut stream: UnixStream, uid: u32, handle: &Handle) -> io::Resu
     let mut line = String::new();
     BufReader::new((&mut stream).take(MAX_QUERY)).read_line(&mut line).await?;
     let bytes = match serde_json::from_str(&line) {
-        Ok(Query::Snapshot) => json(&handle.snapshot_later().await.map_err(io::Error::other)?),
-        Ok(Query::Metrics) => json(&Text { text: handle.metrics_later().await.map_err(io::Error::other)? }),
-        Ok(Query::Room(room)) => json(&handle.room_later(room).await.map_err(io::Error::other)?),
-        Ok(Query::Park { name, on, holds }) => {
-            json(&handle.park_later(Park { name, uid, on, holds }).await.map_err(io::Error::other)?)
-        }
-        Ok(Query::Moved { clients, on }) => {
-            json(&handle.moved_later(Moved { clients, on }).await.map_err(io::Error::other)?)
-        }
-        Err(error) => json(&Failure { error: format!("not a query: {error}") }),
+        Ok(Query::Snapshot) => json(handle.snapshot_later().await),
+        Ok(Query::Metrics) => json(handle.metrics_later().await.map(|text| Text { text })),
+        Ok(Query::Room(room)) => json(handle.ask(|reply| Command::Room(room, reply)).await),
+        Ok(Query::Park(park)) => json(handle.ask(|reply| Command::Park(Park { uid, ..park }, reply)).await),
+        Ok(Query::Moved(moved)) => json(handle.ask(|reply| Command::Moved(moved, reply)).await),
+        Err(error) => json(Ok(Failure { error: format!("not a query: {error}") })),
     }?;
     stream.write_all(&bytes).await
 }
 
-fn json(value: &impl Serialize) -> io::Result<Vec<u8>> {
-    let mut bytes = serde_json::to_vec(value)?;
+fn json(answer: Result<impl Serialize, DaemonError>) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec(&answer.map_err(io::Error::other)?)?;
     bytes.push(b'\n');
     Ok(bytes)
 }

@@ -10,7 +10,7 @@ use crate::snapshot::Snapshot;
 use gshare_core::{ClientId, ConnId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::fmt;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -29,18 +29,17 @@ impl<T> Reply<T> {
     }
 }
 
-impl<T> fmt::Debug for Reply<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reply")
-    }
-}
+gshare_core::debug_fields!(Reply<T> {});
 
 /// A request of a host to the daemon's loop.
 #[derive(Debug)]
 pub(crate) enum Command {
     Snapshot(Reply<Snapshot>),
+    /// A client's refusal now, if any, for each device of the question.
     Room(Room, Reply<Vec<Option<String>>>),
+    /// Begins to park an instance, or to bring it back.
     Park(Park, Reply<Parked>),
+    /// The progress of a move at its end, or after a bounded time.
     Moved(Moved, Reply<Progress>),
     Reload(Box<Config>, SyncSender<Result<(), ConfigError>>),
     Found(ConnId, Option<DeviceFact>),
@@ -48,18 +47,22 @@ pub(crate) enum Command {
 }
 
 /// An order of a user to park an instance, or to bring it back.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Park {
     pub(crate) name: String,
-    /// The asking user.
+    /// The asking user, whom the socket names.
+    #[serde(skip)]
     pub(crate) uid: u32,
     pub(crate) on: bool,
     /// Whether the memory stays in host memory until it is asked back.
+    #[serde(default)]
     pub(crate) holds: bool,
 }
 
 /// A question for the end of a move.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Moved {
     pub(crate) clients: Vec<ClientId>,
     /// Whether the move is to host memory.
@@ -128,7 +131,7 @@ impl Handle {
     }
 
     /// Asks the loop without blocking the thread.
-    async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, DaemonError> {
@@ -151,21 +154,6 @@ impl Handle {
         let snapshot = self.ask(Command::Snapshot).await?;
         *shared = Some((asked, snapshot.clone()));
         Ok(snapshot)
-    }
-
-    /// A client's refusal now, if any, for each device of the question.
-    pub(crate) async fn room_later(&self, room: Room) -> Result<Vec<Option<String>>, DaemonError> {
-        self.ask(|reply| Command::Room(room, reply)).await
-    }
-
-    /// Begins to park an instance, or to bring it back.
-    pub(crate) async fn park_later(&self, park: Park) -> Result<Parked, DaemonError> {
-        self.ask(|reply| Command::Park(park, reply)).await
-    }
-
-    /// The progress of a move at its end, or after a bounded time.
-    pub(crate) async fn moved_later(&self, moved: Moved) -> Result<Progress, DaemonError> {
-        self.ask(|reply| Command::Moved(moved, reply)).await
     }
 
     /// Puts another configuration in force, or changes nothing and returns the reason.

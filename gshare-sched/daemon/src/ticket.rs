@@ -17,11 +17,7 @@ use std::path::Path;
 #[derive(Clone)]
 pub(crate) struct Tickets([u8; 32]);
 
-impl std::fmt::Debug for Tickets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tickets")
-    }
-}
+gshare_core::debug_fields!(Tickets {});
 
 impl Tickets {
     /// The key in a file of this user, which is made if need be. A file that others can read is replaced.

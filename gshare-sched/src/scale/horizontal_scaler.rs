@@ -150,8 +150,4 @@ impl<F: FnMut(FunctionId, RequestRate) -> RequestRate + Send> HorizontalScaler f
     }
 }
 
-impl<F> core::fmt::Debug for Told<F> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Told").finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Told<F> {});

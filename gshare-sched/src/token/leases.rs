@@ -35,11 +35,7 @@ pub struct Leases<R> {
     rule: R,
 }
 
-impl<R> core::fmt::Debug for Leases<R> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Leases").field("ledger", &self.ledger).finish_non_exhaustive()
-    }
-}
+gshare_core::debug_fields!(Leases<R> { ledger });
 
 impl<R: FnMut(&mut Turn<'_>) + Send> Leases<R> {
     /// A scheduler without clients. The rule is told a GPU after each change on it, and grants as often as it likes. Settings of

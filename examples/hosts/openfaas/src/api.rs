@@ -1,6 +1,5 @@
 //! Messages of the HTTP interface and their checks.
 
-use super::deployment::Wants;
 use super::host::View;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -117,97 +116,7 @@ pub struct FunctionStatus {
     pub usage: Option<Usage>,
     /// Figures beyond the contract.
     #[serde(rename = "gshare")]
-    pub status: Status,
-}
-
-/// State and figures of a function.
-#[derive(Debug, Clone, Serialize)]
-pub struct Status {
-    /// `serving`, `training`, `completed`, `failing`, `measuring`, `parked`, `starting` or `idle`.
-    pub state: &'static str,
-    /// `inference`, `pipeline` or `training`.
-    pub workload: &'static str,
-    /// Progress of its trials.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub measuring: Option<String>,
-    /// Why the function does not run: a failed start, a lost device, or a size that fits no device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub problem: Option<String>,
-    /// Time in which a request should be answered, in ns.
-    #[serde(rename = "slo_ns", skip_serializing_if = "Option::is_none")]
-    pub slo: Option<gshare_core::Duration>,
-    /// Number of requests that wait for an instance.
-    pub waiting: u64,
-    /// Number of answered requests.
-    pub answered: u64,
-    /// Number of requests that were answered within the SLO.
-    pub within_slo: u64,
-    /// Number of rejected requests.
-    pub rejected: u64,
-    /// Number of started instances.
-    pub starts: u64,
-    /// Number of times that an instance was parked for another function.
-    pub parked: u64,
-    /// Number of moves of an instance to better slices.
-    pub migrated: u64,
-    /// Number of requests that went through several stages, each on its own slice.
-    pub pipelined: u64,
-    /// Device time used, in s.
-    pub gpu_seconds: f64,
-    /// GPU memory booked for an instance, in bytes.
-    pub memory_bytes: u64,
-    /// Measured points.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub profile: Option<gshare_core::profile::ProfileTable>,
-    /// Largest share of GPU time that other processes used during the trials, in basis points.
-    #[serde(rename = "others_bp", skip_serializing_if = "Option::is_none")]
-    pub others: Option<gshare_core::BasisPoints>,
-    /// Instances of the function.
-    pub instances: Vec<super::host::InstanceView>,
-}
-
-impl Status {
-    /// The state and figures of a view.
-    pub fn of(view: &View) -> Self {
-        let (stats, totals) = (view.totals.stats, view.totals);
-        let workload = match view.version.plan.wants {
-            Wants::Training { .. } => "training",
-            Wants::Pipeline { .. } => "pipeline",
-            _ => "inference",
-        };
-        let parked =
-            view.instances.iter().any(|instance| instance.life == gshare_sched::platform::Life::Parked);
-        let state = match () {
-            () if view.completed => "completed",
-            () if view.available() > 0 && workload == "training" => "training",
-            () if view.available() > 0 => "serving",
-            () if view.problem.is_some() => "failing",
-            () if view.measuring.is_some() => "measuring",
-            () if parked => "parked",
-            () if view.replicas() > 0 => "starting",
-            () => "idle",
-        };
-        Self {
-            state,
-            workload,
-            measuring: view.measuring.clone(),
-            problem: view.problem.clone(),
-            slo: view.version.plan.slo,
-            waiting: view.waiting,
-            answered: stats.answered,
-            within_slo: stats.within_slo,
-            rejected: stats.rejected,
-            starts: stats.starts,
-            parked: totals.parked,
-            migrated: totals.migrated,
-            pipelined: totals.pipelined,
-            gpu_seconds: totals.gpu_ns as f64 / 1e9,
-            memory_bytes: view.memory.get(),
-            profile: view.profile.clone(),
-            others: view.others,
-            instances: view.instances.clone(),
-        }
-    }
+    pub status: View,
 }
 
 /// Use of CPUs and host memory by a function's replicas.

@@ -100,27 +100,23 @@ impl Metrics {
             &mut scrape,
             ("gshare_function_gpu_seconds", text, None),
             views(),
-            |gauge: &Gauge<f64, AtomicU64>, view| _ = gauge.set(view.totals.gpu_ns as f64 / 1e9),
+            |gauge: &Gauge<f64, AtomicU64>, view| _ = gauge.set(view.gpu_seconds),
         );
         let counts: [About<View, u64>; 7] = [
             ("gateway_service_count", "Replicas that are ready", View::available),
             ("gshare_requests_waiting", "Requests that wait for a replica", |view| view.waiting),
-            ("gshare_requests_answered", "Requests answered since the host began", |view| {
-                view.totals.stats.answered
-            }),
+            ("gshare_requests_answered", "Requests answered since the host began", |view| view.answered),
             ("gshare_requests_within_slo", "Those answered within the SLO, waiting included", |view| {
-                view.totals.stats.within_slo
+                view.within_slo
             }),
-            ("gshare_instance_starts", "Instances started since the host began", |view| {
-                view.totals.stats.starts
-            }),
+            ("gshare_instance_starts", "Instances started since the host began", |view| view.starts),
             ("gshare_instances_parked", "Times an instance made room for another function", |view| {
-                view.totals.parked
+                view.parked
             }),
             (
                 "gshare_instances_migrated",
                 "Times an instance took the place of another one on better slices",
-                |view| view.totals.migrated,
+                |view| view.migrated,
             ),
         ];
         for (name, help, count) in counts {

@@ -2,7 +2,7 @@
 
 use super::api::{
     ApiError, DeleteRequest, FunctionDeployment, FunctionStatus, LogLine, NAMESPACE, ScaleRequest, Secret,
-    Status, Usage, check_name, check_namespace, parse, rfc3339,
+    Usage, check_name, check_namespace, parse, rfc3339,
 };
 use super::deployment::{Plan, Wants, is_file};
 use super::host::{Version, View};
@@ -259,7 +259,7 @@ fn render(view: &View, with_usage: bool) -> Result<FunctionStatus, ApiError> {
         available_replicas: view.available(),
         created_at: rfc3339(UNIX_EPOCH + Duration::from_millis(view.created_ms)),
         usage: with_usage.then(|| usage(view.instances.iter().flat_map(|instance| &instance.pids))),
-        status: Status::of(view),
+        status: view.clone(),
     })
 }
 

@@ -1,6 +1,5 @@
 //! The state that the page and `gshare ps` show: devices, functions, models and the last decisions.
 
-use super::api::Status;
 use super::host::{Decision, View};
 use super::node::Node;
 use super::weights::Held;
@@ -76,7 +75,7 @@ pub struct Function {
     pub name: String,
     /// State, figures and instances.
     #[serde(flatten)]
-    pub status: Status,
+    pub status: View,
     /// Processes of the function that the node's daemon knows, with the host's numbers of devices.
     pub clients: Vec<ClientSnapshot>,
 }
@@ -104,7 +103,7 @@ pub fn now(node: &Node) -> State {
         let (mine, others) =
             std::mem::take(&mut clients).into_iter().partition(|one| mine.contains(&&one.name));
         clients = others;
-        Function { name: view.version.deployment.service.clone(), status: Status::of(view), clients: mine }
+        Function { name: view.version.deployment.service.clone(), status: view.clone(), clients: mine }
     };
     let functions = views.iter().map(function).collect();
     let account = |name: &str| {

@@ -60,7 +60,7 @@ impl Host {
                     if instance.processes.len() > 1
                         && let Some(of) = self.versions.get_mut(&instance.function)
                     {
-                        of.pipelined += 1;
+                        of.before.pipelined += 1;
                     }
                 }
                 PlatformEvent::RequestDone { request, took: now.saturating_since(of.since) }

@@ -198,10 +198,8 @@ struct Known {
     /// Whether the companion has been removed from the platform, after its measurement.
     over: bool,
     measuring: Measuring,
-    gpu_ns: u64,
-    parked: u64,
-    migrated: u64,
-    pipelined: u64,
+    /// Work that the platform does not count, without the device time of live instances.
+    before: Totals,
     /// Reason for the last failed start or failed trials.
     problem: Option<String>,
     /// Whether no share can meet the function's goal.
@@ -256,11 +254,7 @@ type Nodes = Option<BTreeSet<NodeId>>;
 /// The nodes to which new instances of a deployment go.
 struct NodesOf(Box<dyn Fn(&Version) -> Nodes + Send>);
 
-impl core::fmt::Debug for NodesOf {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("NodesOf")
-    }
-}
+gshare_core::debug_fields!(NodesOf {});
 
 /// All functions, instances and requests of this host.
 #[derive(Debug)]
@@ -482,7 +476,7 @@ impl Host {
                     if cause == StopCause::Replaced
                         && let Some(of) = self.versions.get_mut(&known.function)
                     {
-                        of.migrated += 1;
+                        of.before.migrated += 1;
                     }
                     self.kill(instance);
                     self.if_all_ended(instance);

@@ -4,7 +4,7 @@ use super::{Function, Host, Totals, Version, client};
 use crate::deployment::Wants;
 use crate::history::Count;
 use gshare_core::profile::ProfileTable;
-use gshare_core::{BasisPoints, Bytes, FunctionId, InstanceId, Timestamp};
+use gshare_core::{BasisPoints, Duration, FunctionId, InstanceId, Timestamp};
 use gshare_sched::platform::{FunctionState, FunctionStats, Life, Part, PlatformAction, Rejection, Work};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,34 +26,59 @@ pub struct InstanceView {
     pub clients: Vec<String>,
 }
 
-/// A function at one moment.
-#[derive(Debug, Clone)]
+/// State and figures of a function at one moment.
+#[derive(Debug, Clone, serde::Serialize)]
 pub struct View {
     /// The newest version.
+    #[serde(skip)]
     pub version: Arc<Version>,
     /// Time of the first deployment, in ms since 1970.
+    #[serde(skip)]
     pub created_ms: u64,
     /// Number of requests so far.
+    #[serde(skip)]
     pub invocations: u64,
-    /// Instances of the serving version and of the next one.
-    pub instances: Vec<InstanceView>,
+    /// `serving`, `training`, `completed`, `failing`, `measuring`, `parked`, `starting` or `idle`.
+    pub state: &'static str,
+    /// `inference`, `pipeline` or `training`.
+    pub workload: &'static str,
+    /// Progress of its trials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measuring: Option<String>,
+    /// Why the function does not run: a failed start, a lost device, or a size that fits no device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Time in which a request should be answered, in ns.
+    #[serde(rename = "slo_ns", skip_serializing_if = "Option::is_none")]
+    pub slo: Option<Duration>,
     /// Number of requests that wait for an instance.
     pub waiting: u64,
-    /// Work done so far, by all versions.
-    pub totals: Totals,
-    /// Progress of the trials, while the function is being measured.
-    pub measuring: Option<String>,
-    /// Measured points, once there are any.
-    pub profile: Option<ProfileTable>,
-    /// Largest share of GPU time that other processes used during the trials.
-    pub others: Option<BasisPoints>,
+    /// Number of answered requests.
+    pub answered: u64,
+    /// Number of requests that were answered within the SLO.
+    pub within_slo: u64,
+    /// Number of rejected requests.
+    pub rejected: u64,
+    /// Number of started instances.
+    pub starts: u64,
+    /// Number of times that an instance was parked for another function.
+    pub parked: u64,
+    /// Number of moves of an instance to better slices.
+    pub migrated: u64,
+    /// Number of requests that went through several stages, each on its own slice.
+    pub pipelined: u64,
+    /// Device time used, in s.
+    pub gpu_seconds: f64,
     /// GPU memory booked for an instance, in bytes.
-    pub memory: Bytes,
-    /// Why the function does not run: a failed start, a lost device, or a size that fits no device; none once an instance is
-    /// ready.
-    pub problem: Option<String>,
-    /// Whether the function was a training job that has finished.
-    pub completed: bool,
+    pub memory_bytes: u64,
+    /// Measured points.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileTable>,
+    /// Largest share of GPU time that other processes used during the trials, in basis points.
+    #[serde(rename = "others_bp", skip_serializing_if = "Option::is_none")]
+    pub others: Option<BasisPoints>,
+    /// Instances of the function.
+    pub instances: Vec<InstanceView>,
 }
 
 impl View {
@@ -106,16 +131,10 @@ impl Host {
     /// Work that one version has done.
     pub(super) fn totals(&self, id: FunctionId) -> Totals {
         let stats = self.platform.function(id).map_or_else(FunctionStats::default, |view| view.stats);
-        let known = self.versions.get(&id);
+        let before = self.versions.get(&id).map_or_else(Totals::default, |known| known.before);
         let live = self.instances.values().filter(|instance| instance.function == id);
         let live: u64 = live.flat_map(|instance| instance.gpu_ns.values()).sum();
-        Totals {
-            stats,
-            gpu_ns: known.map_or(0, |known| known.gpu_ns) + live,
-            parked: known.map_or(0, |known| known.parked),
-            migrated: known.map_or(0, |known| known.migrated),
-            pipelined: known.map_or(0, |known| known.pipelined),
-        }
+        Totals { stats, gpu_ns: before.gpu_ns + live, ..before }
     }
 
     /// Records a decision for users, except for dispatches: there is one for each request.
@@ -197,7 +216,7 @@ impl Host {
             for id in [Some(function.serving), function.next].into_iter().flatten() {
                 let own = of.get(&id).copied().unwrap_or_default();
                 sum.ready += own.ready;
-                sum.gpu_ns += own.gpu_ns + self.versions.get(&id).map_or(0, |known| known.gpu_ns);
+                sum.gpu_ns += own.gpu_ns + self.versions.get(&id).map_or(0, |known| known.before.gpu_ns);
                 sum.waiting += self.platform.waiting(id) as u64;
             }
             (name.clone(), sum)
@@ -285,20 +304,48 @@ impl Host {
             _ => None,
         });
         let never_fits = platform.as_ref().is_some_and(|view| view.never_fits);
+        let measuring = self.progress_of(newest).filter(|_| profile.is_none());
+        let problem = known.problem.clone().or_else(|| never_fits.then(|| Rejection::NeverFits.to_string()));
+        let workload = match known.version.plan.wants {
+            Wants::Training { .. } => "training",
+            Wants::Pipeline { .. } => "pipeline",
+            _ => "inference",
+        };
+        let instances: Vec<InstanceView> = lives.iter().filter_map(instance).collect();
+        let any = |life: Life| instances.iter().any(|instance| instance.life == life);
+        let state = match () {
+            () if known.completed => "completed",
+            () if any(Life::Ready) && workload == "training" => "training",
+            () if any(Life::Ready) => "serving",
+            () if problem.is_some() => "failing",
+            () if measuring.is_some() => "measuring",
+            () if any(Life::Parked) => "parked",
+            () if any(Life::Starting) => "starting",
+            () => "idle",
+        };
         Some(View {
             version: Arc::clone(&known.version),
             created_ms: function.created_ms,
             invocations: function.invocations,
-            instances: lives.iter().filter_map(instance).collect(),
+            state,
+            workload,
+            measuring,
+            problem,
+            slo: known.version.plan.slo,
             waiting: ids.into_iter().flatten().map(|id| self.platform.waiting(id) as u64).sum(),
-            totals,
-            measuring: self.progress_of(newest).filter(|_| profile.is_none()),
+            answered: totals.stats.answered,
+            within_slo: totals.stats.within_slo,
+            rejected: totals.stats.rejected,
+            starts: totals.stats.starts,
+            parked: totals.parked,
+            migrated: totals.migrated,
+            pipelined: totals.pipelined,
+            gpu_seconds: totals.gpu_ns as f64 / 1e9,
+            memory_bytes: platform.map_or(0, |view| view.spec.memory.get()),
             profile: profile
                 .filter(|_| matches!(known.version.plan.wants, Wants::Measured | Wants::Profile { .. })),
-            memory: platform.map_or(Bytes::ZERO, |view| view.spec.memory),
-            problem: known.problem.clone().or_else(|| never_fits.then(|| Rejection::NeverFits.to_string())),
             others: known.measuring.found.as_ref().map(|found| found.others),
-            completed: known.completed,
+            instances,
         })
     }
 
