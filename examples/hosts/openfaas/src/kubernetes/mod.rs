@@ -14,6 +14,7 @@ pub mod places;
 pub mod pod_spec;
 pub mod pod_state;
 pub mod pods;
+mod refusals;
 pub mod scope;
 pub mod template;
 pub mod up;
