@@ -1,12 +1,12 @@
 //! One leader among the replicas of a controller, by a `Lease` (coordination.k8s.io/v1).
 //!
 //! # Algorithm
-//! The leader writes the lease again every [`Terms::pause`]; the others read it as often.
+//! The leader writes the lease again every [`PAUSE`]; the others read it as often.
 //! 1. A missing lease is made; a lease without a holder, or with our own name, is taken at once.
-//! 2. Another replica's lease is taken after no change for [`Terms::duration`] **by our own clock**, counted from our first
+//! 2. Another replica's lease is taken after no change for [`DURATION`] **by our own clock**, counted from our first
 //!    read of it: clocks of two nodes are never compared. A pause of our reads begins the count anew, so that after an outage of
 //!    the API server its holder goes on.
-//! 3. A leader counts from the begin of its last successful write, and stops after [`Terms::deadline`] without another
+//! 3. A leader counts from the begin of its last successful write, and stops after [`DEADLINE`] without another
 //!    success. Since `deadline < duration`, it has stopped before another replica may start. Work behind a [`Fence`] goes on
 //!    without writes instead: if the next look finds the leader's own lease, no other has led, and the fence opens again.
 //! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
@@ -35,27 +35,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How long things take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Another's lease that has not changed for this time is taken.
-    pub duration: Duration,
-    /// A leader that could not write for this time stops; less than `duration`.
-    pub deadline: Duration,
-    /// Between two looks.
-    pub pause: Duration,
-}
-
-impl Default for Terms {
-    /// As Kubernetes' own controllers have them.
-    fn default() -> Self {
-        Self {
-            duration: Duration::from_secs(15),
-            deadline: Duration::from_secs(10),
-            pause: Duration::from_secs(2),
-        }
-    }
-}
+/// Another's lease that has not changed for this time is taken. As Kubernetes' own controllers have it, and the next two.
+const DURATION: Duration = Duration::from_secs(15);
+/// A leader that could not write for this time stops; less than [`DURATION`].
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Place of a lease: `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,7 +158,7 @@ pub async fn run(
     let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").context("a name of its own")?;
     let host = rustix::system::uname();
     let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
-    let elector = Elector::new(identity, Terms::default());
+    let elector = Elector::new(identity);
     let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
     leadership.with_fence(fence).lead(stop, work).await?;
     Ok(())
@@ -192,7 +177,6 @@ fn clock() -> (Timestamp, jiff::Timestamp) {
 #[derive(Debug, Clone)]
 pub struct Elector {
     identity: String,
-    terms: Terms,
     /// The version of another's lease, and when it was first and last read.
     seen: Option<(Option<String>, Timestamp, Timestamp)>,
     /// From before the last write that went through.
@@ -201,13 +185,13 @@ pub struct Elector {
 
 impl Elector {
     /// For a replica with a name that no other has.
-    pub fn new(identity: impl Into<String>, terms: Terms) -> Self {
-        Self { identity: identity.into(), terms, seen: None, led: None }
+    pub fn new(identity: impl Into<String>) -> Self {
+        Self { identity: identity.into(), seen: None, led: None }
     }
 
     /// Until when it leads, if it does.
     pub fn leads_until(&self) -> Option<Timestamp> {
-        self.led.map(|led| led + self.terms.deadline)
+        self.led.map(|led| led + DEADLINE)
     }
 
     /// Whether it leads.
@@ -234,11 +218,9 @@ impl Elector {
             let version = found.and_then(|lease| lease.metadata.resource_version.clone());
             match &mut self.seen {
                 // While no lease could be read, the holder may have been unable to write as well.
-                Some((seen, since, read))
-                    if *seen == version && now.saturating_since(*read) < self.terms.deadline =>
-                {
+                Some((seen, since, read)) if *seen == version && now.saturating_since(*read) < DEADLINE => {
                     *read = now;
-                    if now.saturating_since(*since) < self.terms.duration {
+                    if now.saturating_since(*since) < DURATION {
                         return None;
                     }
                 }
@@ -255,7 +237,7 @@ impl Elector {
         };
         Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(self.terms.duration.as_nanos() / 1_000_000_000).ok(),
+            lease_duration_seconds: i32::try_from(DURATION.as_nanos() / 1_000_000_000).ok(),
             acquire_time,
             renew_time: wall,
             lease_transitions: Some(transitions),
@@ -356,7 +338,7 @@ impl Leadership {
     }
 
     async fn pause(&self) {
-        tokio::time::sleep(std::time::Duration::from_nanos(self.elector.terms.pause.as_nanos())).await;
+        tokio::time::sleep(std::time::Duration::from_nanos(PAUSE.as_nanos())).await;
     }
 
     async fn look(&mut self) {
@@ -423,8 +405,7 @@ mod tests {
 
     #[test]
     fn the_worked_example() {
-        let terms = Terms::default();
-        let (mut a, mut b) = (Elector::new("a", terms), Elector::new("b", terms));
+        let (mut a, mut b) = (Elector::new("a"), Elector::new("b"));
         let spec = a.wants(at(0), EPOCH, None).unwrap();
         assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(0)));
         a.written(at(0));
@@ -460,7 +441,7 @@ mod tests {
             steps in prop::collection::vec((0_usize..3, 0_u64..4_000, 0_u8..8), 1..200),
             offsets in prop::array::uniform3(0_u64..100_000_000),
         ) {
-            let mut electors = ["a", "b", "c"].map(|name| Elector::new(name, Terms::default()));
+            let mut electors = ["a", "b", "c"].map(Elector::new);
             let (mut held, mut version, mut now): (Option<Lease>, u64, u64) = (None, 0, 0);
             // Read, and not yet written: the lease at its version, and when that began.
             let mut pending: [Option<(u64, Timestamp, LeaseSpec)>; 3] = [None, None, None];

@@ -62,7 +62,7 @@ impl Default for KubernetesSettings {
             namespace: None,
             all_namespaces: false,
             lease: None,
-            hook,
+            hook: hook.parent().map(Path::to_owned).unwrap_or_default(),
             inject: injection,
             socket,
             mounts,
@@ -137,7 +137,7 @@ async fn lead(
     let partitioned = platform.fractional.pool.sm_partitions;
     let platform = platform.build_with(policies).context("--settings")?;
     let injected = Injected {
-        hook: settings.hook,
+        hook: settings.hook.join("libgshare_hook.so"),
         injection: settings.inject,
         socket: settings.socket,
         mps: settings.mps,

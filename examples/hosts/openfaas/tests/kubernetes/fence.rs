@@ -2,7 +2,7 @@
 
 use super::api_server::Api;
 use gshare_core::{TenantId, Timestamp};
-use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost, Terms};
+use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost};
 use gshare_openfaas::kubernetes::writes::{Turns, payer};
 use k8s_openapi::jiff;
 use kube::Client;
@@ -42,7 +42,7 @@ impl Replica {
                 sleep(Duration::from_millis(500)).await;
             }
         };
-        let elector = Elector::new(name, Terms::default());
+        let elector = Elector::new(name);
         let place = "gshare-system/gshare-up".parse().unwrap();
         let leadership = Leadership::new(client.clone(), place, "gshare-up", elector, Box::new(clock));
         let leads = leadership.with_fence(fence.clone()).lead(std::future::pending(), work);

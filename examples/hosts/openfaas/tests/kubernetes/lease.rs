@@ -2,7 +2,7 @@
 
 use super::api_server::{Api, documents, rights};
 use gshare_core::Timestamp;
-use gshare_openfaas::kubernetes::lease::{Elector, Leadership, Lost, Terms};
+use gshare_openfaas::kubernetes::lease::{Elector, Leadership, Lost};
 use k8s_openapi::jiff;
 use kube::Client;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
         let uptime = Duration::from_secs(uptime) + passed;
         (Timestamp::from_nanos(u64::try_from(uptime.as_nanos()).unwrap()), wall + passed)
     };
-    let elector = Elector::new(name, Terms::default());
+    let elector = Elector::new(name);
     Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-up", elector, Box::new(clock))
 }
 
