@@ -249,8 +249,13 @@ fn spec(
     if node.injected.injection == Injection::Environment {
         env.push(format!("LD_PRELOAD={HOOK}"));
     }
-    let (name, host) = ("share", cdi::share_file(&node.injected.hook, uid));
-    let own = File { name, host, container: SHARE, is_directory: false, read_only: true };
+    let own = File {
+        name: "share",
+        host: cdi::share_file(&node.injected.hook, uid),
+        container: SHARE,
+        is_directory: false,
+        read_only: true,
+    };
     let mut files = node.injected.files();
     files.insert(1, own);
     let mounts = files.iter().map(Into::into).collect();
@@ -259,7 +264,7 @@ fn spec(
     let mut note = |key: &str, value: String| {
         annotations.insert(format!("{DOMAIN}/{key}"), value);
     };
-    note("claim", format!("{namespace}/{name}"));
+    note("claim", full);
     note("uid", uid.to_owned());
     note("request", result.request.clone());
     note("pool", result.pool.clone());

@@ -6,13 +6,13 @@
 //! 2. Another replica's lease is taken after no change for [`DURATION`] **by our own clock**, counted from our first
 //!    read of it: clocks of two nodes are never compared. A pause of our reads begins the count anew, so that after an outage of
 //!    the API server its holder goes on.
-//! 3. A leader counts from the begin of its last successful write, and stops after [`DEADLINE`] without another
-//!    success. Since `deadline < duration`, it has stopped before another replica may start. Work behind a [`Fence`] goes on
-//!    without writes instead: if the next look finds the leader's own lease, no other has led, and the fence opens again.
+//! 3. A leader counts from the begin of its last successful write, and after [`DEADLINE`] without another success its [`Fence`] closes: it
+//!    writes nothing more. Since `DEADLINE < DURATION`, it is closed before another replica may write. If the next look finds the leader's
+//!    own lease, no other has led, and the fence opens again.
 //! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
 //! 5. A replica that is asked to end gives the lease back, so that its successor need not wait.
 //!
-//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another replica
+//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s writes nothing from 10 s on; another replica
 //! that read the last lease at 1 s leads from 16 s on.
 //!
 //! No name is used twice: a restarted replica waits like any other.
@@ -21,7 +21,8 @@
 //! A fully stopped leader (SIGSTOP, a frozen node) may finish the one write that it had begun when it resumes; the fence holds
 //! back all others. Our writes name versions or UIDs, or make a pod that the next leader does not know and deletes.
 
-use super::writes::{ANSWER, answered};
+use super::pods::MANAGER;
+use super::writes::{ANSWER, answered, post};
 use anyhow::Context as _;
 use gshare_core::{Duration, Timestamp};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -110,9 +111,13 @@ impl Fence {
         Self(Arc::new(Gate { until, over: AtomicBool::new(false), clock }))
     }
 
+    fn now(&self) -> (Timestamp, jiff::Timestamp) {
+        (self.0.clock)()
+    }
+
     /// Whether a write may be sent now.
     pub fn is_open(&self) -> bool {
-        !self.is_over() && (self.0.clock)().0.as_nanos() < self.0.until.load(Ordering::Acquire)
+        !self.is_over() && self.now().0.as_nanos() < self.0.until.load(Ordering::Acquire)
     }
 
     /// Waits until writes may be sent. False: none may be sent any more.
@@ -146,7 +151,6 @@ impl Fence {
 pub async fn run(
     place: Option<&Place>,
     client: Client,
-    manager: &str,
     fence: Fence,
     stop: impl Future<Output = ()>,
     work: impl Future<Output = ()>,
@@ -159,8 +163,7 @@ pub async fn run(
     let host = rustix::system::uname();
     let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
     let elector = Elector::new(identity);
-    let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
-    leadership.with_fence(fence).lead(stop, work).await?;
+    Leadership::new(client, place.clone(), elector, fence).lead(stop, work).await?;
     Ok(())
 }
 
@@ -262,32 +265,24 @@ pub struct Leadership {
     place: Place,
     post: PostParams,
     elector: Elector,
-    clock: Box<Clock>,
-    /// Of work that goes on without writes while the lease cannot be kept.
-    fence: Option<Fence>,
+    /// Of the work's writes, with the clock of both.
+    fence: Fence,
 }
 
 gshare_core::debug_fields!(Leadership { place, elector });
 
 impl Leadership {
-    /// Of the lease there, written under the name of `manager`; `clock` tells the time since some start, and of day.
-    pub fn new(client: Client, place: Place, manager: &str, elector: Elector, clock: Box<Clock>) -> Self {
+    /// Of the lease there, for work that writes behind this fence.
+    pub fn new(client: Client, place: Place, elector: Elector, fence: Fence) -> Self {
         let leases = Api::namespaced(client, &place.namespace);
-        let post = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
-        Self { leases, place, post, elector, clock, fence: None }
-    }
-
-    /// The same for work that writes behind this fence.
-    #[must_use]
-    pub fn with_fence(self, fence: Fence) -> Self {
-        Self { fence: Some(fence), ..self }
+        Self { leases, place, post: post(MANAGER), elector, fence }
     }
 
     /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease
     /// is given back.
     ///
     /// # Errors
-    /// If the lead is lost; `work` was dropped before another replica may lead.
+    /// If the lead is lost: another replica has the lease.
     pub async fn lead(
         mut self,
         stop: impl Future<Output = ()>,
@@ -300,7 +295,7 @@ impl Leadership {
                 // A write that is on its way may still take the lease; then it runs out.
                 () = &mut stop => return Ok(()),
             }
-            if self.elector.leads((self.clock)().0) {
+            if self.elector.leads(self.fence.now().0) {
                 break;
             }
             tokio::select! {
@@ -312,13 +307,10 @@ impl Leadership {
         {
             let mut work = pin!(work);
             loop {
-                let now = (self.clock)().0;
-                let left = match self.elector.leads_until() {
-                    Some(until) if now < until => {
-                        std::time::Duration::from_nanos(until.saturating_since(now).as_nanos())
-                    }
-                    Some(_) if self.fence.is_some() => ANSWER,
-                    _ => return Err(Lost(self.place)),
+                let Some(until) = self.elector.leads_until() else { return Err(Lost(self.place)) };
+                let left = match until.saturating_since(self.fence.now().0) {
+                    Duration::ZERO => ANSWER,
+                    left => left.into(),
                 };
                 let keep = async {
                     self.pause().await;
@@ -352,12 +344,12 @@ impl Leadership {
 
     async fn try_look(&mut self) -> Result<(), kube::Error> {
         let found = answered(self.leases.get_opt(&self.place.name)).await?;
-        let (began, wall) = (self.clock)();
+        let (began, wall) = self.fence.now();
         let Some(spec) = self.elector.wants(began, wall, found.as_ref()) else { return Ok(()) };
         self.write(found, spec).await?;
         self.elector.written(began);
-        if let Some((fence, until)) = self.fence.as_ref().zip(self.elector.leads_until()) {
-            fence.open_until(until);
+        if let Some(until) = self.elector.leads_until() {
+            self.fence.open_until(until);
         }
         Ok(())
     }

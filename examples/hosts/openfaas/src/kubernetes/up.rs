@@ -8,7 +8,7 @@ use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
-use super::pods::{MANAGER, Pods};
+use super::pods::Pods;
 use super::scope::Scope;
 use crate::builder::Builder;
 use crate::inventory::Inventory;
@@ -99,7 +99,7 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
             () = stop.clone() => {}
         }
     };
-    lease::run(place.as_ref(), client.clone(), MANAGER, fence.clone(), stop.clone(), work).await?;
+    lease::run(place.as_ref(), client.clone(), fence.clone(), stop.clone(), work).await?;
     led
 }
 

@@ -217,8 +217,7 @@ impl Replica {
             let (client, elector) = (client(api, &link), Elector::new(&*name));
             let fence = Fence::by(true, Box::new(clock));
             let place = "gshare-system/gshare-up".parse().unwrap();
-            let leadership = Leadership::new(client.clone(), place, MANAGER, elector, Box::new(clock));
-            let leadership = leadership.with_fence(fence.clone());
+            let leadership = Leadership::new(client.clone(), place, elector, fence.clone());
             let (leader, own) = (name.clone(), Arc::clone(&shared));
             let work = async move {
                 let ends = async {
