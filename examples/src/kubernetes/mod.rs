@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// An error of the API server, in words for people.
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
 pub(crate) fn heard(error: kube::Error) -> anyhow::Error {
     anyhow::anyhow!(said(&error))
 }

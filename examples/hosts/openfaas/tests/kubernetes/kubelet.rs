@@ -98,7 +98,7 @@ impl Cluster {
     }
 
     /// Another client changes the spec of a function.
-    pub(crate) fn edit(&self, name: &str, spec: Value) {
+    pub(crate) fn edit(&self, name: &str, spec: &Value) {
         self.api.lock().edit(&at(name), &json!({ "spec": spec }));
     }
 

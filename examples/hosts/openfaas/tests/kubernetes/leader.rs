@@ -48,7 +48,7 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     assert!(seen["gshare"]["measuring"].is_null(), "it is not measured again: {seen}");
     // Of an older version: it ends, and a new one comes.
     drop(host);
-    cluster.edit("f", json!({ "env": { "KERNELS": "1" } }));
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     let host = cluster.host(&[]);
     host.replicas("f", 2);
     within(|| cluster.names().iter().all(|name| !name.starts_with("f-") || !after.contains(name)));
@@ -78,7 +78,7 @@ fn a_new_leader_makes_no_pod_on_a_gpu_before_the_end_of_those_that_it_does_not_t
     let (cluster, mut host) = Cluster::with_f(1);
     host.kill();
     let before = cluster.names();
-    cluster.edit("f", json!({ "env": { "KERNELS": "1" } }));
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     let node = cluster.node(0);
     node.cut_off.store(true, Ordering::SeqCst);
     let host = cluster.host(&[]);

@@ -114,16 +114,16 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
     let status = cluster.api.lock().object(&at("f")).unwrap()["status"].clone();
     assert_eq!((&status["readyReplicas"], &status["selector"]), (&json!(1), &json!("gshare.io/function=f")));
     // As `kubectl scale` and an autoscaler do.
-    cluster.edit("f", json!({ "replicas": 2 }));
+    cluster.edit("f", &json!({ "replicas": 2 }));
     cluster.ready(2);
     host.replicas("f", 2);
-    cluster.edit("f", json!({ "replicas": null }));
+    cluster.edit("f", &json!({ "replicas": null }));
     cluster.ready(1);
-    cluster.edit("f", json!({ "replicas": 2 }));
+    cluster.edit("f", &json!({ "replicas": 2 }));
     cluster.ready(2);
     host.replicas("f", 2);
     let before: Vec<_> = cluster.pods().into_iter().map(|pod| pod.metadata.name).collect();
-    cluster.edit("f", json!({ "env": { "KERNELS": "1" } }));
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     within(|| cluster.pods().iter().all(|pod| !before.contains(&pod.metadata.name)));
     host.replicas("f", 2);
     cluster.api.lock().delete(&at("f"));
@@ -199,11 +199,11 @@ fn an_object_with_a_fault_says_the_field_and_goes_on_once_it_is_mended() {
     cluster.api.lock().put(&at("f"), object("f", &json!({ "slo": "soon", "share": share })));
     cluster.degraded("f", |why| why.starts_with("spec.slo: `soon`"));
     assert_eq!(condition(&cluster, "f", "Ready"), None);
-    cluster.edit("f", json!({ "slo": null }));
+    cluster.edit("f", &json!({ "slo": null }));
     within(|| host.call("POST", "/function/f", "").0 == 200);
     cluster.well("f");
     // A later fault leaves the version that runs.
-    cluster.edit("f", json!({ "share": { "quota": "7" } }));
+    cluster.edit("f", &json!({ "share": { "quota": "7" } }));
     cluster.degraded("f", |why| why.starts_with("spec.share.quota"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     // Larger than every node.
