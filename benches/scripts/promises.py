@@ -185,8 +185,9 @@ def turns_of(parks):
     host.end()
 
 
-# A GPU with a slow link, so that the copies of this machine are faster than the link.
-SMALL = 'base = "v100"\nmemory_bytes = 1073741824\ncontext_bytes = 4194304\nhost_bandwidth = 1000000000\n'
+# A small GPU with a slow link: this machine takes a twentieth of the link's time to copy the same bytes, so that it adds little.
+LINK = 125_000_000
+SMALL = f'base = "v100"\nmemory_bytes = {128 << 20}\ncontext_bytes = {4 << 20}\nhost_bandwidth = {LINK}\n'
 
 
 def safetensors(path, megabytes):
@@ -198,7 +199,7 @@ def safetensors(path, megabytes):
 
 
 def parking():
-    count, mib, seconds = 10, 576, 240
+    count, mib, seconds = 10, 64, int(sys.argv[4]) if len(sys.argv) > 4 else 240
     draw = random.Random(1)
     weights = [1 / (number + 1) for number in range(count)]
     calls, now = [], 0.0
@@ -212,12 +213,12 @@ def parking():
             host, took, loads = Host(f"--sim={board}"), [], []
             profile = host.file("points.json", POINTS)
             for number in range(count):
-                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "614MiB", "gshare/profile": profile}
+                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "77MiB", "gshare/profile": profile}
                 if way == "ended":
                     wishes["gshare/park"] = "false"
                 if way.endswith("store"):
                     wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
-                    wishes["fastgshare/gpu_mem"] = "38MiB"
+                    wishes["fastgshare/gpu_mem"] = "13MiB"
                 host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5, START_MS=3000)
                 host.ask(f"f{number}")
             starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
@@ -234,7 +235,7 @@ def parking():
                 thread.join()
             latencies = sorted(ms for ms, _ in took)
             loads = sorted(load for _, load in took if load)
-            copy = mib * 2**20 / 1e9 * 1e3
+            copy = mib * 2**20 / LINK * 1e3
             say(way=way, requests=len(took), late=sum(ms > 20_000 for ms in latencies), p50_ms=at(latencies, 50), p95_ms=at(latencies, 95),
                 p99_ms=at(latencies, 99), loads=len(loads), load_by_copy_p50=round(at(loads, 50) / copy, 3),
                 load_by_copy_p95=round(at(loads, 95) / copy, 3),

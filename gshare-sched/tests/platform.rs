@@ -12,6 +12,7 @@ use gshare_core::{
     RequestId, SmShare, TenantId, Timestamp,
 };
 use gshare_sched::mig::GpuModel;
+use gshare_sched::pipeline::KeepAlive;
 use gshare_sched::platform::TenantLimits;
 use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Life,
@@ -206,6 +207,29 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     };
     let (by_arrival, late_last) = (in_time(None), in_time(Some(MS(20_000))));
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
+}
+
+#[test]
+fn a_function_whose_starts_fail_is_not_started_for_nobody() {
+    let config = FractionalConfig::default().with_keep_alive(KeepAlive::PAPER);
+    let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
+    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+    host.deploy(0, inference(9).with_loads(MS(8_000), MS(8_000)));
+    host.load(0, MS(1), 1);
+    let mut fails = |minutes: u32| {
+        for _ in 0..minutes * 20 {
+            host.run(MS(3_000));
+            let starting = host.instances.iter().filter(|(_, of)| of.life == Life::Starting);
+            for id in starting.map(|(id, _)| *id).collect::<Vec<_>>() {
+                host.happen(Later::Report(id, InstanceReport::Gone));
+            }
+        }
+        (host.rejected().len(), host.count(|order| matches!(order, PlatformAction::Start { .. })))
+    };
+    let (rejected, starts) = fails(3);
+    assert!(rejected == 1 && starts > 1, "{rejected} and {starts}");
+    assert_eq!(fails(10), (rejected, starts), "starts without a call");
 }
 
 /// Orders impossible starts before the orders of the scaler it stands for.

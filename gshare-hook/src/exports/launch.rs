@@ -11,6 +11,7 @@ use gshare_meter::run::{Call, Verdict};
 use crate::exports::macros::wrappers;
 use crate::launch::admit::{self, Ticket, admit, admit_prepaid, conclude};
 use crate::launch::control::{CONTROL, State};
+use crate::launch::guarded::inside;
 use crate::launch::streams::{in_context_of, is_captured, stream_of};
 use crate::process::arm::arm;
 use crate::process::runtime::{Metered, PROCESS};
@@ -20,7 +21,7 @@ use crate::process::runtime::{Metered, PROCESS};
 /// `handle` and `size` identify the launch's cost, and `stream` is its stream (see [`stream_of`]).
 #[inline(always)]
 fn launch(handle: u64, size: u64, stream: usize, call: impl FnOnce() -> CUresult) -> CUresult {
-    launch_as(handle, size, stream, Call::Launch, call)
+    launch_as(handle, size, stream, Call::Launch, || inside(call))
 }
 
 /// Like [`launch`], for a call of the given kind.

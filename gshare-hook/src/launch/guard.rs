@@ -2,11 +2,11 @@
 //!
 //! # Problem
 //! Memory may leave the device only when no thread is in a call that touches it, or will make one before the memory is back. A thread may
-//! launch out of prepaid credit, so the gate alone does not tell. A process that cannot be parked must pay nothing for the guard.
+//! launch out of prepaid credit, so the gate alone does not tell. A process that cannot be parked must pay next to nothing for the guard.
 //!
 //! # Algorithm
-//! The wrappers call the driver through one table of functions. In a process that can be parked, `guarded.rs` puts a function in
-//! front of each launch and copy there. It counts the thread in, looks at the guard, calls the driver and counts the thread out.
+//! In a process that can be parked, the wrappers of launches, and a function in front of each copy ([`guarded`](crate::launch::guarded)),
+//! count the thread in, look at the guard, call the driver and count the thread out.
 //! The thread that moves memory closes the guard, has the kernel put a barrier into all threads (`membarrier`), and waits until none is
 //! inside. So a call pays two stores and a load, and no fence. A thread that finds the guard closed waits until it is open.
 //!

@@ -1,4 +1,7 @@
-//! The functions in front of the driver's launches and copies, in a process that can be parked: see [`guard`](crate::launch::guard).
+//! The program's calls under the guard, in a process that can be parked: see [`guard`](crate::launch::guard).
+//!
+//! The wrappers of launches look at the guard by themselves, since a launch has too many arguments to pass on once more. In front of
+//! each of the driver's copies stands a function that does so, also for calls by other wrappers.
 #![allow(unsafe_code)] // calls to the driver
 
 use core::ffi::c_void;
@@ -66,35 +69,30 @@ fn wait(thread: &'static ThreadRecord) -> Option<Inside> {
 }
 
 /// Makes a call that touches device memory.
+#[inline(always)]
 pub(crate) fn inside(call: impl FnOnce() -> CUresult) -> CUresult {
-    if !CONTROL.guard.is_there() {
-        return call();
+    let entered = if CONTROL.guard.is_there() { enter() } else { Some(Inside(None)) };
+    match entered {
+        Some(_inside) => call(),
+        None => CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
     }
-    let Some(_inside) = enter() else { return CUresult::CUDA_ERROR_SYSTEM_NOT_READY };
-    call()
 }
 
-/// Puts the guard in front of the driver's launches and copies; `false` where the kernel has no barrier for threads.
+/// Puts the guard in front of the driver's copies; `false` where the kernel has no barrier for threads.
 pub(crate) fn install() -> bool {
     let begun = CONTROL.guard.begin();
     if begun {
-        guarded(|index, function| {
-            // Functions of the host touch no device memory by themselves.
-            let name = gshare_cuda_abi::SYMBOLS[index].name;
-            if !name.starts_with("cuLaunchHostFunc") && !name.starts_with("cuStreamAddCallback") {
-                driver::put_in_front(index, function.cast_mut());
-            }
-        });
+        guarded(|index, function| driver::put_in_front(index, function.cast_mut()));
     }
     begun
 }
 
-/// A function in front of each launch and copy, and a list of them.
+/// A function in front of each copy, and a list of them.
 macro_rules! guards {
     ($({ $index:literal $name:ident $base:literal $introduced:literal $flavor:ident $class:ident $args:tt })*) => {
         mod in_front {
             use super::*;
-            use core::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort};
+            use core::ffi::{c_uchar, c_uint, c_ulonglong, c_ushort};
             $(guard!($class $index $name $args);)*
         }
 
@@ -105,13 +103,7 @@ macro_rules! guards {
 }
 
 macro_rules! guard {
-    (Launch $index:literal $name:ident $args:tt) => {
-        guard!(@ $index $name $args);
-    };
-    (Copy $index:literal $name:ident $args:tt) => {
-        guard!(@ $index $name $args);
-    };
-    (@ $index:literal $name:ident ($($arg:ident: $type:ty),*)) => {
+    (Copy $index:literal $name:ident ($($arg:ident: $type:ty),*)) => {
         #[allow(non_snake_case)]
         pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
             let Some(real) = driver::beneath!($name) else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
@@ -124,9 +116,6 @@ macro_rules! guard {
 }
 
 macro_rules! guard_address {
-    (Launch $index:literal $name:ident $each:ident) => {
-        $each($index, in_front::$name as *const c_void)
-    };
     (Copy $index:literal $name:ident $each:ident) => {
         $each($index, in_front::$name as *const c_void)
     };

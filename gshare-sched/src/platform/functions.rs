@@ -70,6 +70,8 @@ pub(super) struct Function {
     pub(super) queue: BTreeSet<(Timestamp, RequestId)>,
     /// No start for its minimum before this time, since a start has failed.
     pub(super) not_before: Timestamp,
+    /// Whether the last start failed: none follows ahead of requests until one succeeds.
+    pub(super) fails: bool,
     /// The version of the ledger at which a lack of room was last counted.
     pub(super) unmet_at: Option<u64>,
     pub(super) stats: FunctionStats,
@@ -100,6 +102,7 @@ impl Function {
             held: BTreeSet::new(),
             queue: BTreeSet::new(),
             not_before: Timestamp::ZERO,
+            fails: false,
             unmet_at: None,
             stats: FunctionStats::default(),
             fits: None,

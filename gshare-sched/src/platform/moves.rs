@@ -120,7 +120,10 @@ impl Cluster {
         let (took, lives) = (self.now.saturating_since(of.ordered), report == InstanceReport::Parked);
         of.came_in = if of.last_move == Move::Return { took } else { Duration::ZERO };
         match of.last_move {
-            Move::Start(expected) => function.moves.started(took, expected, function.spec.load_host),
+            Move::Start(expected) => {
+                function.fails = false;
+                function.moves.started(took, expected, function.spec.load_host);
+            }
             Move::Park { keeps } => {
                 function.moves.parked(took, lives, keeps);
                 if lives {

@@ -184,7 +184,8 @@ impl FractionalPool {
         }
         let waits = waiting > 0;
         let idle = now.saturating_since(of.used);
-        let warm = of.stays.iter().any(|stay| stay.from <= idle && idle < stay.to);
+        let fails = cluster.functions.get(&function).is_some_and(|of| of.fails);
+        let warm = !fails && of.stays.iter().any(|stay| stay.from <= idle && idle < stay.to);
         let rest = of.activated && !waits && !warm && of.instances.iter().all(|one| cluster.runs(*one) == 0);
         if rest {
             of.activated = false;
