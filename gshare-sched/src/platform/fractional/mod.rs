@@ -19,8 +19,8 @@
 //!    can be in time, until it is **overdue** ([`late_wait`](super::PlatformConfig::late_wait)) and goes before all others.
 //! 5. *Room* (`parking`): a function's only instance waits for memory, the longest wait first. Idle instances on the device with the
 //!    fewest victims are parked for it; after a wait of two seconds busy ones too, once they have answered their requests. An instance
-//!    first stays four times as long as its parking and its load took, or at least once as long where a waiting request would be late
-//!    otherwise. A parked instance comes back for a waiting request.
+//!    first stays four times as long as its parking and its load took, twice as long without calls, or at least once as long where a
+//!    waiting request would be late otherwise. A parked instance comes back for a waiting request.
 //! 6. *Spread models* (`spread`): an instance of a function with several [`devices`](FunctionSpec::devices) is placed on as many
 //!    different devices of one node, or on none; if they lack memory, room is made on all of them.
 //! 7. *Weights* (`shared_weights`): instances of one model share its weights on a device, whose memory is booked once there, from the

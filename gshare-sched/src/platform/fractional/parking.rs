@@ -7,10 +7,11 @@
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
 //! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
-//! price, so that a device spends a bounded part of its time on moves. It stays as long as the price alone where a request of the waiting
-//! function would be late otherwise, but not for a request that is late in any case.
+//! price, so that a device spends a bounded part of its time on moves. An instance that has had no call for half
+//! of that time may go. So may one that has stayed as long as the price alone, where a request of the waiting function would be late
+//! otherwise, but not for a request that is late in any case.
 
-use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, STAY_PER_MOVE};
+use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, REST_PER_MOVE, STAY_PER_MOVE};
 use super::spread::Within;
 use super::{
     Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
@@ -272,13 +273,18 @@ impl FractionalPool {
         }
         let price = cluster.price(of.function);
         let least = if cluster.copies(of.function) { PARK_IDLE } else { LEAST_STAY };
-        let stay = if presses { price } else { price.saturating_mul(STAY_PER_MOVE).max(least) };
+        let idles = cluster.runs(id) == 0 && cluster.queue(of.function).is_empty();
+        let rests = if idles { cluster.now.saturating_since(of.used) } else { Duration::ZERO };
+        let stay = if presses || rests >= price.saturating_mul(REST_PER_MOVE).max(least) {
+            price
+        } else {
+            price.saturating_mul(STAY_PER_MOVE).max(least)
+        };
         let stay = cluster.instances.get(id).map_or(stay, |of| stay.max(of.came_in));
         if cluster.now.saturating_since(of.came) < stay {
             return None;
         }
-        let rested = cluster.now.saturating_since(of.used) >= PARK_IDLE;
-        Some((of.used, cluster.runs(id) == 0 && cluster.queue(of.function).is_empty() && rested))
+        Some((of.used, rests >= PARK_IDLE))
     }
 
     /// Whether the function's first request is in time only if room for it is made now; by the end of its wait, where no move is as
