@@ -19,15 +19,16 @@ use control_plane::User;
 use policy::{INVALID, Judge, Request};
 
 use gshare_core::Bytes;
+use gshare_examples::kubernetes::controller_metrics::Metrics;
 use gshare_examples::kubernetes::dra::claim::check;
 use gshare_examples::kubernetes::dra::claim_service::{Driver, serve};
 use gshare_examples::kubernetes::dra::kubelet::dra_plugin_client::DraPluginClient;
 use gshare_examples::kubernetes::dra::kubelet::dra_resource_health_client::DraResourceHealthClient as HealthClient;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
 use gshare_examples::kubernetes::dra::kubelet::*;
-use gshare_examples::kubernetes::dra::publish::{PublishError, publish};
-use gshare_examples::kubernetes::dra::{DRIVER, Injection, Node, cdi, command, node_gpus};
-use gshare_examples::kubernetes::plugin::{ServeError, Sockets};
+use gshare_examples::kubernetes::dra::publish::publish;
+use gshare_examples::kubernetes::dra::{DRIVER, Injected, Node, cdi, command, node_gpus};
+use gshare_examples::kubernetes::plugin::Sockets;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -69,11 +70,7 @@ fn node_of(hook: &Path) -> Arc<Node> {
     Arc::new(Node {
         name: "n1".into(),
         gpus: node_gpus::simulated(2, Bytes::from_gib(16)),
-        hook: hook.to_owned(),
-        injection: Injection::File,
-        preload_file: "/opt/gshare/ld.so.preload".into(),
-        socket: "/run/gshare/pods/gshare.sock".into(),
-        mps: None,
+        injected: Injected { hook: hook.to_owned(), ..Injected::default() },
         gpu_kind: None,
     })
 }
@@ -106,7 +103,7 @@ fn hook(dir: &TempDir) -> std::path::PathBuf {
 struct Running {
     sockets: Sockets,
     end: oneshot::Sender<()>,
-    served: JoinHandle<Result<(), ServeError>>,
+    served: JoinHandle<anyhow::Result<()>>,
     api: Api,
 }
 
@@ -117,7 +114,7 @@ fn start(dir: &TempDir) -> Running {
     let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook).unwrap();
     let sockets = Sockets::below(dir.path(), DRIVER);
     let (end, ended) = oneshot::channel();
-    let driver = Driver::new(node_of(&hook), client, cdi);
+    let driver = Driver::new(node_of(&hook), client, cdi, Metrics::default());
     let served = tokio::spawn({
         let sockets = sockets.clone();
         async move {
@@ -325,7 +322,7 @@ async fn files_of_claims_that_are_over_are_swept_and_no_others() {
     let dir = TempDir::new().unwrap();
     let (api, client) = server();
     let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
-    let driver = Driver::new(node_of(&hook(&dir)), client, cdi);
+    let driver = Driver::new(node_of(&hook(&dir)), client, cdi, Metrics::default());
     use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
     let prepare = || {
         let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
@@ -494,22 +491,22 @@ async fn a_driver_writes_again_only_what_has_changed() {
 async fn what_hinders_publishing_is_told() {
     let (api, client) = server();
     api.lock().delete(NODE);
-    let error = publish(&client, &node()).await.unwrap_err();
-    assert!(matches!(error, PublishError::NoNode { .. }), "{error}");
+    let told = async |client| publish(&client, &node()).await.unwrap_err().to_string();
+    assert_eq!(told(client).await, "node `n1`: not known to the API server: see --node");
 
     for code in [409, 404, 403] {
         let (api, client) = server();
         api.lock().fail(format!("POST {SLICES}"), code, "Because");
-        let error = publish(&client, &node()).await.unwrap_err();
-        assert_eq!(matches!(error, PublishError::Conflict), code != 403, "{error}");
+        let error = told(client).await;
+        assert_eq!(error == "the slice changed while it was written", code != 403, "{error}");
     }
     // Without the feature gate the API server drops unknown fields.
     let (api, client) = server();
     api.lock().admit = Some(|slice| {
         slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");
     });
-    let error = publish(&client, &node()).await.unwrap_err();
-    assert!(matches!(error, PublishError::NotShareable), "{error}");
+    let error = told(client).await;
+    assert!(error.starts_with("the API server dropped allowMultipleAllocations"), "{error}");
 }
 
 /// All requests of the driver to an API server, against the role in its manifest.
@@ -522,8 +519,8 @@ async fn the_role_allows_what_is_used_and_no_more() {
     fewer.gpus.pop();
     publish(&client, &fewer).await.unwrap();
     let dir = TempDir::new().unwrap();
-    let driver =
-        Driver::new(node(), client, cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap());
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
+    let driver = Driver::new(node(), client, cdi, Metrics::default());
     let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
     use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
     driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();

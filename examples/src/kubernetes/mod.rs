@@ -9,9 +9,15 @@ pub mod plugin;
 
 use anyhow::Context as _;
 use controller_metrics::Metrics;
-use gshare_openfaas::kubernetes::{DOMAIN, run_of, said, share_environment};
+use gshare_openfaas::kubernetes::{DOMAIN, run_of, said};
 use std::net::SocketAddr;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// An error of the API server, in words for people.
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
+pub(crate) fn heard(error: kube::Error) -> anyhow::Error {
+    anyhow::anyhow!(said(&error))
+}
 
 /// The figures of a program, answered at this address if there is one, and a future that ends when the program is asked to end.
 ///

@@ -28,7 +28,8 @@ use super::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServe
 use super::device_plugin::*;
 use crate::kubernetes::controller_metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
 use crate::kubernetes::dra::cdi;
-use crate::kubernetes::plugin::{Plugin, ServeError, Sockets, serve};
+use crate::kubernetes::dra::kubelet::PluginInfo;
+use crate::kubernetes::plugin::{Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use gshare_openfaas::kubernetes::injection::{File, Injected, RESOURCE};
@@ -63,21 +64,14 @@ fn missing(files: &[File]) -> Option<&Path> {
 }
 
 impl Hooks {
-    /// A plugin that gives containers the files of `injected`; with `cdi`, by a spec in that directory.
+    /// A plugin that gives containers the files of `injected`; with `cdi`, by a spec in that directory. The metrics count its work.
     ///
     /// # Errors
     /// If the spec cannot be written.
-    pub fn new(injected: &Injected, slots: u32, cdi: Option<&Path>) -> io::Result<Self> {
+    pub fn new(injected: &Injected, slots: u32, cdi: Option<&Path>, metrics: Metrics) -> io::Result<Self> {
         let files: Arc<[File]> = injected.files().into();
         if let Some(directory) = cdi {
-            let mounts = files.iter().map(|file| cdi::Mount {
-                host_path: file.host.display().to_string(),
-                container_path: file.container.into(),
-                options: [if file.read_only { "ro" } else { "rw" }, "nosuid", "nodev", "rbind"]
-                    .map(str::to_owned)
-                    .into(),
-            });
-            let edits = cdi::Edits { env: Vec::new(), mounts: mounts.collect() };
+            let edits = cdi::Edits { env: Vec::new(), mounts: files.iter().map(Into::into).collect() };
             let (kind, name) = CDI_DEVICE.split_once('=').unwrap_or_default();
             let spec = cdi::Spec {
                 cdi_version: cdi::VERSION.into(),
@@ -88,13 +82,7 @@ impl Hooks {
             std::fs::create_dir_all(directory)?;
             cdi::replace(&spec_file(directory), &serde_json::to_vec_pretty(&spec)?)?;
         }
-        Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics: Metrics::default() })
-    }
-
-    /// Counts its work in these metrics.
-    #[must_use]
-    pub fn counting(self, metrics: Metrics) -> Self {
-        Self { metrics, ..self }
+        Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics })
     }
 
     fn devices(&self, healthy: bool) -> ListAndWatchResponse {
@@ -120,11 +108,13 @@ impl Hooks {
     ///
     /// # Errors
     /// When a socket cannot be made or served, or the kubelet refuses.
-    pub async fn serve(self, sockets: &Sockets, end: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let plugin = Plugin { kind: "DevicePlugin", name: RESOURCE.into(), versions: vec!["v1beta1".into()] };
+    pub async fn serve(self, sockets: &Sockets, end: impl Future<Output = ()>) -> anyhow::Result<()> {
+        let supported_versions = vec!["v1beta1".into()];
+        let (r#type, name) = ("DevicePlugin".into(), RESOURCE.into());
+        let info = PluginInfo { r#type, name, supported_versions, ..PluginInfo::default() };
         let metrics = self.metrics.clone();
         let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(self));
-        serve(router, plugin, sockets, metrics, end).await
+        serve(router, info, sockets, metrics, end).await
     }
 }
 

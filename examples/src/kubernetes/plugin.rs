@@ -6,11 +6,13 @@ use super::controller_metrics::Metrics;
 use super::dra::authority::Tolerant;
 use super::dra::kubelet::registration_server::{Registration, RegistrationServer};
 use super::dra::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use anyhow::{Context as _, anyhow};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::Router;
@@ -45,17 +47,6 @@ impl Registration for Registrar {
 /// Time for calls that are under way when the plugin is asked to end.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A plugin as it is registered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plugin {
-    /// `DRAPlugin` or `DevicePlugin`.
-    pub kind: &'static str,
-    /// Name of the driver, or of the extended resource.
-    pub name: String,
-    /// Versions of its service, as the kubelet names them.
-    pub versions: Vec<String>,
-}
-
 /// Paths by which the kubelet finds a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sockets {
@@ -84,100 +75,52 @@ impl Sockets {
     }
 }
 
-/// Why a plugin ended.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A socket.
-    #[error("{path}: {source}")]
-    Socket {
-        /// Path of the socket.
-        path: PathBuf,
-        /// Error of the system call.
-        source: io::Error,
-    },
-    /// While it served.
-    #[error("{0}")]
-    Transport(#[from] tonic::transport::Error),
-    /// The kubelet does not want it.
-    #[error("the kubelet refuses the plugin: {0}")]
-    Refused(String),
-}
-
-/// Serves until `end` is ready, or the kubelet refuses the plugin. Without the registration socket, which is removed at the
+/// Serves a plugin until `end` is ready, or the kubelet refuses it. The plugin is registered with this kind, name and list of versions. Without the registration socket, which is removed at the
 /// end, the kubelet asks no more.
 ///
 /// # Errors
 /// When a socket cannot be made or served, or the kubelet refuses.
 pub async fn serve(
     router: Router,
-    plugin: Plugin,
+    info: PluginInfo,
     sockets: &Sockets,
     metrics: Metrics,
     end: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+) -> anyhow::Result<()> {
     let (socket, registration) = (sockets.plugin(), sockets.registration());
-    // First the socket that the registration names.
-    let plugin_listener = listen(&socket)?;
-    let registration_listener = listen(&registration)?;
+    // Both answer for both services, and the kubelet asks each for its own. First the socket that the registration names.
+    let connections = accepted(listen(&socket)?).merge(accepted(listen(&registration)?));
     let (status, mut refused) = watch::channel(None);
-    let info = PluginInfo {
-        r#type: plugin.kind.into(),
-        name: plugin.name,
-        endpoint: socket.display().to_string(),
-        supported_versions: plugin.versions,
-    };
-    let (stop, stopped) = watch::channel(false);
-    let until = |mut stopped: watch::Receiver<bool>| async move {
-        let _ = stopped.wait_for(|stop| *stop).await;
-    };
-    let plugin_server =
-        router.serve_with_incoming_shutdown(accepted(plugin_listener), until(stopped.clone()));
-    let registrar = tonic::transport::Server::builder()
-        .add_service(RegistrationServer::new(Registrar { info, metrics, status }))
-        .serve_with_incoming_shutdown(accepted(registration_listener), until(stopped.clone()));
-    // One that ends by itself ends the other.
-    let plugin_server = async {
-        let grace = async {
-            until(stopped.clone()).await;
-            tokio::time::sleep(GRACE).await;
-        };
-        let served = tokio::select! {
-            served = plugin_server => served,
-            // Streams that tell the kubelet of health have no end.
-            () = grace => Ok(()),
-        };
-        stop.send_replace(true);
-        served
-    };
-    let registrar = async {
-        let served = registrar.await;
-        stop.send_replace(true);
-        served
-    };
+    let info = PluginInfo { endpoint: socket.display().to_string(), ..info };
     let refusal = async {
-        let is_refusal = |status: &Option<RegistrationStatus>| {
-            status.as_ref().is_some_and(|status| !status.plugin_registered)
-        };
-        let why = refused.wait_for(is_refusal).await.ok().and_then(|status| status.clone());
-        match why {
-            Some(status) => status.error,
-            None => std::future::pending().await,
+        let wanted =
+            |status: &Option<RegistrationStatus>| status.as_ref().is_some_and(|s| !s.plugin_registered);
+        match refused.wait_for(wanted).await.map(|status| status.clone()) {
+            Ok(Some(status)) => status.error,
+            _ => std::future::pending().await,
         }
     };
-    let ended = async {
-        let ended = tokio::select! {
-            () = end => Ok(()),
-            () = until(stopped.clone()) => Ok(()),
-            why = refusal => Err(ServeError::Refused(why)),
-        };
-        let _ = std::fs::remove_file(&registration);
-        stop.send_replace(true);
-        ended
+    let (stop, stopped) = oneshot::channel::<()>();
+    let router = router.add_service(RegistrationServer::new(Registrar { info, metrics, status }));
+    let mut server = pin!(router.serve_with_incoming_shutdown(connections, async { drop(stopped.await) }));
+    let mut served = None;
+    let ended = tokio::select! {
+        early = &mut server => {
+            served = Some(early);
+            Ok(())
+        }
+        () = end => Ok(()),
+        why = refusal => Err(anyhow!("the kubelet refuses the plugin: {why}")),
     };
-    let (served, registered, ended) = tokio::join!(plugin_server, registrar, ended);
+    let _ = std::fs::remove_file(&registration);
+    let _ = stop.send(());
+    let served = match served {
+        Some(served) => served,
+        // Streams that tell the kubelet of health have no end.
+        None => tokio::time::timeout(GRACE, server).await.unwrap_or(Ok(())),
+    };
     let _ = std::fs::remove_file(&socket);
     served?;
-    registered?;
     ended
 }
 
@@ -187,7 +130,7 @@ fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Resu
 }
 
 /// A socket that replaces an earlier driver's socket.
-fn listen(path: &Path) -> Result<UnixListener, ServeError> {
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let made = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
         match std::fs::remove_file(path) {
@@ -196,5 +139,5 @@ fn listen(path: &Path) -> Result<UnixListener, ServeError> {
         }
         UnixListener::bind(path)
     };
-    made().map_err(|source| ServeError::Socket { path: path.to_owned(), source })
+    made().with_context(|| path.display().to_string())
 }

@@ -1,5 +1,6 @@
 //! The device plugin of a node beside a small kubelet, over its UNIX sockets.
 
+use gshare_examples::kubernetes::controller_metrics::Metrics;
 use gshare_examples::kubernetes::device_plugin::device_plugin_client::DevicePluginClient;
 use gshare_examples::kubernetes::device_plugin::*;
 use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
@@ -20,7 +21,7 @@ async fn connect(path: &Path) -> Channel {
 /// Files of a node below a directory; the daemon has not yet put them there.
 fn injected(dir: &TempDir) -> Injected {
     Injected {
-        hook: dir.path().join("opt"),
+        hook: dir.path().join("opt/libgshare_hook.so"),
         socket: dir.path().join("run/pods/gshare.sock"),
         ..Injected::default()
     }
@@ -28,10 +29,11 @@ fn injected(dir: &TempDir) -> Injected {
 
 /// The daemon's pod puts its files there.
 fn bring(injected: &Injected) {
-    std::fs::create_dir_all(&injected.hook).unwrap();
-    std::fs::create_dir_all(injected.socket.parent().unwrap()).unwrap();
-    for file in ["libgshare_hook.so", "ld.so.preload"] {
-        std::fs::write(injected.hook.join(file), "").unwrap();
+    for file in [&injected.hook, &injected.socket] {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    }
+    for file in [&injected.hook, &injected.preload()] {
+        std::fs::write(file, "").unwrap();
     }
 }
 
@@ -46,7 +48,7 @@ async fn a_kubelet_registers_the_plugin_hears_when_the_files_are_there_and_mount
     let injected = injected(&dir);
     let sockets = Sockets::below(&dir.path().join("kubelet"), NAME);
     let (end, ended) = oneshot::channel::<()>();
-    let hooks = Hooks::new(&injected, 3, None).unwrap();
+    let hooks = Hooks::new(&injected, 3, None, Metrics::default()).unwrap();
     let served = tokio::spawn({
         let sockets = sockets.clone();
         async move { hooks.serve(&sockets, async { drop(ended.await) }).await }
@@ -105,7 +107,7 @@ async fn with_cdi_containers_are_given_the_device_of_a_spec_that_has_the_same_mo
     injected.mps = Some((dir.path().join("mps"), dir.path().join("shm")));
     bring(&injected);
     let specs = dir.path().join("cdi");
-    let hooks = Hooks::new(&injected, 1, Some(&specs)).unwrap();
+    let hooks = Hooks::new(&injected, 1, Some(&specs), Metrics::default()).unwrap();
     let ask = async || hooks.allocate(tonic::Request::new(two())).await.map(tonic::Response::into_inner);
     let refused = ask().await.unwrap_err();
     assert!(refused.message().ends_with("/mps is not there"), "{refused}");

@@ -9,7 +9,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use hyper::body::{Body as HttpBody, Frame};
-use hyper_util::rt::TokioIo;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -188,9 +187,6 @@ async fn tell(
     body: Bytes,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let host = callback.host().ok_or("no host")?;
-    let stream = tokio::net::TcpStream::connect((host, callback.port_u16().unwrap_or(80))).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
     let path = callback.path_and_query().map_or("/", |path| path.as_str());
     let authority = callback.authority().map_or(host, |authority| authority.as_str());
     let request = Request::post(path)
@@ -199,7 +195,7 @@ async fn tell(
         .header("x-function-name", name)
         .header("x-function-status", status.as_u16())
         .body(Body::from(body))?;
-    sender.send_request(request).await?;
+    proxy::exchange((host, callback.port_u16().unwrap_or(80)), request).await?;
     Ok(())
 }
 

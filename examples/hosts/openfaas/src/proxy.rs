@@ -235,6 +235,20 @@ pub(super) async fn ask(
     answer.map(|answer| (answer, sender)).map_err(|error| broke_off(broken, name, &error, fault))
 }
 
+/// Sends one request over a connection of its own.
+///
+/// # Errors
+/// If the server cannot be reached, or breaks off.
+pub(crate) async fn exchange(
+    server: impl tokio::net::ToSocketAddrs,
+    request: Request,
+) -> anyhow::Result<hyper::Response<hyper::body::Incoming>> {
+    let stream = tokio::net::TcpStream::connect(server).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender.send_request(request).await?)
+}
+
 async fn splice(theirs: OnUpgrade, ours: OnUpgrade, ticket: Ticket) {
     if let (Ok(theirs), Ok(ours)) = (theirs.await, ours.await) {
         let (mut theirs, mut ours) = (TokioIo::new(theirs), TokioIo::new(ours));

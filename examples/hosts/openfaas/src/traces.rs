@@ -23,7 +23,6 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Request, Uri, header};
 use gshare_core::{InstanceId, Timestamp};
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -391,16 +390,11 @@ async fn post(collector: &Collector, message: Value) -> Result<(), Box<dyn std::
     let Collector { host, port, path } = collector;
     // IPv6 addresses have brackets only in URLs.
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let stream = tokio::net::TcpStream::connect((name, *port)).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio::spawn(connection);
     let request = Request::post(path)
         .header(header::HOST, format!("{host}:{port}"))
         .header(header::CONTENT_TYPE, "application/json")
         .body(Body::from(serde_json::to_vec(&message)?))?;
-    let status = sender.send_request(request).await.map(|answer| answer.status());
-    connection.abort();
-    match status? {
+    match crate::proxy::exchange((name, *port), request).await?.status() {
         status if status.is_success() => Ok(()),
         status => Err(format!("answered {status}").into()),
     }

@@ -1,6 +1,7 @@
 //! CDI specs: the part of the format that is used here, and the directory they are written to.
 
 use crate::kubernetes::DOMAIN;
+use gshare_openfaas::kubernetes::injection;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -57,6 +58,18 @@ pub struct Mount {
     pub container_path: String,
     /// As of mount(8).
     pub options: Vec<String>,
+}
+
+impl From<&injection::File> for Mount {
+    fn from(file: &injection::File) -> Self {
+        Self {
+            host_path: file.host.display().to_string(),
+            container_path: file.container.into(),
+            options: [if file.read_only { "ro" } else { "rw" }, "nosuid", "nodev", "rbind"]
+                .map(str::to_owned)
+                .into(),
+        }
+    }
 }
 
 /// The directory of the CDI specs, and the directory of the share files for containers. Each claim has one file in both,

@@ -2,99 +2,30 @@
 
 use super::slice::{MEMORY, QUOTA, SM};
 use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
-use crate::kubernetes::{DOMAIN, run_of, share_environment};
+use crate::kubernetes::{DOMAIN, run_of};
 use gshare_core::wire::DaemonWait;
-use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare, SpecError};
+use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare};
+use gshare_openfaas::kubernetes::injection::{File, HOOK, SHARE};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::Path;
 
-/// Path of the hook in a container.
-pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
-/// The file with a container's share, beside the hook, which reads it in any environment.
-const SHARE: &str = "/usr/lib/gshare/share.env";
-/// Directory of the daemon's socket in a container, which holds nothing else.
-const SOCKET_DIR: &str = "/run/gshare";
-
-/// Why a claim is refused. Names the field.
+/// Why a claim is not granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ClaimError {
-    /// The UID is no valid part of a file name.
-    #[error("metadata.uid: `{uid}`: need 1 to 63 of a-z, A-Z, 0-9 and -")]
-    BadUid {
-        /// As given.
-        uid: String,
-    },
-    /// Another claim has that name by now.
-    #[error("metadata.uid: the claim has {found}, the kubelet asks for {asked}")]
-    OtherUid {
-        /// UID in the kubelet's request.
-        asked: String,
-        /// UID at the API server.
-        found: String,
-    },
-    /// The scheduler has not decided.
-    #[error("status.allocation: missing: the claim is not allocated")]
-    NotAllocated,
-    /// Nothing of it is this driver's, on this node.
-    #[error("status.allocation.devices.results: none is of driver {DRIVER} and pool {pool}")]
-    NotHere {
-        /// Pool of this node.
-        pool: String,
-    },
-    /// More shares than a process can be told of.
-    #[error(
-        "status.allocation.devices.results: {count} shares in one claim: need one, with a claim for each share"
-    )]
-    Several {
-        /// How many.
-        count: usize,
-    },
-    /// A GPU missing on this node.
-    #[error("{field}.device: {pool} has no `{device}`")]
-    UnknownDevice {
-        /// Path of the result.
-        field: String,
-        /// Pool of this node.
-        pool: String,
-        /// As given.
-        device: String,
-    },
-    /// The device was allocated without a share.
-    #[error("{field}.adminAccess: true: need a share")]
-    Admin {
-        /// Path of the result.
-        field: String,
-    },
-    /// A capacity that is missing or no such quantity.
-    #[error("{field}.consumedCapacity[{key}]: {found}: need {need}")]
-    Capacity {
-        /// Path of the result.
-        field: String,
-        /// Name of the capacity.
-        key: &'static str,
-        /// As given.
-        found: String,
-        /// The allowed values.
-        need: String,
-    },
-    /// The share cannot be as it stands.
-    #[error("{field}: {source}")]
-    Share {
-        /// Path of the result.
-        field: String,
-        /// The fault.
-        source: SpecError,
-    },
-    /// An option of the claim or its class.
-    #[error("status.allocation.devices.config[{index}].opaque.parameters: {reason}")]
-    Option {
-        /// Number of the option, from 0.
-        index: usize,
-        /// The fault.
-        reason: String,
-    },
+#[error("{field}: {reason}")]
+pub struct BadField {
+    /// Path within the claim, or within the `ResourceClaimSpec` for [`check`].
+    pub field: String,
+    /// The value with the bound that it breaks.
+    pub reason: String,
+}
+
+fn bad(field: impl Into<String>, reason: impl Into<String>) -> BadField {
+    BadField { field: field.into(), reason: reason.into() }
+}
+
+fn several(field: &str, count: usize) -> BadField {
+    bad(field, format!("{count} shares in one claim: need one, with a claim for each share"))
 }
 
 /// Options of a claim or a `DeviceClass` for its shares, beyond their size.
@@ -116,45 +47,43 @@ struct ShareOptions {
 /// The UID of a claim is part of a file's name.
 ///
 /// # Errors
-/// [`ClaimError::BadUid`].
-pub fn check_uid(uid: &str) -> Result<(), ClaimError> {
+/// Names the field.
+pub fn check_uid(uid: &str) -> Result<(), BadField> {
     let ok = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if (1..=63).contains(&uid.len()) && uid.bytes().all(ok) && !uid.starts_with('-') && !uid.ends_with('-') {
         return Ok(());
     }
-    Err(ClaimError::BadUid { uid: uid.to_owned() })
+    Err(bad("metadata.uid", format!("`{uid}`: need 1 to 63 of a-z, A-Z, 0-9 and -")))
 }
 
 /// The CDI spec of an allocated claim, with the changes to its containers.
 ///
 /// # Errors
 /// When the claim cannot be granted as it stands.
-pub fn prepare(node: &Node, uid: &str, claim: &ResourceClaim) -> Result<cdi::Spec, ClaimError> {
+pub fn prepare(node: &Node, uid: &str, claim: &ResourceClaim) -> Result<cdi::Spec, BadField> {
     check_uid(uid)?;
-    let found = claim.metadata.uid.clone().unwrap_or_default();
+    let found = claim.metadata.uid.as_deref().unwrap_or_default();
     if found != uid {
-        return Err(ClaimError::OtherUid { asked: uid.to_owned(), found });
+        return Err(bad("metadata.uid", format!("the claim has {found}, the kubelet asks for {uid}")));
     }
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let devices = allocation.ok_or(ClaimError::NotAllocated)?.devices.as_ref();
+    let missing = || bad("status.allocation", "missing: the claim is not allocated");
+    let devices = allocation.ok_or_else(missing)?.devices.as_ref();
     let results = devices.and_then(|devices| devices.results.as_deref()).unwrap_or_default();
     let here: Vec<_> =
         results.iter().enumerate().filter(|(_, r)| r.driver == DRIVER && r.pool == node.name).collect();
+    let (all, pool) = ("status.allocation.devices.results", &node.name);
     let [(index, result)] = here[..] else {
         return Err(match here.len() {
-            0 => ClaimError::NotHere { pool: node.name.clone() },
-            count => ClaimError::Several { count },
+            0 => bad(all, format!("none is of driver {DRIVER} and pool {pool}")),
+            count => several(all, count),
         });
     };
-    let field = format!("status.allocation.devices.results[{index}]");
+    let field = format!("{all}[{index}]");
     if result.admin_access == Some(true) {
-        return Err(ClaimError::Admin { field });
+        return Err(bad(format!("{field}.adminAccess"), "true: need a share"));
     }
-    let unknown = || ClaimError::UnknownDevice {
-        field: field.clone(),
-        pool: node.name.clone(),
-        device: result.device.clone(),
-    };
+    let unknown = || bad(format!("{field}.device"), format!("{pool} has no `{}`", result.device));
     let gpu = node.gpus.iter().find(|gpu| gpu.name() == result.device).ok_or_else(unknown)?;
     let mut options = ShareOptions::default();
     for (index, config) in devices.iter().flat_map(|devices| devices.config.iter().flatten()).enumerate() {
@@ -165,8 +94,8 @@ pub fn prepare(node: &Node, uid: &str, claim: &ResourceClaim) -> Result<cdi::Spe
         let requests = config.requests.as_deref().unwrap_or_default();
         if requests.is_empty() || requests.iter().any(names) {
             // Options of the class come first.
-            options = read_options(&opaque.parameters.0, options)
-                .map_err(|reason| ClaimError::Option { index, reason })?;
+            let field = format!("status.allocation.devices.config[{index}].opaque.parameters");
+            options = read_options(&opaque.parameters.0, options).map_err(|reason| bad(field, reason))?;
         }
     }
     let share = share(&field, gpu, result, &options)?;
@@ -212,23 +141,12 @@ fn is_daemon_wait(text: &str) -> bool {
     whole && text.parse::<DaemonWait>().is_ok()
 }
 
-/// A field that no node can grant, and the reason.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {reason}")]
-pub struct BadField {
-    /// Path within the `ResourceClaimSpec`.
-    pub field: String,
-    /// The value with the bound that it breaks.
-    pub reason: String,
-}
-
 /// Whether a claim can be granted by some GPU, as far as it says by itself: finds the faults that [`prepare`] would refuse
 /// on every node. The admission policy of the manifests says the same when a claim or a template is made.
 ///
 /// # Errors
 /// Names the field.
 pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
-    let bad = |field: String, reason: String| Err(BadField { field, reason });
     let devices = spec.devices.clone().unwrap_or_default();
     let requests = devices.requests.unwrap_or_default();
     let shares = requests.iter().enumerate().filter_map(|(index, request)| {
@@ -239,21 +157,19 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
     let mut quotas = BTreeMap::new();
     for (field, name, exact) in &shares {
         if exact.admin_access == Some(true) {
-            return bad(format!("{field}.adminAccess"), "true: need a share".into());
+            return Err(bad(format!("{field}.adminAccess"), "true: need a share"));
         }
         if exact.count.is_some_and(|count| count != 1) {
-            return bad(format!("{field}.count"), "need 1, with a claim for each share".into());
+            return Err(bad(format!("{field}.count"), "need 1, with a claim for each share"));
         }
         let asked = exact.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
         for (key, quantity) in asked {
             let number = rounded_up(&quantity.0);
             let most = if key == MEMORY { u64::MAX } else { 100 };
             let Some(number) = number.filter(|number| (1..=most).contains(number)) else {
-                let need = if key == MEMORY { "1 or more".into() } else { format!("1 to {most}") };
-                return bad(
-                    format!("{field}.capacity.requests[{key}]"),
-                    format!("`{}`: need {need}", quantity.0),
-                );
+                let need = if key == MEMORY { "1 or more" } else { "1 to 100" };
+                let field = format!("{field}.capacity.requests[{key}]");
+                return Err(bad(field, format!("`{}`: need {need}", quantity.0)));
             };
             if key == QUOTA {
                 quotas.insert(*name, number);
@@ -261,23 +177,20 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
         }
     }
     if shares.len() > 1 {
-        let reason = format!("{} shares in one claim: need one, with a claim for each share", shares.len());
-        return bad("devices.requests".into(), reason);
+        return Err(several("devices.requests", shares.len()));
     }
     for (index, config) in devices.config.iter().flatten().enumerate() {
         let Some(opaque) = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER) else { continue };
         let field = format!("devices.config[{index}].opaque.parameters");
         let options = read_options(&opaque.parameters.0, ShareOptions::default())
-            .map_err(|reason| BadField { field: field.clone(), reason })?;
+            .map_err(|reason| bad(&field, reason))?;
         let names = config.requests.as_deref().unwrap_or_default();
         for (name, quota) in &quotas {
             let limit = options.quota_limit_percent.map(u64::from);
             let meant = names.is_empty() || names.iter().any(|meant| meant == name);
             if let Some(limit) = limit.filter(|limit| meant && limit < quota) {
-                return bad(
-                    format!("{field}.quotaLimitPercent"),
-                    format!("{limit}: need {quota} or more, which the claim asks for"),
-                );
+                let reason = format!("{limit}: need {quota} or more, which the claim asks for");
+                return Err(bad(format!("{field}.quotaLimitPercent"), reason));
             }
         }
     }
@@ -294,15 +207,13 @@ fn share(
     gpu: &Gpu,
     result: &DeviceRequestAllocationResult,
     options: &ShareOptions,
-) -> Result<ResourceSpec, ClaimError> {
+) -> Result<ResourceSpec, BadField> {
     let capacity = |key: &'static str, most: u64| {
         let text = result.consumed_capacity.as_ref().and_then(|all| all.get(key)).map(|q| q.0.as_str());
         let number = text.and_then(whole).filter(|number| (1..=most).contains(number));
-        number.ok_or_else(|| ClaimError::Capacity {
-            field: field.to_owned(),
-            key,
-            found: text.map_or("missing".into(), |text| format!("`{text}`")),
-            need: format!("1 to {most}"),
+        number.ok_or_else(|| {
+            let found = text.map_or("missing".into(), |text| format!("`{text}`"));
+            bad(format!("{field}.consumedCapacity[{key}]"), format!("{found}: need 1 to {most}"))
         })
     };
     let percent = |key| capacity(key, 100).map(|percent| u16::try_from(percent).unwrap_or(100));
@@ -314,15 +225,7 @@ fn share(
     let sm = SmShare::from_percent(sm).unwrap_or(SmShare::WHOLE);
     QuotaRange::new(quota(request), quota(limit))
         .and_then(|quota| ResourceSpec::new(quota, sm, Some(memory)))
-        .map_err(|source| ClaimError::Share { field: field.to_owned(), source })
-}
-
-fn mount(host: &Path, container: &str, mode: &str) -> cdi::Mount {
-    cdi::Mount {
-        host_path: host.display().to_string(),
-        container_path: container.to_owned(),
-        options: [mode, "nosuid", "nodev", "rbind"].map(str::to_owned).into(),
-    }
+        .map_err(|error| bad(field, error.to_string()))
 }
 
 fn spec(
@@ -336,35 +239,32 @@ fn spec(
 ) -> cdi::Spec {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-    let socket = node.socket.file_name().unwrap_or_default().to_string_lossy();
     let full = format!("{namespace}/{name}");
-    let told = share_environment(&full, run_of(uid, &full), share, &format!("{SOCKET_DIR}/{socket}"));
-    let mut env: Vec<_> = told.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let [told, mps] = node.injected.environment(&full, run_of(uid, &full), share);
+    let told = told.into_iter().chain(mps);
+    let mut env: Vec<_> = told.map(|(name, value)| format!("{name}={value}")).collect();
     env.extend(options.class.iter().map(|class| format!("GSHARE_CLASS={class}")));
     env.extend(options.on_daemon_loss.iter().map(|policy| format!("GSHARE_ON_DAEMON_LOSS={policy}")));
     env.extend(options.daemon_wait.iter().map(|wait| format!("GSHARE_DAEMON_WAIT={wait}")));
-    let mut mounts = vec![
-        mount(&node.hook, HOOK, "ro"),
-        mount(&cdi::share_file(&node.hook, uid), SHARE, "ro"),
-        mount(node.socket.parent().unwrap_or(Path::new("/")), SOCKET_DIR, "ro"),
-    ];
-    match node.injection {
-        Injection::File => mounts.push(mount(&node.preload_file, "/etc/ld.so.preload", "ro")),
-        Injection::Environment => env.push(format!("LD_PRELOAD={HOOK}")),
+    if node.injected.injection == Injection::Environment {
+        env.push(format!("LD_PRELOAD={HOOK}"));
     }
-    if let Some(mps) = &node.mps {
-        let percent = share.sm().to_string();
-        env.push("CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps".into());
-        env.push(format!("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={}", percent.trim_end_matches('%')));
-        mounts.push(mount(&mps.pipes, "/tmp/nvidia-mps", "rw"));
-        mounts.push(mount(&mps.shm, "/dev/shm", "rw"));
-    }
+    let own = File {
+        name: "share",
+        host: cdi::share_file(&node.injected.hook, uid),
+        container: SHARE,
+        is_directory: false,
+        read_only: true,
+    };
+    let mut files = node.injected.files();
+    files.insert(1, own);
+    let mounts = files.iter().map(Into::into).collect();
     let kind = format!("{DRIVER}/{}", cdi::CLASS);
     let mut annotations = BTreeMap::new();
     let mut note = |key: &str, value: String| {
         annotations.insert(format!("{DOMAIN}/{key}"), value);
     };
-    note("claim", format!("{namespace}/{name}"));
+    note("claim", full);
     note("uid", uid.to_owned());
     note("request", result.request.clone());
     note("pool", result.pool.clone());
@@ -478,8 +378,8 @@ mod tests {
     #[test]
     fn mps_and_the_environment_are_injected_where_they_are_asked_for() {
         let mut node = node();
-        node.injection = Injection::Environment;
-        node.mps = Some(super::super::MpsDirs { pipes: "/run/mps".into(), shm: "/run/mps-shm".into() });
+        node.injected.injection = Injection::Environment;
+        node.injected.mps = Some(("/run/mps".into(), "/run/mps-shm".into()));
         node.gpu_kind = None;
         let spec = prepare(&node, UID, &claim()).unwrap();
         let edits = &spec.devices[0].container_edits;
@@ -542,9 +442,11 @@ mod tests {
         let devices = two.status.as_mut().unwrap().allocation.as_mut().unwrap().devices.as_mut().unwrap();
         let results = devices.results.as_mut().unwrap();
         results.push(results[0].clone());
-        assert_eq!(prepare(&node(), UID, &two).unwrap_err(), ClaimError::Several { count: 2 });
+        let refused = |uid: &str, claim: &ResourceClaim| prepare(&node(), uid, claim).unwrap_err();
+        assert_eq!(refused(UID, &two), several("status.allocation.devices.results", 2));
         for uid in ["", "../../etc/passwd", "a/b", "-a", "a_b", &"a".repeat(64)] {
-            assert_eq!(prepare(&node(), uid, &claim()), Err(ClaimError::BadUid { uid: uid.to_owned() }));
+            let why = refused(uid, &claim());
+            assert!(why.reason.starts_with(&format!("`{uid}`: need 1 to 63 of")), "{why}");
         }
     }
 

@@ -1,15 +1,16 @@
 //! The command line of the driver.
 
 use super::claim_service::{Driver, serve};
-use super::{DRIVER, Injection, MpsDirs, Node, cdi, claim, node_gpus, publish, slice};
+use super::{DRIVER, Injected, Injection, Node, cdi, claim, node_gpus, publish, slice};
 use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT};
 use crate::kubernetes::node_hooks::{Hooks, NAME};
 use crate::kubernetes::{self, plugin::Sockets};
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
-use gshare_openfaas::kubernetes::injection::Injected;
+use gshare_openfaas::kubernetes::injection;
+use k8s_openapi::api::core::v1;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Resource as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,22 +82,27 @@ pub struct Options {
 }
 
 impl Options {
+    fn injected(&self) -> Injected {
+        let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());
+        Injected {
+            hook: PathBuf::from(&self.hook),
+            injection: self.inject,
+            socket: PathBuf::from(&self.socket),
+            mps: mps.map(|(pipes, shm)| (pipes.into(), shm.into())),
+            ..Injected::default()
+        }
+    }
+
     fn describe(&self) -> anyhow::Result<Node> {
         let node = self.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
         let gpus = match self.sim {
             Some(count) => node_gpus::simulated(count, self.sim_memory),
             None => node_gpus::of_this_node()?,
         };
-        let hook = PathBuf::from(&self.hook);
-        let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());
         Ok(Node {
             name: node.context("--node: missing, and there is no $NODE_NAME")?,
             gpus,
-            preload_file: hook.with_file_name("ld.so.preload"),
-            hook,
-            injection: self.inject,
-            socket: PathBuf::from(&self.socket),
-            mps: mps.map(|(pipes, shm)| MpsDirs { pipes: pipes.into(), shm: shm.into() }),
+            injected: self.injected(),
             gpu_kind: self.sim.is_none().then(|| self.gpu_kind.clone()),
         })
     }
@@ -122,23 +128,24 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     metrics.set(&DRA_GPUS, None, node.gpus.len());
     tokio::select! {
         () = &mut end => return Ok(()),
-        () = hook_is_there(&node.hook) => {}
+        () = hook_is_there(&node.injected.hook) => {}
     }
-    let admin = gshared::config::admin_socket_of(&node.socket);
+    let admin = gshared::config::admin_socket_of(&node.injected.socket);
     ensure!(
         !admin.exists(),
         "--socket: {}: the daemon's admin socket is beside it, and containers would get both. Set `admin_socket` in its configuration",
         options.socket
     );
-    if node.injection == Injection::File {
-        name_hook(&node.preload_file).with_context(|| node.preload_file.display().to_string())?;
+    if node.injected.injection == Injection::File {
+        let file = node.injected.preload();
+        name_hook(&file).with_context(|| file.display().to_string())?;
     }
-    let directory =
-        cdi::Directory::open(&options.cdi, &node.hook).with_context(|| options.cdi.display().to_string())?;
+    let directory = cdi::Directory::open(&options.cdi, &node.injected.hook)
+        .with_context(|| options.cdi.display().to_string())?;
     let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
     let sockets = Sockets::below(&options.kubelet, DRIVER);
     let node = Arc::new(node);
-    let driver = Driver::new(Arc::clone(&node), client.clone(), directory).counting(metrics.clone());
+    let driver = Driver::new(Arc::clone(&node), client.clone(), directory, metrics.clone());
     let simulated = if options.sim.is_some() { ", simulated" } else { "" };
     println!("gshare-dra: {DRIVER} on {}  {} GPU{simulated}", node.name, node.gpus.len());
     let sweeper = driver.clone();
@@ -150,7 +157,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
                         swept.iter().for_each(|_| metrics.add(&DRA_SWEPT, None, 1.0));
                         swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"));
                     }
-                    Err(error) => eprintln!("gshare-dra: sweep: {error}"),
+                    Err(error) => eprintln!("gshare-dra: sweep: {error:#}"),
                 }
             }
             let pause = match publish::publish(&client, &node).await {
@@ -161,7 +168,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
                     LOOK
                 }
                 Err(error) => {
-                    eprintln!("gshare-dra: {error}");
+                    eprintln!("gshare-dra: {error:#}");
                     RETRY
                 }
             };
@@ -170,7 +177,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     });
     let served = serve(driver, &sockets, end).await;
     publisher.abort();
-    Ok(served?)
+    served
 }
 
 /// Containers that may run on a node at a time: beyond the pods of any kubelet.
@@ -179,17 +186,10 @@ const SLOTS: u32 = 1024;
 /// Runs the device plugin of the node.
 async fn bring_hooks(options: &Options) -> anyhow::Result<()> {
     let (metrics, end) = kubernetes::begin(options.metrics).await?;
-    let mps = options.mps_pipes.as_ref().zip(options.mps_shm.as_ref());
-    let injected = Injected {
-        hook: Path::new(&options.hook).parent().unwrap_or(Path::new("/")).to_owned(),
-        injection: options.inject,
-        socket: PathBuf::from(&options.socket),
-        mps: mps.map(|(pipes, shm)| (pipes.into(), shm.into())),
-        ..Injected::default()
-    };
     let cdi = options.by_cdi.then_some(options.cdi.as_path());
-    let hooks = Hooks::new(&injected, SLOTS, cdi).with_context(|| options.cdi.display().to_string())?;
-    Ok(hooks.counting(metrics).serve(&Sockets::below(&options.kubelet, NAME), end).await?)
+    let hooks = Hooks::new(&options.injected(), SLOTS, cdi, metrics);
+    let hooks = hooks.with_context(|| options.cdi.display().to_string())?;
+    hooks.serve(&Sockets::below(&options.kubelet, NAME), end).await
 }
 
 /// Names the first claim that cannot be granted.
@@ -224,19 +224,15 @@ pub async fn hook_is_there(hook: &Path) {
 /// Puts the file in place by which containers load the hook. Containers that run have the old one mounted, and a loader reads it at
 /// any time.
 fn name_hook(preload_file: &Path) -> std::io::Result<()> {
-    cdi::replace(preload_file, format!("{}\n", claim::HOOK).as_bytes())
+    cdi::replace(preload_file, format!("{}\n", injection::HOOK).as_bytes())
 }
 
 /// Prints the slice and the CDI spec that the driver would write.
 fn dry_run(node: &Node, file: Option<&Path>) -> anyhow::Result<()> {
     println!("# no cluster: what gshare-dra would publish");
-    let owner = OwnerReference {
-        api_version: "v1".into(),
-        kind: "Node".into(),
-        name: node.name.clone(),
-        uid: "<uid of the node>".into(),
-        ..OwnerReference::default()
-    };
+    let mut object = v1::Node::default();
+    (object.metadata.name, object.metadata.uid) = (Some(node.name.clone()), Some("<uid of the node>".into()));
+    let owner = object.owner_ref(&()).unwrap_or_default();
     print!("{}", serde_saphyr::to_string(&slice::slice(node, owner, 1))?);
     if let Some(file) = file {
         let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
@@ -263,7 +259,7 @@ mod tests {
         std::fs::hard_link(&file, &open).unwrap();
         name_hook(&file).unwrap();
         let read = |path: &Path| std::fs::read_to_string(path).unwrap();
-        assert_eq!((read(&open).as_str(), read(&file)), ("old", format!("{}\n", claim::HOOK)));
+        assert_eq!((read(&open).as_str(), read(&file)), ("old", format!("{}\n", injection::HOOK)));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left beside it");
     }
 }

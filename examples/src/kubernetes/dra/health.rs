@@ -18,15 +18,7 @@ use tonic::{Request, Response, Status};
 const LOOK: Duration = Duration::from_secs(10);
 /// The service. A stream says what holds when it begins, and then at each look.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
-    node: Arc<Node>,
-}
-
-impl Watch {
-    pub(super) fn new(node: Arc<Node>) -> Self {
-        Self { node }
-    }
-}
+pub(super) struct Watch(pub(super) Arc<Node>);
 
 /// Health of each GPU of a node. `listed` has the present GPUs, if `nvidia-smi` answered.
 fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchResourcesResponse {
@@ -60,7 +52,7 @@ impl DraResourceHealth for Watch {
         &self,
         _: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let looks = stream::unfold((Arc::clone(&self.node), Duration::ZERO), |(node, pause)| async move {
+        let looks = stream::unfold((Arc::clone(&self.0), Duration::ZERO), |(node, pause)| async move {
             tokio::time::sleep(pause).await;
             Some((Ok(look(&node).await), (node, LOOK)))
         });

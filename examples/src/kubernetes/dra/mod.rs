@@ -58,8 +58,7 @@ pub mod publish;
 pub mod slice;
 
 use gshare_core::Bytes;
-pub use gshare_openfaas::kubernetes::injection::Injection;
-use std::path::PathBuf;
+pub use gshare_openfaas::kubernetes::injection::{Injected, Injection};
 
 /// The name of the driver, and the vendor of its CDI devices.
 pub const DRIVER: &str = "gpu.gshare.io";
@@ -84,15 +83,6 @@ impl Gpu {
     }
 }
 
-/// Directories by which clients find a running MPS.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MpsDirs {
-    /// Directory of the pipes (`CUDA_MPS_PIPE_DIRECTORY`).
-    pub pipes: PathBuf,
-    /// Directory of the shared memory, mounted at `/dev/shm`.
-    pub shm: PathBuf,
-}
-
 /// The driver's settings on one node: its GPUs, and the way into containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -100,16 +90,8 @@ pub struct Node {
     pub name: String,
     /// GPUs of the node.
     pub gpus: Vec<Gpu>,
-    /// The hook on the host.
-    pub hook: PathBuf,
-    /// How it is loaded; with [`Injection::File`], the file on the host that names it.
-    pub injection: Injection,
-    /// The file on the host that names the hook, for [`Injection::File`].
-    pub preload_file: PathBuf,
-    /// The daemon's socket on the host; its directory is mounted, so that containers find a restarted daemon.
-    pub socket: PathBuf,
-    /// MPS, if it runs.
-    pub mps: Option<MpsDirs>,
+    /// The hook, the daemon's socket and MPS on the host.
+    pub injected: Injected,
     /// Kind of the CDI devices that bring the GPU itself, as `nvidia-ctk cdi generate` names them; none on a simulated one.
     pub gpu_kind: Option<String>,
 }
@@ -131,11 +113,7 @@ mod tests {
         Node {
             name: "n1".into(),
             gpus: vec![gpu(0, "GPU-a"), gpu(1, "GPU-b")],
-            hook: "/opt/gshare/libgshare_hook.so".into(),
-            injection: Injection::File,
-            preload_file: "/opt/gshare/ld.so.preload".into(),
-            socket: "/run/gshare/pods/gshare.sock".into(),
-            mps: None,
+            injected: Injected::default(),
             gpu_kind: Some("nvidia.com/gpu".into()),
         }
     }

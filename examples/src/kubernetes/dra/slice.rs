@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// SM partition, in per cent of the SMs.
@@ -44,7 +45,7 @@ pub fn spec(node: &Node, generation: i64) -> ResourceSliceSpec {
         driver: DRIVER.into(),
         node_name: Some(node.name.clone()),
         pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
-        devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.mps.is_some())).collect()),
+        devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.injected.mps.is_some())).collect()),
         ..ResourceSliceSpec::default()
     }
 }
@@ -126,22 +127,21 @@ pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Pla
 }
 
 /// With each quantity as a plain number: the API server stores `10000` as `10k`, and `16384Mi` as `16Gi`.
-fn by_value(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
-    let plain = |quantity: &mut Quantity| {
-        if let Some(number) = whole(&quantity.0) {
-            quantity.0 = number.to_string();
+fn by_value(spec: &ResourceSliceSpec) -> Value {
+    fn plain(value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                if let Some(number) = whole(text) {
+                    *value = number.into();
+                }
+            }
+            Value::Object(all) => all.values_mut().for_each(plain),
+            _ => {}
         }
-    };
-    let mut spec = spec.clone();
-    let devices = spec.devices.iter_mut().flatten();
-    for capacity in devices.flat_map(|device| device.capacity.iter_mut().flat_map(BTreeMap::values_mut)) {
-        plain(&mut capacity.value);
-        let Some(policy) = &mut capacity.request_policy else { continue };
-        policy.default.iter_mut().for_each(plain);
-        if let Some(range) = &mut policy.valid_range {
-            plain(&mut range.min);
-            range.max.iter_mut().chain(range.step.iter_mut()).for_each(plain);
-        }
+    }
+    let mut spec = json!(spec);
+    for device in spec["devices"].as_array_mut().into_iter().flatten() {
+        plain(&mut device["capacity"]);
     }
     spec
 }
@@ -190,7 +190,7 @@ mod tests {
     fn policies_keep_to_what_the_api_server_asks_of_them() {
         for mps in [true, false] {
             let mut node = node();
-            node.mps = mps.then(|| super::super::MpsDirs { pipes: "/p".into(), shm: "/s".into() });
+            node.injected.mps = mps.then(|| ("/p".into(), "/s".into()));
             for device in spec(&node, 1).devices.unwrap() {
                 for (key, capacity) in device.capacity.unwrap() {
                     let number = |q: &Quantity| whole(&q.0).unwrap();

@@ -38,7 +38,7 @@ use gshare_core::{
 };
 use gshare_sched::platform::{
     DeviceSpec, FunctionState, FunctionStats, InstanceReport, Life, Moving, Part, Platform, PlatformAction,
-    PlatformError, PlatformEvent, Rejection, StopCause,
+    PlatformError, PlatformEvent, Regime, Rejection, StopCause,
 };
 use measuring::Measuring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -265,6 +265,8 @@ pub struct Host {
     /// Whether a daemon moves the memory of living processes.
     parks: bool,
     functions: BTreeMap<String, Function>,
+    /// Names of the functions with a version that takes over later.
+    changing: BTreeSet<String>,
     versions: BTreeMap<FunctionId, Known>,
     instances: BTreeMap<InstanceId, Instance>,
     requests: BTreeMap<RequestId, Request>,
@@ -276,6 +278,8 @@ pub struct Host {
     nodes_of: Option<NodesOf>,
     /// All devices seen so far, lost ones included.
     devices: BTreeMap<GpuId, DeviceSpec>,
+    /// The number of devices of each regime, and the largest memory of one of them or of its MIG slices.
+    kinds: BTreeMap<Regime, (usize, Bytes)>,
     /// Names of devices, for users.
     names: BTreeMap<GpuId, String>,
     next_function: u32,
@@ -304,6 +308,7 @@ impl Host {
             guess,
             parks: false,
             functions: BTreeMap::new(),
+            changing: BTreeSet::new(),
             versions: BTreeMap::new(),
             instances: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -311,6 +316,7 @@ impl Host {
             repeats: BTreeSet::new(),
             nodes_of: None,
             devices: BTreeMap::new(),
+            kinds: BTreeMap::new(),
             names: BTreeMap::new(),
             next_function: 0,
             next_request: 0,
@@ -378,7 +384,9 @@ impl Host {
         };
         let told = self.ask(event, &mut actions);
         told.map_err(|error| ApiError::bad(self.in_words(&error.to_string())))?;
-        self.devices.extend(found);
+        if let Some((gpu, spec)) = found {
+            self.know(gpu, spec);
+        }
         self.carry_out(actions);
         while let Some(event) = self.next_event() {
             let mut actions = Vec::new();

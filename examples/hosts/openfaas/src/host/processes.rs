@@ -201,12 +201,9 @@ impl Host {
 
     /// A function whose last processes have ended misses its SLO no longer.
     fn if_none_serves(&mut self, function: FunctionId) {
-        let mut all = self.instances.values();
-        if !all.any(|instance| instance.function == function && !instance.processes.is_empty())
-            && let Some(of) = self.versions.get_mut(&function)
-        {
-            of.problem.take_if(|why| why.starts_with(LATE));
-        }
+        let Some(of) = self.versions.get_mut(&function) else { return };
+        let serves = |instance: &Instance| instance.function == function && !instance.processes.is_empty();
+        of.problem.take_if(|why| why.starts_with(LATE) && !self.instances.values().any(serves));
     }
 
     pub(super) fn settle_time(versions: &mut BTreeMap<FunctionId, Known>, instance: &mut Instance) {
@@ -218,12 +215,11 @@ impl Host {
 
     /// Forgets a version that no function uses, after its last instance.
     pub(super) fn forget_if_gone(&mut self, id: FunctionId) {
-        let named = self.functions.values().any(|of| of.serving == id || of.next == Some(id));
-        let runs = self.instances.values().any(|instance| instance.function == id);
-        let measures = self.versions.get(&id).and_then(|known| known.measures);
-        let over = self.versions.get(&id).is_some_and(|known| known.over);
-        let wanted = !over && measures.is_some_and(|of| self.versions.contains_key(&of));
-        if !named && !runs && !wanted {
+        let Some(known) = self.versions.get(&id) else { return };
+        let of = self.functions.get(&known.version.deployment.service);
+        let named = of.is_some_and(|of| of.serving == id || of.next == Some(id));
+        let wanted = !known.over && known.measures.is_some_and(|of| self.versions.contains_key(&of));
+        if !named && !wanted && !self.instances.values().any(|instance| instance.function == id) {
             self.versions.remove(&id);
         }
     }

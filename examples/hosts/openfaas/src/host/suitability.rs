@@ -4,17 +4,30 @@ use super::{Host, Version};
 use crate::deployment::{Plan, Wants};
 use crate::trials::Measured;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
-use gshare_core::{Bytes, Duration, FunctionId};
+use gshare_core::{Bytes, Duration, FunctionId, GpuId};
 use gshare_sched::platform::{DeviceSpec, Regime};
+use std::collections::BTreeMap;
 
 impl Host {
+    /// Notes a device, of which each deployment asks later.
+    pub(super) fn know(&mut self, gpu: GpuId, spec: DeviceSpec) {
+        let count = |all: &mut BTreeMap<Regime, (usize, Bytes)>, spec: &DeviceSpec| {
+            let (count, most) = all.entry(spec.effective_regime()).or_insert((0, Bytes::ZERO));
+            (*count, *most) = (*count + 1, largest(spec).max(*most));
+        };
+        count(&mut self.kinds, &spec);
+        if self.devices.insert(gpu, spec).is_some() {
+            // It may have been of another kind.
+            self.kinds.clear();
+            self.devices.values().for_each(|spec| count(&mut self.kinds, spec));
+        }
+    }
+
     /// The reason why no device of this node can ever serve a plan; none if one can.
     pub fn unsuitable(&self, plan: &Plan) -> Option<String> {
         let spec = plan.spec(plan.bounds, self.guess).ok()?;
         let regime = self.platform.regime_for(&spec);
-        let devices: Vec<&DeviceSpec> =
-            self.devices.values().filter(|device| device.effective_regime() == regime).collect();
-        let count = devices.len();
+        let (count, most) = self.kinds.get(&regime).copied().unwrap_or((0, Bytes::ZERO));
         if count == 0 {
             let (what, need) = match (&plan.wants, regime) {
                 (Wants::Training { .. }, _) => ("gshare/workload: `training`", "GPUs whose time is shared"),
@@ -61,7 +74,6 @@ impl Host {
         let asked =
             plan.memory.or(plan.expected).filter(|_| !matches!(plan.wants, Wants::Pipeline { .. }))?;
         let asked = Bytes(asked.get().div_ceil(plan.devices.into()));
-        let most = devices.into_iter().map(largest).max()?;
         if let (Some(model), Some(weights)) = (&plan.model, plan.weights()) {
             let (path, bytes) = (model.path.display(), weights.bytes);
             return (asked.saturating_add(bytes) > most).then(|| {

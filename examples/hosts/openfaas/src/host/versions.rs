@@ -112,6 +112,7 @@ impl Host {
         match self.functions.get_mut(&name) {
             Some(function) => {
                 ousted = function.next.replace(id);
+                self.changing.insert(name.clone());
                 (function.created_ms, function.replicas) = (created_ms, replicas);
             }
             None => {
@@ -151,6 +152,8 @@ impl Host {
     /// version.
     pub(super) fn change_over(&mut self) {
         loop {
+            let changes = |name: &String| self.functions.get(name).is_some_and(|of| of.next.is_some());
+            self.changing.retain(changes);
             let ready = |function: &Function| {
                 let next = function.next?;
                 let known = &self.versions.get(&next)?.version.plan;
@@ -168,7 +171,8 @@ impl Host {
                     });
                 over.then_some(next)
             };
-            let found = self.functions.iter().find_map(|(name, of)| Some((name.clone(), ready(of)?)));
+            let found =
+                self.changing.iter().find_map(|name| Some((name.clone(), ready(self.functions.get(name)?)?)));
             let Some((name, next)) = found else { return };
             if let Some(function) = self.functions.get_mut(&name) {
                 function.next = None;

@@ -4,7 +4,6 @@ use anyhow::{Context as _, anyhow, ensure};
 use axum::body::Body;
 use axum::http::{Request, header};
 use gshared::Snapshot;
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -73,11 +72,8 @@ impl Daemons {
 }
 
 async fn ask(address: SocketAddr) -> anyhow::Result<Snapshot> {
-    let stream = tokio::net::TcpStream::connect(address).await?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
     let request = Request::get("/status").header(header::HOST, address.to_string()).body(Body::empty())?;
-    let answer = sender.send_request(request).await?;
+    let answer = crate::proxy::exchange(address, request).await?;
     let status = answer.status();
     let body = axum::body::to_bytes(Body::new(answer.into_body()), MOST).await?;
     ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body));

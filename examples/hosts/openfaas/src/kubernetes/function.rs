@@ -14,7 +14,7 @@ use kube::core::ObjectMeta;
 use kube::{CustomResource, CustomResourceExt as _, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A function with instances that share GPUs.
@@ -195,13 +195,11 @@ fn anything(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 }
 
 /// As much of a pod template as makes mistakes plain at once. The host checks the whole of it.
-fn pod_template(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    let anything =
-        || schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+fn pod_template(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "description": "Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The container `function` is its program: its image and arguments are the fields beside the template.",
-        "properties": { "metadata": anything(), "spec": anything() },
+        "properties": { "metadata": anything(generator), "spec": anything(generator) },
     })
 }
 
@@ -247,67 +245,46 @@ pub const FIELDS: [(&str, &str); 16] = [
     ("share.memory", "fastgshare/gpu_mem"),
 ];
 
+/// The fields of these that are numbers.
+const NUMBERS: [&str; 4] = ["minReplicas", "maxReplicas", "concurrency", "batch"];
+
+/// Takes a label or an annotation as a field of a spec. False: there is no such field, or it takes no such value.
+fn take(spec: &mut Value, key: &str, value: &str) -> bool {
+    let key = key.strip_prefix("faasshare/").map_or(key.to_owned(), |rest| format!("fastgshare/{rest}"));
+    let Some((field, _)) = FIELDS.iter().find(|(_, known)| *known == key) else { return false };
+    let value = match NUMBERS.contains(field) {
+        true => value.parse::<u32>().map(Value::from).ok(),
+        false => Some(value.into()),
+    };
+    let Some(value) = value else { return false };
+    let place = match field.split_once('.') {
+        Some((outer, inner)) => &mut spec[outer][inner],
+        None => &mut spec[*field],
+    };
+    let is_free = place.is_null();
+    if is_free {
+        *place = value;
+    }
+    is_free
+}
+
 impl GpuFunctionSpec {
-    /// The value of a field that a label or an annotation says in a deployment.
-    fn field(&mut self, name: &str) -> Option<&mut Option<String>> {
-        if let Some(name) = name.strip_prefix("share.") {
-            let share = self.share.get_or_insert_default();
-            return match name {
-                "quota" => Some(&mut share.quota),
-                "quotaLimit" => Some(&mut share.quota_limit),
-                "sm" => Some(&mut share.sm),
-                "memory" => Some(&mut share.memory),
-                "requestsPerSecond" => Some(&mut share.requests_per_second),
-                _ => None,
-            };
-        }
-        match name {
-            "slo" => Some(&mut self.slo),
-            "class" => Some(&mut self.class),
-            "workload" => Some(&mut self.workload),
-            "profile" => Some(&mut self.profile),
-            "tenant" => Some(&mut self.tenant),
-            "regime" => Some(&mut self.regime),
-            "load" => Some(&mut self.load),
-            _ => None,
-        }
-    }
-
-    /// The same for a number.
-    fn number(&mut self, name: &str) -> Option<&mut Option<u32>> {
-        match name {
-            "minReplicas" => Some(&mut self.min_replicas),
-            "maxReplicas" => Some(&mut self.max_replicas),
-            "concurrency" => Some(&mut self.concurrency),
-            "batch" => Some(&mut self.batch),
-            _ => None,
-        }
-    }
-
-    /// Takes a label or an annotation as a field. False: there is no such field, or it takes no such value.
-    fn take(&mut self, key: &str, value: &str) -> bool {
-        let key = key.strip_prefix("faasshare/").map_or(key.to_owned(), |rest| format!("fastgshare/{rest}"));
-        let Some((field, _)) = FIELDS.iter().find(|(_, known)| *known == key) else { return false };
-        if let Some(number) = self.number(field) {
-            *number = value.parse().ok();
-            return number.is_some();
-        }
-        let before = self.share.clone();
-        match self.field(field).filter(|field| field.is_none()) {
-            Some(field) => *field = Some(value.to_owned()),
-            None => {
-                self.share = before;
-                return false;
-            }
-        }
-        true
-    }
-
     /// The object's form of a deployment.
     pub fn of(deployment: &FunctionDeployment, replicas: Option<u32>) -> Self {
+        let mut taken = json!({ "image": deployment.image });
+        let mut rest = |all: &Option<BTreeMap<String, String>>| {
+            let mut rest = all.clone().unwrap_or_default();
+            rest.retain(|key, value| !take(&mut taken, key, value));
+            rest
+        };
+        let (labels, mut annotations) = (rest(&deployment.labels), rest(&deployment.annotations));
+        let template = annotations.get(TEMPLATE).and_then(|text| serde_json::from_str(text).ok());
+        let template = template.filter(Value::is_object);
+        if template.is_some() {
+            annotations.remove(TEMPLATE);
+        }
         let words = deployment.env_process.iter().flat_map(|line| line.split_whitespace());
-        let mut spec = Self {
-            image: deployment.image.clone(),
+        Self {
             args: words.map(str::to_owned).collect(),
             env: deployment.env_vars.clone().unwrap_or_default(),
             secrets: deployment.secrets.clone().unwrap_or_default(),
@@ -315,38 +292,26 @@ impl GpuFunctionSpec {
             limits: deployment.limits.clone().unwrap_or_default(),
             read_only_root_filesystem: deployment.read_only_root_filesystem,
             replicas,
-            ..Self::default()
-        };
-        for (key, value) in deployment.labels.iter().flatten() {
-            if !spec.take(key, value) {
-                spec.labels.insert(key.clone(), value.clone());
-            }
+            labels,
+            template,
+            annotations,
+            // Each has the type of its field.
+            ..serde_json::from_value(taken).unwrap_or_default()
         }
-        for (key, value) in deployment.annotations.iter().flatten() {
-            if key == TEMPLATE
-                && let Ok(template @ Value::Object(_)) = serde_json::from_str(value)
-            {
-                spec.template = Some(template);
-            } else if !spec.take(key, value) {
-                spec.annotations.insert(key.clone(), value.clone());
-            }
-        }
-        spec
     }
 
     /// The deployment under a name. Two deployments of one object's form are equal.
     pub fn deployment(&self, name: &str) -> FunctionDeployment {
-        let mut spec = self.clone();
-        let (mut labels, mut annotations) = (self.labels.clone(), self.annotations.clone());
+        let (spec, mut labels, mut annotations) =
+            (json!(self), self.labels.clone(), self.annotations.clone());
         for (field, key) in FIELDS {
-            let text = match spec.number(field) {
-                Some(number) => number.map(|number| number.to_string()),
-                None => spec.field(field).and_then(|text| text.clone()),
-            };
             let all = if key.starts_with("com.openfaas.") { &mut labels } else { &mut annotations };
-            if let Some(text) = text {
-                all.insert(key.to_owned(), text);
-            }
+            let text = match spec.pointer(&format!("/{}", field.replace('.', "/"))) {
+                Some(Value::String(text)) => text.clone(),
+                Some(number) => number.to_string(),
+                None => continue,
+            };
+            all.insert(key.to_owned(), text);
         }
         if let Some(template) = &self.template {
             annotations.insert(TEMPLATE.to_owned(), template.to_string());
@@ -385,9 +350,11 @@ impl GpuFunction {
 /// A refusal of a deployment, by the names of the object's fields.
 pub fn in_fields(message: &str) -> String {
     let mut message = message.to_owned();
-    for (field, key) in FIELDS.into_iter().chain([("template", TEMPLATE)]) {
-        for of in ["annotations", "labels"] {
-            message = message.replace(&format!("{of}: {key}"), &format!("spec.{field}"));
+    // Most messages name none, and each look asks for all of them.
+    for of in ["annotations: ", "labels: "].into_iter().filter(|of| message.contains(of)).collect::<Vec<_>>()
+    {
+        for (field, key) in FIELDS.into_iter().chain([("template", TEMPLATE)]) {
+            message = message.replace(&format!("{of}{key}"), &format!("spec.{field}"));
         }
     }
     message

@@ -1,6 +1,5 @@
 //! The hook, the daemon's socket and a share in the containers of a pod. Pure.
 
-use super::share_environment;
 use gshare_core::{ResourceSpec, RunId};
 use k8s_openapi::api::core::v1::{
     Container, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EnvVar, HostPathVolumeSource,
@@ -29,9 +28,11 @@ pub enum Injection {
 
 /// Variable of a container: `NODE/GPU`, for which its pod was made.
 pub const PLACE: &str = "GSHARE_PLACE";
-/// Paths in a container: the hook, the file with its share beside it, and the directory of the daemon's socket.
-const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
-const SHARE: &str = "/usr/lib/gshare/share.env";
+/// Path of the hook in a container.
+pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
+/// The file with a container's share, beside the hook, which reads it in any environment.
+pub const SHARE: &str = "/usr/lib/gshare/share.env";
+/// Directory of the daemon's socket in a container, which holds nothing else.
 const SOCKET_DIR: &str = "/run/gshare";
 
 /// How files of the node come into containers.
@@ -49,7 +50,7 @@ pub enum Mounts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     /// Name of its volume.
-    name: &'static str,
+    pub name: &'static str,
     /// Path on the node.
     pub host: PathBuf,
     /// Path in containers.
@@ -63,7 +64,7 @@ pub struct File {
 /// Files and sockets of the node that containers are given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
-    /// Directory of the hook on every node, and of the file `ld.so.preload` that names it.
+    /// The hook on every node; beside it is the file `ld.so.preload` that names it.
     pub hook: PathBuf,
     /// How the hook is loaded.
     pub injection: Injection,
@@ -87,17 +88,45 @@ impl Injected {
         };
         let socket = self.socket.parent().unwrap_or(Path::new("/"));
         let mut files = vec![
-            file("gshare-hook", self.hook.join("libgshare_hook.so"), HOOK),
+            file("gshare-hook", self.hook.clone(), HOOK),
             directory("gshare-socket", socket.to_owned(), SOCKET_DIR, true),
         ];
         if self.injection == Injection::File {
-            files.push(file("gshare-preload", self.hook.join("ld.so.preload"), "/etc/ld.so.preload"));
+            files.push(file("gshare-preload", self.preload(), "/etc/ld.so.preload"));
         }
         if let Some((pipes, shm)) = &self.mps {
             files.push(directory("gshare-mps", pipes.clone(), "/tmp/nvidia-mps", false));
             files.push(directory("gshare-shm", shm.clone(), "/dev/shm", false));
         }
         files
+    }
+
+    /// The file on a node that names the hook.
+    pub fn preload(&self) -> PathBuf {
+        self.hook.with_file_name("ld.so.preload")
+    }
+
+    /// The environment of processes under the hook that names their share, and that of MPS where it runs. All processes that are told the
+    /// same name and run share one.
+    pub fn environment(
+        &self,
+        name: &str,
+        run: RunId,
+        share: &ResourceSpec,
+    ) -> [Vec<(&'static str, String)>; 2] {
+        let socket = self.socket.file_name().unwrap_or_default().to_string_lossy();
+        let mut told = vec![
+            ("GSHARE_SOCKET", format!("{SOCKET_DIR}/{socket}")),
+            ("GSHARE_NAME", name.to_owned()),
+            ("GSHARE_RUN", run.to_string()),
+            ("GSHARE_QUOTA", share.quota().to_string()),
+            ("GSHARE_SM", share.sm().to_string()),
+        ];
+        told.extend(share.memory_range().map(|memory| ("GSHARE_MEM", memory.to_string())));
+        let (pipes, percent) = ("/tmp/nvidia-mps".to_owned(), share.sm().to_string());
+        let percent = percent.trim_end_matches('%').to_owned();
+        let mps = [("CUDA_MPS_PIPE_DIRECTORY", pipes), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent)];
+        [told, if self.mps.is_some() { mps.into() } else { Vec::new() }]
     }
 
     /// Adds the containers' resource requests to a template.
@@ -119,7 +148,7 @@ impl Default for Injected {
     /// As the manifests put them.
     fn default() -> Self {
         Self {
-            hook: "/opt/gshare".into(),
+            hook: "/opt/gshare/libgshare_hook.so".into(),
             injection: Injection::File,
             socket: "/run/gshare/pods/gshare.sock".into(),
             mps: None,
@@ -141,17 +170,12 @@ pub fn inject(
     place: &str,
     injected: &Injected,
 ) -> String {
-    let socket = injected.socket.file_name().unwrap_or_default().to_string_lossy();
-    let mut environment = share_environment(name, run, share, &format!("{SOCKET_DIR}/{socket}"));
+    let [mut environment, mps] = injected.environment(name, run, share);
     let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     environment.push((PLACE, place.to_owned()));
     let gpu = place.rsplit_once('/').map_or(place, |(_, gpu)| gpu);
     environment.push(("NVIDIA_VISIBLE_DEVICES", gpu.to_owned()));
-    if injected.mps.is_some() {
-        environment.push(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps".into()));
-        let percent = share.sm().to_string();
-        environment.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.trim_end_matches('%').into()));
-    }
+    environment.extend(mps);
     let annotation = ObjectFieldSelector {
         field_path: format!("metadata.annotations['{ENVIRONMENT}']"),
         ..ObjectFieldSelector::default()

@@ -1,18 +1,18 @@
 //! One leader among the replicas of a controller, by a `Lease` (coordination.k8s.io/v1).
 //!
 //! # Algorithm
-//! The leader writes the lease again every [`Terms::pause`]; the others read it as often.
+//! The leader writes the lease again every [`PAUSE`]; the others read it as often.
 //! 1. A missing lease is made; a lease without a holder, or with our own name, is taken at once.
-//! 2. Another replica's lease is taken after no change for [`Terms::duration`] **by our own clock**, counted from our first
+//! 2. Another replica's lease is taken after no change for [`DURATION`] **by our own clock**, counted from our first
 //!    read of it: clocks of two nodes are never compared. A pause of our reads begins the count anew, so that after an outage of
 //!    the API server its holder goes on.
-//! 3. A leader counts from the begin of its last successful write, and stops after [`Terms::deadline`] without another
-//!    success. Since `deadline < duration`, it has stopped before another replica may start. Work behind a [`Fence`] goes on
-//!    without writes instead: if the next look finds the leader's own lease, no other has led, and the fence opens again.
+//! 3. A leader counts from the begin of its last successful write, and after [`DEADLINE`] without another success its [`Fence`] closes: it
+//!    writes nothing more. Since `DEADLINE < DURATION`, it is closed before another replica may write. If the next look finds the leader's
+//!    own lease, no other has led, and the fence opens again.
 //! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
 //! 5. A replica that is asked to end gives the lease back, so that its successor need not wait.
 //!
-//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s has stopped at 10 s; another replica
+//! Worked example, with 15 s, 10 s and 2 s: a leader that loses the API server at 0 s writes nothing from 10 s on; another replica
 //! that read the last lease at 1 s leads from 16 s on.
 //!
 //! No name is used twice: a restarted replica waits like any other.
@@ -21,7 +21,8 @@
 //! A fully stopped leader (SIGSTOP, a frozen node) may finish the one write that it had begun when it resumes; the fence holds
 //! back all others. Our writes name versions or UIDs, or make a pod that the next leader does not know and deletes.
 
-use super::writes::{ANSWER, answered};
+use super::pods::MANAGER;
+use super::writes::{ANSWER, answered, post};
 use anyhow::Context as _;
 use gshare_core::{Duration, Timestamp};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -35,27 +36,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How long things take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Another's lease that has not changed for this time is taken.
-    pub duration: Duration,
-    /// A leader that could not write for this time stops; less than `duration`.
-    pub deadline: Duration,
-    /// Between two looks.
-    pub pause: Duration,
-}
-
-impl Default for Terms {
-    /// As Kubernetes' own controllers have them.
-    fn default() -> Self {
-        Self {
-            duration: Duration::from_secs(15),
-            deadline: Duration::from_secs(10),
-            pause: Duration::from_secs(2),
-        }
-    }
-}
+/// Another's lease that has not changed for this time is taken. As Kubernetes' own controllers have it, and the next two.
+const DURATION: Duration = Duration::from_secs(15);
+/// A leader that could not write for this time stops; less than [`DURATION`].
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// Place of a lease: `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,9 +111,13 @@ impl Fence {
         Self(Arc::new(Gate { until, over: AtomicBool::new(false), clock }))
     }
 
+    fn now(&self) -> (Timestamp, jiff::Timestamp) {
+        (self.0.clock)()
+    }
+
     /// Whether a write may be sent now.
     pub fn is_open(&self) -> bool {
-        !self.is_over() && (self.0.clock)().0.as_nanos() < self.0.until.load(Ordering::Acquire)
+        !self.is_over() && self.now().0.as_nanos() < self.0.until.load(Ordering::Acquire)
     }
 
     /// Waits until writes may be sent. False: none may be sent any more.
@@ -161,7 +151,6 @@ impl Fence {
 pub async fn run(
     place: Option<&Place>,
     client: Client,
-    manager: &str,
     fence: Fence,
     stop: impl Future<Output = ()>,
     work: impl Future<Output = ()>,
@@ -173,9 +162,8 @@ pub async fn run(
     let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").context("a name of its own")?;
     let host = rustix::system::uname();
     let identity = format!("{}_{}", host.nodename().to_string_lossy(), random.trim_end());
-    let elector = Elector::new(identity, Terms::default());
-    let leadership = Leadership::new(client, place.clone(), manager, elector, Box::new(clock));
-    leadership.with_fence(fence).lead(stop, work).await?;
+    let elector = Elector::new(identity);
+    Leadership::new(client, place.clone(), elector, fence).lead(stop, work).await?;
     Ok(())
 }
 
@@ -192,7 +180,6 @@ fn clock() -> (Timestamp, jiff::Timestamp) {
 #[derive(Debug, Clone)]
 pub struct Elector {
     identity: String,
-    terms: Terms,
     /// The version of another's lease, and when it was first and last read.
     seen: Option<(Option<String>, Timestamp, Timestamp)>,
     /// From before the last write that went through.
@@ -201,13 +188,13 @@ pub struct Elector {
 
 impl Elector {
     /// For a replica with a name that no other has.
-    pub fn new(identity: impl Into<String>, terms: Terms) -> Self {
-        Self { identity: identity.into(), terms, seen: None, led: None }
+    pub fn new(identity: impl Into<String>) -> Self {
+        Self { identity: identity.into(), seen: None, led: None }
     }
 
     /// Until when it leads, if it does.
     pub fn leads_until(&self) -> Option<Timestamp> {
-        self.led.map(|led| led + self.terms.deadline)
+        self.led.map(|led| led + DEADLINE)
     }
 
     /// Whether it leads.
@@ -234,11 +221,9 @@ impl Elector {
             let version = found.and_then(|lease| lease.metadata.resource_version.clone());
             match &mut self.seen {
                 // While no lease could be read, the holder may have been unable to write as well.
-                Some((seen, since, read))
-                    if *seen == version && now.saturating_since(*read) < self.terms.deadline =>
-                {
+                Some((seen, since, read)) if *seen == version && now.saturating_since(*read) < DEADLINE => {
                     *read = now;
-                    if now.saturating_since(*since) < self.terms.duration {
+                    if now.saturating_since(*since) < DURATION {
                         return None;
                     }
                 }
@@ -255,7 +240,7 @@ impl Elector {
         };
         Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(self.terms.duration.as_nanos() / 1_000_000_000).ok(),
+            lease_duration_seconds: i32::try_from(DURATION.as_nanos() / 1_000_000_000).ok(),
             acquire_time,
             renew_time: wall,
             lease_transitions: Some(transitions),
@@ -280,32 +265,24 @@ pub struct Leadership {
     place: Place,
     post: PostParams,
     elector: Elector,
-    clock: Box<Clock>,
-    /// Of work that goes on without writes while the lease cannot be kept.
-    fence: Option<Fence>,
+    /// Of the work's writes, with the clock of both.
+    fence: Fence,
 }
 
 gshare_core::debug_fields!(Leadership { place, elector });
 
 impl Leadership {
-    /// Of the lease there, written under the name of `manager`; `clock` tells the time since some start, and of day.
-    pub fn new(client: Client, place: Place, manager: &str, elector: Elector, clock: Box<Clock>) -> Self {
+    /// Of the lease there, for work that writes behind this fence.
+    pub fn new(client: Client, place: Place, elector: Elector, fence: Fence) -> Self {
         let leases = Api::namespaced(client, &place.namespace);
-        let post = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
-        Self { leases, place, post, elector, clock, fence: None }
-    }
-
-    /// The same for work that writes behind this fence.
-    #[must_use]
-    pub fn with_fence(self, fence: Fence) -> Self {
-        Self { fence: Some(fence), ..self }
+        Self { leases, place, post: post(MANAGER), elector, fence }
     }
 
     /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease
     /// is given back.
     ///
     /// # Errors
-    /// If the lead is lost; `work` was dropped before another replica may lead.
+    /// If the lead is lost: another replica has the lease.
     pub async fn lead(
         mut self,
         stop: impl Future<Output = ()>,
@@ -318,7 +295,7 @@ impl Leadership {
                 // A write that is on its way may still take the lease; then it runs out.
                 () = &mut stop => return Ok(()),
             }
-            if self.elector.leads((self.clock)().0) {
+            if self.elector.leads(self.fence.now().0) {
                 break;
             }
             tokio::select! {
@@ -330,13 +307,10 @@ impl Leadership {
         {
             let mut work = pin!(work);
             loop {
-                let now = (self.clock)().0;
-                let left = match self.elector.leads_until() {
-                    Some(until) if now < until => {
-                        std::time::Duration::from_nanos(until.saturating_since(now).as_nanos())
-                    }
-                    Some(_) if self.fence.is_some() => ANSWER,
-                    _ => return Err(Lost(self.place)),
+                let Some(until) = self.elector.leads_until() else { return Err(Lost(self.place)) };
+                let left = match until.saturating_since(self.fence.now().0) {
+                    Duration::ZERO => ANSWER,
+                    left => left.into(),
                 };
                 let keep = async {
                     self.pause().await;
@@ -356,7 +330,7 @@ impl Leadership {
     }
 
     async fn pause(&self) {
-        tokio::time::sleep(std::time::Duration::from_nanos(self.elector.terms.pause.as_nanos())).await;
+        tokio::time::sleep(std::time::Duration::from_nanos(PAUSE.as_nanos())).await;
     }
 
     async fn look(&mut self) {
@@ -370,12 +344,12 @@ impl Leadership {
 
     async fn try_look(&mut self) -> Result<(), kube::Error> {
         let found = answered(self.leases.get_opt(&self.place.name)).await?;
-        let (began, wall) = (self.clock)();
+        let (began, wall) = self.fence.now();
         let Some(spec) = self.elector.wants(began, wall, found.as_ref()) else { return Ok(()) };
         self.write(found, spec).await?;
         self.elector.written(began);
-        if let Some((fence, until)) = self.fence.as_ref().zip(self.elector.leads_until()) {
-            fence.open_until(until);
+        if let Some(until) = self.elector.leads_until() {
+            self.fence.open_until(until);
         }
         Ok(())
     }
@@ -423,8 +397,7 @@ mod tests {
 
     #[test]
     fn the_worked_example() {
-        let terms = Terms::default();
-        let (mut a, mut b) = (Elector::new("a", terms), Elector::new("b", terms));
+        let (mut a, mut b) = (Elector::new("a"), Elector::new("b"));
         let spec = a.wants(at(0), EPOCH, None).unwrap();
         assert_eq!((spec.lease_duration_seconds, spec.lease_transitions), (Some(15), Some(0)));
         a.written(at(0));
@@ -460,7 +433,7 @@ mod tests {
             steps in prop::collection::vec((0_usize..3, 0_u64..4_000, 0_u8..8), 1..200),
             offsets in prop::array::uniform3(0_u64..100_000_000),
         ) {
-            let mut electors = ["a", "b", "c"].map(|name| Elector::new(name, Terms::default()));
+            let mut electors = ["a", "b", "c"].map(Elector::new);
             let (mut held, mut version, mut now): (Option<Lease>, u64, u64) = (None, 0, 0);
             // Read, and not yet written: the lease at its version, and when that began.
             let mut pending: [Option<(u64, Timestamp, LeaseSpec)>; 3] = [None, None, None];

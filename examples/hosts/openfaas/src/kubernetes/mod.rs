@@ -14,6 +14,7 @@ pub mod places;
 pub mod pod_spec;
 pub mod pod_state;
 pub mod pods;
+mod refusals;
 pub mod scope;
 pub mod template;
 pub mod up;
@@ -21,7 +22,7 @@ pub mod up;
 mod world;
 pub mod writes;
 
-use gshare_core::{ResourceSpec, RunId};
+use gshare_core::RunId;
 
 /// The domain of these hosts' names: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
@@ -49,22 +50,4 @@ pub fn run_of(uid: &str, name: &str) -> RunId {
     let digits: String = uid.chars().filter(|digit| *digit != '-').collect();
     let bits = u128::from_str_radix(&digits, 16).unwrap_or(0);
     RunId::new((bits ^ u128::from(hash(name))).max(1))
-}
-
-/// Environment of a process under the hook that names its share. All processes that are told the same name and run share one.
-pub fn share_environment(
-    name: &str,
-    run: RunId,
-    share: &ResourceSpec,
-    socket: &str,
-) -> Vec<(&'static str, String)> {
-    let mut environment = vec![
-        ("GSHARE_SOCKET", socket.to_owned()),
-        ("GSHARE_NAME", name.to_owned()),
-        ("GSHARE_RUN", run.to_string()),
-        ("GSHARE_QUOTA", share.quota().to_string()),
-        ("GSHARE_SM", share.sm().to_string()),
-    ];
-    environment.extend(share.memory_range().map(|memory| ("GSHARE_MEM", memory.to_string())));
-    environment
 }

@@ -10,6 +10,7 @@
 use super::injection::{Injected, Mounts};
 use super::nodes::{Excluded, Offer, closed, excluded, is_cordoned, lost, slim};
 use super::pods::Pods;
+use super::refusals::Refusal;
 use super::template::{TEMPLATE, template};
 use crate::deployment::Wants;
 use crate::host::Version;
@@ -28,7 +29,6 @@ use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::time::Instant;
 
 /// Label of the nodes with GPUs for the host.
 pub const NODE_LABEL: &str = "gshare.io/host";
@@ -73,14 +73,6 @@ struct Place {
     refusal: Option<Refusal>,
 }
 
-/// Until when no other pod goes to a node, for how long, and why.
-#[derive(Debug, Clone)]
-struct Refusal {
-    until: Instant,
-    pause: Duration,
-    why: String,
-}
-
 impl Place {
     /// Why no new pod of any function goes there.
     fn rests(&self) -> Option<Excluded> {
@@ -90,8 +82,7 @@ impl Place {
         if is_cordoned(&self.kubelet) {
             return Some(Excluded::Cordoned);
         }
-        let refusal = self.refusal.as_ref().filter(|refusal| Instant::now() < refusal.until)?;
-        Some(Excluded::Refused(refusal.why.clone()))
+        self.refusal.as_ref()?.holds().map(|why| Excluded::Refused(why.to_owned()))
     }
 
     fn gpus(&self) -> impl Iterator<Item = GpuId> + use<> {
@@ -225,9 +216,7 @@ impl Pods {
         let pause = {
             let mut places = self.places.lock();
             let Some(place) = places.nodes.get_mut(name) else { return };
-            let pause = place.refusal.as_ref().map_or(RESTS.0, |last| (last.pause * 2).min(RESTS.1));
-            place.refusal = Some(Refusal { until: Instant::now() + pause, pause, why });
-            pause
+            place.refusal.insert(Refusal::after(place.refusal.as_ref(), RESTS, why)).pause()
         };
         node.host().nodes_changed(node.now());
         let weak = Arc::downgrade(node);
@@ -242,7 +231,7 @@ impl Pods {
     /// A pod is ready on a node: a later refusal is a first one.
     pub fn works(&self, name: &str) {
         if let Some(place) = self.places.lock().nodes.get_mut(name) {
-            place.refusal.take_if(|last| last.until <= Instant::now());
+            place.refusal.take_if(|last| last.holds().is_none());
         }
     }
 
@@ -365,13 +354,17 @@ impl Pods {
 
     /// Gives the GPUs of an open node to the platform, once no pod that was given up is left there.
     pub fn open(&self, node: &Node, name: &str) {
+        let open = |place: &&Place| place.closed.is_none() && !place.given;
+        // Asked first without the host: each end of a pod asks.
+        if !self.places.lock().nodes.get(name).is_some_and(|place| open(&place)) {
+            return;
+        }
         // The host is locked before the places, here and in `close`: the host hears of both in their order.
         let mut host = node.host();
         if self.is_left(name) {
             return;
         }
         let mut places = self.places.lock();
-        let open = |place: &&Place| place.closed.is_none() && !place.given;
         let Some(place) = places.nodes.get(name).filter(open).cloned() else { return };
         if let Some(place) = places.nodes.get_mut(name) {
             place.given = true;

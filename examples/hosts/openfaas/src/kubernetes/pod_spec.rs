@@ -17,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Label of a pod of the host: the name of its function.
 pub const FUNCTION: &str = "gshare.io/function";
@@ -51,43 +52,43 @@ pub fn share_of(part: &Part, time: QuotaRange) -> Result<ResourceSpec, String> {
 
 /// The pod of an instance.
 #[derive(Debug)]
-pub struct PodOf<'a> {
+pub struct PodOf {
     /// Namespace and name.
-    pub name: (&'a str, &'a str),
+    pub name: (String, String),
     /// The run of its processes: random, since a process with its name and run joins the share.
     pub run: RunId,
     /// The instance's launch.
-    pub launch: &'a Launch,
+    pub launch: Launch,
     /// Its part of a device.
-    pub part: &'a Part,
+    pub part: Part,
     /// Its share as the daemon is told it.
-    pub share: &'a ResourceSpec,
+    pub share: ResourceSpec,
     /// Node, and number of the GPU there.
-    pub place: (&'a str, u32),
+    pub place: (String, u32),
     /// UUID of its MIG device, if its part is one.
-    pub slice: Option<&'a str>,
+    pub slice: Option<String>,
     /// The files of the node.
-    pub injected: &'a Injected,
+    pub injected: Arc<Injected>,
     /// Whether the pod is of a trial.
     pub trial: bool,
 }
 
-impl PodOf<'_> {
+impl PodOf {
     /// Makes it. It is bound by its creation, so that no scheduler moves it and no leader has to bind it.
     ///
     /// # Errors
     /// Names the field of its template.
     pub fn make(&self) -> Result<Pod, String> {
-        let (namespace, name) = self.name;
+        let (namespace, name) = &self.name;
         let version = &self.launch.version;
         let (plan, deployment) = (&version.plan, &version.deployment);
-        let (node, gpu) = self.place;
+        let (node, gpu) = &self.place;
         let template = template(deployment)?;
         let mut spec = template.spec.unwrap_or_default();
         if let Some(program) = spec.containers.first_mut() {
             self.fill(program);
         }
-        (spec.node_name, spec.restart_policy) = (Some(node.to_owned()), Some("Never".into()));
+        (spec.node_name, spec.restart_policy) = (Some(node.clone()), Some("Never".into()));
         let has_account = spec.service_account_name.is_some();
         spec.automount_service_account_token.get_or_insert(has_account);
         spec.enable_service_links.get_or_insert(false);
@@ -113,10 +114,10 @@ impl PodOf<'_> {
             let full = format!("{namespace}/{name}");
             // The node's MPS has whole GPUs.
             let mps = self.injected.mps.clone().filter(|_| self.slice.is_none());
-            let injected = Injected { mps, ..self.injected.clone() };
+            let injected = Injected { mps, ..Injected::clone(&self.injected) };
             injected.ask(&mut spec);
-            let file = inject(&mut spec, (&full, self.run), self.share, &place, &injected);
-            if let Some(uuid) = self.slice {
+            let file = inject(&mut spec, (&full, self.run), &self.share, &place, &injected);
+            if let Some(uuid) = &self.slice {
                 set(&mut spec, "NVIDIA_VISIBLE_DEVICES", uuid);
             }
             annotations.insert(ENVIRONMENT.into(), file);
@@ -133,8 +134,8 @@ impl PodOf<'_> {
         labels.extend(own.map(|(name, value)| (name.to_owned(), value)));
         Ok(Pod {
             metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                namespace: Some(namespace.to_owned()),
+                name: Some(name.clone()),
+                namespace: Some(namespace.clone()),
                 labels: Some(labels),
                 annotations: Some(annotations).filter(|all| !all.is_empty()),
                 ..ObjectMeta::default()
@@ -304,18 +305,16 @@ mod tests {
         for part in &mut launch.parts {
             part.share = share;
         }
-        let part = &launch.own_parts()[0];
-        let share = share_of(part, part.share.time()).unwrap();
-        let name = ("team", "f-1");
+        let part = launch.own_parts()[0];
         PodOf {
-            name,
+            name: ("team".into(), "f-1".into()),
             run: RunId::new(7),
-            launch: &launch,
+            launch,
             part,
-            share: &share,
-            place: ("n1", 3),
-            slice,
-            injected,
+            share: share_of(&part, part.share.time()).unwrap(),
+            place: ("n1".into(), 3),
+            slice: slice.map(str::to_owned),
+            injected: Arc::new(injected.clone()),
             trial: false,
         }
         .make()

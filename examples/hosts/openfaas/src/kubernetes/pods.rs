@@ -21,8 +21,9 @@ use super::injection::Injected;
 use super::lease::Fence;
 use super::objects::Objects;
 use super::places::Places;
-use super::pod_spec::{FUNCTION, Given, PodOf, VERSION, name, share_of, version_of};
+use super::pod_spec::{FUNCTION, Given, PodOf, name, share_of, version_of};
 use super::pod_state::{end_of, is_going, is_over, is_ready, refusal, still_runs};
+use super::refusals::Refusals;
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
@@ -46,7 +47,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::time::Instant;
 
 /// Field manager of the host's writes.
 pub const MANAGER: &str = "gshare-up";
@@ -54,8 +54,6 @@ pub const MANAGER: &str = "gshare-up";
 const AT_ONCE: usize = 32;
 /// First and longest pause before a write is sent again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// First and longest pause after a refused pod, in which the host sends no other pod of the function.
-const REFUSED: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
 /// Time in which a container may end by itself, in seconds. The platform has given its requests time before.
 const GRACE: u32 = 1;
 /// Folder of the measured points that functions may name.
@@ -69,7 +67,7 @@ pub struct Pods {
     scope: Scope,
     /// Part of the names of this leader's pods.
     leader: String,
-    injected: Injected,
+    injected: Arc<Injected>,
     /// The nodes of the cluster's GPUs.
     pub places: Mutex<Places>,
     /// By `NAMESPACE/NAME`.
@@ -79,8 +77,9 @@ pub struct Pods {
     /// Daemons of the nodes, and the last pod of each trial with its node.
     pub(super) daemons: Daemons,
     trials: Mutex<BTreeMap<InstanceId, (String, String)>>,
-    /// Functions with refused pods.
-    refused: Mutex<BTreeMap<String, Refusal>>,
+    refusals: Mutex<Refusals>,
+    /// Pods that no instance has, each with its node and its GPU there; without one, they are on any.
+    strays: Mutex<BTreeMap<String, (String, Option<u32>)>>,
     turns: Arc<Turns>,
     runtime: Handle,
     fence: Fence,
@@ -96,8 +95,6 @@ struct Known {
     of: Option<(InstanceId, usize)>,
     node: String,
     tenant: Tenant,
-    /// The GPU there of a pod that no instance has; none: any.
-    strays_on: Option<Option<u32>>,
     state: Arc<Mutex<State>>,
 }
 
@@ -109,14 +106,6 @@ struct State {
     address: Option<SocketAddr>,
     listens: bool,
     ended: Option<Result<(), String>>,
-}
-
-/// The last refusal of a function's pods: until when no other is sent, the next pause, and the reason.
-#[derive(Debug, Clone)]
-struct Refusal {
-    until: Instant,
-    pause: Duration,
-    why: String,
 }
 
 /// A pod as a running copy of a program.
@@ -157,12 +146,13 @@ impl Pods {
             daemons: Daemons::new(scope.client.clone()),
             scope,
             leader: leader.to_owned(),
-            injected,
+            injected: Arc::new(injected),
             places: Mutex::default(),
             known: Mutex::default(),
             made: AtomicU64::new(0),
             trials: Mutex::default(),
-            refused: Mutex::default(),
+            refusals: Mutex::default(),
+            strays: Mutex::default(),
             turns,
             runtime: Handle::current(),
             fence,
@@ -170,7 +160,7 @@ impl Pods {
         }
     }
 
-    pub(super) const fn injected(&self) -> &Injected {
+    pub(super) fn injected(&self) -> &Injected {
         &self.injected
     }
 
@@ -205,8 +195,10 @@ impl Pods {
     }
 
     fn run(self: &Arc<Self>, node: &Arc<Node>, launch: &Launch) {
-        let (instance, index) = (launch.instance, launch.index);
-        match self.make(node, launch, Some((instance, index))) {
+        let (instance, index, version) = (launch.instance, launch.index, &launch.version);
+        let tenant = payer(&version.deployment.service, version.plan.tenant);
+        let refused = self.refusals.lock().holds(&tenant, version);
+        match refused.map_or_else(|| self.make(node, launch, Some((instance, index))), Err) {
             Ok((pod, send)) => {
                 // Its reports are about a known process.
                 node.host().started(node.now(), instance, index, pod);
@@ -231,56 +223,59 @@ impl Pods {
         let share = share_of(part, node.time(part))?;
         let service = &launch.version.deployment.service;
         let name = name(service, &self.leader, self.made.fetch_add(1, Ordering::Relaxed));
-        let (namespace, injected) = (self.scope.namespace_of(service), &self.injected);
+        let namespace = self.scope.namespace_of(service).to_owned();
+        let path = format!("{namespace}/{name}");
         let pod = PodOf {
-            name: (namespace, &name),
+            name: (namespace, name),
             run: gshare_runner::new_run().map_err(|error| format!("its run: {error}"))?,
-            launch,
-            part,
-            share: &share,
-            place: (&on, gpu),
-            slice: slice.as_deref(),
-            injected,
+            launch: launch.clone(),
+            part: *part,
+            share,
+            place: (on.clone(), gpu),
+            slice,
+            injected: Arc::clone(&self.injected),
             trial: of.is_none(),
         };
-        let pod = pod.make()?;
-        let name = format!("{namespace}/{name}");
         if of.is_none() {
-            self.trials.lock().insert(launch.instance, (name.clone(), on.clone()));
+            self.trials.lock().insert(launch.instance, (path.clone(), on.clone()));
         }
         let state = Arc::new(Mutex::new(State::default()));
         let tenant = payer(service, launch.version.plan.tenant);
-        let known = Known { of, node: on, tenant, strays_on: None, state: Arc::clone(&state) };
-        self.known.lock().insert(name.clone(), known.clone());
+        let known = Known { of, node: on, tenant, state: Arc::clone(&state) };
+        self.known.lock().insert(path.clone(), known.clone());
         let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
         let send = move || {
             let runtime = pods.runtime.clone();
-            runtime.spawn(async move { pods.create(&weak, pod, gpu, &known).await });
+            runtime.spawn(async move { pods.create(&weak, &pod, &known).await });
         };
-        Ok((PodProcess { pods: Arc::clone(self), name, state }, send))
+        Ok((PodProcess { pods: Arc::clone(self), name: path, state }, send))
     }
 
-    async fn create(&self, node: &Weak<Node>, pod: Pod, gpu: u32, known: &Known) {
-        let Known { node: on, tenant, state, .. } = known;
-        let (name, namespace) = (path_of(&pod), pod.namespace().unwrap_or_default());
-        let api = Api::<Pod>::namespaced(self.scope.client.clone(), &namespace);
-        let (mut pause, mut sent) = (PAUSES.0, false);
+    /// Sends a pod. It is made when its turn has come: of a tenant with many refused pods most are never made.
+    async fn create(&self, node: &Weak<Node>, pod: &PodOf, known: &Known) {
+        let Known { tenant, state, .. } = known;
+        let (namespace, (on, gpu), version) = (&pod.name.0, &pod.place, &pod.launch.version);
+        let name = format!("{namespace}/{}", pod.name.1);
+        let api = Api::<Pod>::namespaced(self.scope.client.clone(), namespace);
+        let (mut pause, mut sent) = (PAUSES.0, None);
         loop {
             let Some(turn) = self.turns.take(tenant, false).await else { return };
             // A creation without an answer may have made it, and only its repetition tells.
-            if !sent && state.lock().killed {
+            if sent.is_none() && state.lock().killed {
                 return self.has_ended(node, &name, Err("it was not needed any more".to_owned()));
             }
-            if !sent && let Some(why) = self.still_refused(&pod) {
-                return self.has_ended(node, &name, Err(why));
-            }
-            if !sent && self.has_stray(on, gpu) {
+            if sent.is_none() && self.has_stray(on, *gpu) {
                 drop(turn);
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
-            let again = core::mem::replace(&mut sent, true);
-            let made = answered(api.create(&post(MANAGER), &pod)).await;
+            let again = sent.is_some();
+            let refused = || self.refusals.lock().keeps(tenant, version);
+            let made = sent.take().map_or_else(|| refused().map_or_else(|| pod.make(), Err), Ok);
+            let made = match made {
+                Ok(made) => answered(Box::pin(api.create(&post(MANAGER), sent.insert(made)))).await,
+                Err(why) => return self.has_ended(node, &name, Err(why)),
+            };
             drop(turn);
             match made {
                 Ok(_) => break,
@@ -288,7 +283,7 @@ impl Pods {
                 Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => break,
                 Err(error) if is_refused(&error) => {
                     let why = format!("its pod is refused: {}", said(&error));
-                    self.refuse(&pod, &why);
+                    self.refusals.lock().refuse(tenant, version, &why);
                     // An earlier attempt may have made it. Then the watch reports its end.
                     if again && self.delete(&name, false).await {
                         state.lock().made = true;
@@ -313,27 +308,7 @@ impl Pods {
         }
         // A deletion that came earlier waits for this.
         state.lock().made = true;
-        self.refused.lock().remove(&version_key(&pod));
-    }
-
-    /// Why no pod of a function is sent now. When its pause is over, one pod is sent.
-    fn still_refused(&self, pod: &Pod) -> Option<String> {
-        let (mut refused, now) = (self.refused.lock(), Instant::now());
-        let refusal = refused.get_mut(&version_key(pod))?;
-        if now < refusal.until {
-            return Some(refusal.why.clone());
-        }
-        refusal.until = now + REFUSED.0;
-        None
-    }
-
-    fn refuse(&self, pod: &Pod, why: &str) {
-        let mut refused = self.refused.lock();
-        let pause = refused.get(&version_key(pod)).map_or(REFUSED.0, |refusal| refusal.pause);
-        let (now, next) = (Instant::now(), (pause * 2).min(REFUSED.1));
-        // An expired refusal matters no more.
-        refused.retain(|_, refusal| refusal.until + 2 * REFUSED.1 > now);
-        refused.insert(version_key(pod), Refusal { until: now + pause, pause: next, why: why.to_owned() });
+        self.refusals.lock().made(tenant, version);
     }
 
     /// Deletes a pod, until the server has none of this name or has marked it. False: the server has none. `comes`: its creation may be on
@@ -441,8 +416,9 @@ impl Pods {
     fn stray(self: &Arc<Self>, pod: &Pod) {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
-        let strays_on = Some(Given::of(pod).map(|given| given.place.1));
-        let known = Known { of: None, node, tenant: nobody(), strays_on, state: Arc::new(Mutex::new(state)) };
+        let on = (node.clone(), Given::of(pod).map(|given| given.place.1));
+        let known = Known { of: None, node, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
+        self.strays.lock().insert(path_of(pod), on);
         self.known.lock().insert(path_of(pod), known);
         if !is_going(pod) {
             self.end(path_of(pod));
@@ -457,6 +433,7 @@ impl Pods {
     /// A pod has ended: its host is told.
     fn has_ended(&self, node: &Weak<Node>, name: &str, end: Result<(), String>) {
         let Some(Known { of, node: on, state, .. }) = self.known.lock().remove(name) else { return };
+        self.strays.lock().remove(name);
         let (listened, made, why) = {
             let mut state = state.lock();
             let why = end.as_ref().err().cloned().filter(|_| !state.killed);
@@ -483,8 +460,7 @@ impl Pods {
 
     /// Whether a pod that no instance has is left on a GPU.
     fn has_stray(&self, node: &str, gpu: u32) -> bool {
-        let on = |known: &Known| known.strays_on.is_some_and(|of| of.is_none_or(|of| of == gpu));
-        self.known.lock().values().any(|known| known.node == node && on(known))
+        self.strays.lock().values().any(|(on, of)| on == node && of.is_none_or(|of| of == gpu))
     }
 
     /// Takes over the pods of an earlier leader. Pods of an older version, of a trial or without a place end.
@@ -559,7 +535,7 @@ impl Pods {
         let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
         let tenant = node.host().newest(&function).map(|version| payer(&function, version.plan.tenant));
         let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
-        let known = Known { of: Some(of), node: on, tenant, strays_on: None, state: Arc::clone(&state) };
+        let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(name.clone(), known);
         let process = PodProcess { pods: Arc::clone(self), name, state };
         node.host().started(node.now(), of.0, of.1, process);
@@ -569,12 +545,6 @@ impl Pods {
 /// Namespace and name of a pod.
 fn path_of(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
-}
-
-/// Namespace, function and version of a pod: a changed function is tried at once.
-fn version_key(pod: &Pod) -> String {
-    let label = |key| pod.labels().get(key).map_or("", String::as_str);
-    format!("{}/{}/{}", pod.namespace().unwrap_or_default(), label(FUNCTION), label(VERSION))
 }
 
 /// Whether the server will say the same again: a quota, an admission policy, an invalid pod.

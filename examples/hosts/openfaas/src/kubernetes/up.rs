@@ -8,7 +8,7 @@ use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
-use super::pods::{MANAGER, Pods};
+use super::pods::Pods;
 use super::scope::Scope;
 use crate::builder::Builder;
 use crate::inventory::Inventory;
@@ -62,7 +62,7 @@ impl Default for KubernetesSettings {
             namespace: None,
             all_namespaces: false,
             lease: None,
-            hook,
+            hook: hook.parent().map(Path::to_owned).unwrap_or_default(),
             inject: injection,
             socket,
             mounts,
@@ -99,7 +99,7 @@ pub async fn run(host: Builder) -> anyhow::Result<()> {
             () = stop.clone() => {}
         }
     };
-    lease::run(place.as_ref(), client.clone(), MANAGER, fence.clone(), stop.clone(), work).await?;
+    lease::run(place.as_ref(), client.clone(), fence.clone(), stop.clone(), work).await?;
     led
 }
 
@@ -137,7 +137,7 @@ async fn lead(
     let partitioned = platform.fractional.pool.sm_partitions;
     let platform = platform.build_with(policies).context("--settings")?;
     let injected = Injected {
-        hook: settings.hook,
+        hook: settings.hook.join("libgshare_hook.so"),
         injection: settings.inject,
         socket: settings.socket,
         mps: settings.mps,

@@ -19,7 +19,7 @@
 use super::api_server::Api;
 use super::function::GpuFunction;
 use super::injection::Injected;
-use super::lease::{Elector, Fence, Leadership, Terms};
+use super::lease::{Elector, Fence, Leadership};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
 use super::up::{Leads, follow, runner};
@@ -214,11 +214,10 @@ impl Replica {
                 let of_day = jiff::Timestamp::from_nanosecond(time.into()).unwrap();
                 (Timestamp::from_nanos(time), of_day)
             };
-            let (client, elector) = (client(api, &link), Elector::new(&*name, Terms::default()));
+            let (client, elector) = (client(api, &link), Elector::new(&*name));
             let fence = Fence::by(true, Box::new(clock));
             let place = "gshare-system/gshare-up".parse().unwrap();
-            let leadership = Leadership::new(client.clone(), place, MANAGER, elector, Box::new(clock));
-            let leadership = leadership.with_fence(fence.clone());
+            let leadership = Leadership::new(client.clone(), place, elector, fence.clone());
             let (leader, own) = (name.clone(), Arc::clone(&shared));
             let work = async move {
                 let ends = async {

@@ -44,6 +44,20 @@ impl Provider {
         assert_eq!(status, 202, "{said}");
     }
 
+    /// A client asks for this number of instances.
+    #[track_caller]
+    pub(crate) fn scale(&self, name: &str, count: u64) {
+        let body = format!(r#"{{"serviceName":"{name}","replicas":{count}}}"#);
+        let (status, said) = self.call("POST", &format!("/system/scale-function/{name}"), &body);
+        assert_eq!(status, 202, "{said}");
+    }
+
+    /// Ends it as SIGKILL does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     pub(crate) fn replicas(&self, name: &str, count: u64) {
         within(|| {
             let (_, body) = self.call("GET", &format!("/system/function/{name}"), "");

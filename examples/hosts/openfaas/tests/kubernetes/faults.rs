@@ -1,16 +1,12 @@
 //! Faults of nodes, pods and the API server.
 
 use super::common::within;
-use super::kubelet::{Cluster, PODS};
+use super::kubelet::{Cluster, PODS, node_of, ready};
 use super::life::{SHARE, deploy};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-fn node_of(pod: &Pod) -> &str {
-    pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
-}
 
 fn number_of(pod: &Pod) -> usize {
     node_of(pod).strip_prefix('n').unwrap().parse().unwrap()
@@ -20,17 +16,9 @@ fn going(pods: &[Pod]) -> usize {
     pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count()
 }
 
-fn ready(is: bool) -> serde_json::Value {
-    let status = if is { "True" } else { "Unknown" };
-    json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } })
-}
-
 #[test]
 fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_pods_have_ended() {
-    let cluster = Cluster::start(2, 1);
-    let host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
+    let (cluster, host) = Cluster::with_f(2);
     let (lost, other) = (number_of(&cluster.pods()[0]), 1 - number_of(&cluster.pods()[0]));
     let node = cluster.node(lost);
     node.cut_off.store(true, Ordering::SeqCst);
@@ -40,8 +28,7 @@ fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_po
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     // A pod without room on the other node waits until the old pod on the lost node has ended.
     cluster.api.lock().edit(&node.path, &ready(true));
-    let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
-    assert_eq!(scaled.0, 202, "{}", scaled.1);
+    host.scale("f", 3);
     host.replicas("f", 2);
     std::thread::sleep(Duration::from_millis(300));
     let there: Vec<Pod> = cluster.pods().into_iter().filter(|pod| number_of(pod) == lost).collect();
@@ -53,10 +40,7 @@ fn the_functions_of_a_lost_node_start_elsewhere_and_it_is_used_again_once_its_po
 
 #[test]
 fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
-    let cluster = Cluster::start(2, 1);
-    let host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
+    let (cluster, host) = Cluster::with_f(2);
     let first = cluster.pods().remove(0);
     let node = cluster.node(number_of(&first));
     cluster.api.lock().edit(&node.path, &json!({ "spec": { "unschedulable": true } }));
@@ -64,14 +48,9 @@ fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
     drop(host);
     let host = cluster.host(&[]);
     host.replicas("f", 1);
-    let scale = |replicas: usize| {
-        let body = format!(r#"{{"serviceName":"f","replicas":{replicas}}}"#);
-        let (status, said) = host.call("POST", "/system/scale-function/f", &body);
-        assert_eq!(status, 202, "{said}");
-    };
     let there = || cluster.pods().iter().filter(|pod| number_of(pod) == number_of(&first)).count();
     // The other node has room for two.
-    scale(4);
+    host.scale("f", 4);
     host.replicas("f", 3);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!((cluster.pods().len(), there(), going(&cluster.pods())), (3, 1, 0));
@@ -91,12 +70,8 @@ fn a_node_that_refuses_a_pod_gets_no_other_for_a_while() {
     deploy(&host, "f", SHARE);
     // The first node refuses; then the other one takes all.
     let made = |number: usize| {
-        let api = cluster.api.lock();
         let node = json!(format!("n{number}"));
-        let here = |seen: &&super::api_server::Seen| {
-            seen.line() == format!("POST {PODS}") && seen.body["spec"]["nodeName"] == node
-        };
-        api.seen.iter().filter(here).count()
+        cluster.posts().iter().filter(|pod| pod["spec"]["nodeName"] == node).count()
     };
     within(|| made(0) + made(1) > 0);
     let bad = usize::from(made(1) > 0);
@@ -109,10 +84,7 @@ fn a_node_that_refuses_a_pod_gets_no_other_for_a_while() {
 
 #[test]
 fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
+    let (cluster, host) = Cluster::with_f(1);
     let before = cluster.pods()[0].metadata.name.clone().unwrap();
     {
         let mut api = cluster.api.lock();
@@ -141,9 +113,7 @@ fn while_the_server_is_away_requests_are_answered_and_pods_are_made_after_it() {
     // What cannot be kept is not done.
     let scaled = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
     assert_eq!(scaled.0, 503, "{}", scaled.1);
-    within(|| {
-        cluster.api.lock().seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count() > 2
-    });
+    within(|| cluster.posts().len() > 2);
     cluster.api.lock().deaf = false;
     host.replicas("f", 2);
     assert_eq!(cluster.pods().len(), 2);
@@ -159,9 +129,7 @@ fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
         "spec": { "containers": [container] } });
     cluster.api.lock().put(&format!("{PODS}/gone-1"), stray);
     within(|| cluster.pods().is_empty());
-    cluster.api.lock().refuse = Some(Box::new(|_, object, _| {
-        object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
-    }));
+    cluster.refuse_pods();
     deploy(&host, "f", SHARE);
     within(|| {
         host.call("GET", "/system/function/f", "").1.contains("exceeded quota: pods=0 (403 Forbidden)")
@@ -174,17 +142,11 @@ fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
 fn a_pod_that_is_refused_after_an_unanswered_creation_is_deleted_before_its_end() {
     let cluster = Cluster::start(1, 1);
     let host = cluster.host(&[]);
-    {
-        let mut api = cluster.api.lock();
-        api.fail(format!("POST {PODS}"), 500, "InternalError");
-        api.refuse = Some(Box::new(|_, object, _| {
-            object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
-        }));
-    }
+    cluster.api.lock().fail(format!("POST {PODS}"), 500, "InternalError");
+    cluster.refuse_pods();
     deploy(&host, "f", SHARE);
     within(|| host.call("GET", "/system/function/f", "").1.contains("exceeded quota"));
+    let line = format!("DELETE {PODS}/{}", cluster.posts()[0]["metadata"]["name"].as_str().unwrap());
     let api = cluster.api.lock();
-    let made = api.seen.iter().find(|seen| seen.line() == format!("POST {PODS}")).unwrap();
-    let line = format!("DELETE {PODS}/{}", made.body["metadata"]["name"].as_str().unwrap());
     assert!(api.seen.iter().any(|seen| seen.line() == line), "{line}");
 }

@@ -2,6 +2,8 @@
 
 use super::api_server::{Api, listed};
 use super::common::{Provider, within};
+use super::life::{SHARE, deploy};
+use super::objects::{at, condition};
 use gshare_openfaas::kubernetes::pod_spec::{FUNCTION, Given};
 use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
 use k8s_openapi::api::core::v1::Pod;
@@ -75,6 +77,50 @@ impl Cluster {
         listed(&self.api, PODS)
     }
 
+    /// So many nodes with a GPU each, a host, and a pod of a function `f` with a share that is ready.
+    pub(crate) fn with_f(nodes: usize) -> (Self, Provider) {
+        let cluster = Self::start(nodes, 1);
+        let host = cluster.host(&[]);
+        deploy(&host, "f", SHARE);
+        host.replicas("f", 1);
+        (cluster, host)
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.pods().into_iter().map(|pod| pod.metadata.name.unwrap()).collect()
+    }
+
+    /// The pods that the host has sent since the beginning.
+    pub(crate) fn posts(&self) -> Vec<Value> {
+        let api = self.api.lock();
+        let of = api.seen.iter().filter(|seen| seen.line() == format!("POST {PODS}"));
+        of.map(|seen| seen.body.clone()).collect()
+    }
+
+    /// Another client changes the spec of a function.
+    pub(crate) fn edit(&self, name: &str, spec: &Value) {
+        self.api.lock().edit(&at(name), &json!({ "spec": spec }));
+    }
+
+    /// Waits until a function says that it is degraded for such a reason.
+    #[track_caller]
+    pub(crate) fn degraded(&self, name: &str, is: impl Fn(&str) -> bool) {
+        within(|| condition(self, name, "Degraded").is_some_and(|(_, why)| is(&why)));
+    }
+
+    /// Waits until a function is not degraded.
+    #[track_caller]
+    pub(crate) fn well(&self, name: &str) {
+        within(|| condition(self, name, "Degraded").is_none());
+    }
+
+    /// The server refuses all pods from now on.
+    pub(crate) fn refuse_pods(&self) {
+        self.api.lock().refuse = Some(Box::new(|_, object, _| {
+            object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
+        }));
+    }
+
     /// Waits for this number of pods, all ready.
     pub(crate) fn ready(&self, count: usize) {
         within(|| {
@@ -86,6 +132,17 @@ impl Cluster {
     pub(crate) fn node(&self, number: usize) -> &FakeNode {
         &self.nodes[number]
     }
+}
+
+/// The node of a pod.
+pub(crate) fn node_of(pod: &Pod) -> &str {
+    pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
+}
+
+/// A node's condition `Ready`.
+pub(crate) fn ready(is: bool) -> Value {
+    let status = if is { "True" } else { "Unknown" };
+    json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } })
 }
 
 /// A node with its daemon.

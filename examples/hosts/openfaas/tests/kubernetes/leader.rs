@@ -1,7 +1,7 @@
 //! A new leader goes on where an earlier one ended.
 
 use super::common::{Provider, within};
-use super::kubelet::{Cluster, FUNCTIONS, PODS};
+use super::kubelet::{Cluster, FUNCTIONS, PODS, ready};
 use super::life::{SHARE, deploy};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
@@ -10,19 +10,10 @@ use std::time::Duration;
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
 const BY_LEASE: [&str; 2] = ["--set", r#"host.kubernetes.lease="gshare-system/gshare-up""#];
 
-fn names(cluster: &Cluster) -> Vec<String> {
-    cluster.pods().into_iter().map(|pod| pod.metadata.name.unwrap()).collect()
-}
-
 /// Writes about pods since the beginning.
 fn writes(cluster: &Cluster) -> usize {
     let api = cluster.api.lock();
     api.seen.iter().filter(|seen| seen.method != "GET" && seen.path.starts_with(PODS)).count()
-}
-
-/// Pods since the beginning.
-fn posts(cluster: &Cluster) -> usize {
-    cluster.api.lock().seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count()
 }
 
 #[test]
@@ -32,17 +23,15 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     deploy(&host, "f", SHARE);
     deploy(&host, "plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
     deploy(&host, "measured", r#","annotations":{"gshare/slo":"500ms"}"#);
-    let (status, said) = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":2}"#);
-    assert_eq!(status, 202, "{said}");
+    host.scale("f", 2);
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/measured", "").0, 200);
     assert_eq!(host.call("POST", "/function/plain/echo", "x").0, 200);
     let object = format!("{FUNCTIONS}/measured");
     within(|| cluster.api.lock().object(&object).unwrap()["status"]["profile"].is_object());
-    host.child.kill().unwrap();
-    host.child.wait().unwrap();
+    host.kill();
     // The function is deleted while no host leads.
-    let mut before = names(&cluster);
+    let mut before = cluster.names();
     let gone = before.iter().position(|name| name.starts_with("f-")).unwrap();
     cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
     let host = cluster.host(&[]);
@@ -51,7 +40,7 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     assert_eq!(host.call("POST", "/function/measured", "").0, 200);
-    let after = names(&cluster);
+    let after = cluster.names();
     assert!(before.iter().all(|name| after.contains(name)), "{before:?}: {after:?}");
     assert_eq!(after.len(), before.len() + 1, "one was missing: {after:?}");
     let (_, seen) = host.call("GET", "/system/function/measured", "");
@@ -59,55 +48,46 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     assert!(seen["gshare"]["measuring"].is_null(), "it is not measured again: {seen}");
     // Of an older version: it ends, and a new one comes.
     drop(host);
-    cluster.api.lock().edit(&format!("{FUNCTIONS}/f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     let host = cluster.host(&[]);
     host.replicas("f", 2);
-    within(|| names(&cluster).iter().all(|name| !name.starts_with("f-") || !after.contains(name)));
+    within(|| cluster.names().iter().all(|name| !name.starts_with("f-") || !after.contains(name)));
     cluster.ready(4);
 }
 
 #[test]
 fn a_new_leader_gives_up_the_pods_of_a_node_that_is_not_ready_and_waits_for_their_end() {
-    let cluster = Cluster::start(1, 1);
-    let mut host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
-    host.child.kill().unwrap();
-    host.child.wait().unwrap();
-    let (node, before) = (cluster.node(0), names(&cluster));
+    let (cluster, mut host) = Cluster::with_f(1);
+    host.kill();
+    let (node, before) = (cluster.node(0), cluster.names());
     node.cut_off.store(true, Ordering::SeqCst);
-    let ready = |status| json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } });
-    cluster.api.lock().edit(&node.path, &ready("Unknown"));
+    cluster.api.lock().edit(&node.path, &ready(false));
     let host = cluster.host(&[]);
     assert!(host.line.contains("0 GPUs") && host.line.contains(" 0 of their pods"), "{}", host.line);
     within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
-    cluster.api.lock().edit(&node.path, &ready("True"));
+    cluster.api.lock().edit(&node.path, &ready(true));
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(names(&cluster), before, "its kubelet may still run it");
+    assert_eq!(cluster.names(), before, "its kubelet may still run it");
     node.cut_off.store(false, Ordering::SeqCst);
     host.replicas("f", 1);
-    assert!(!names(&cluster).iter().any(|name| before.contains(name)));
+    assert!(!cluster.names().iter().any(|name| before.contains(name)));
 }
 
 #[test]
 fn a_new_leader_makes_no_pod_on_a_gpu_before_the_end_of_those_that_it_does_not_take_over() {
-    let cluster = Cluster::start(1, 1);
-    let mut host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
-    host.child.kill().unwrap();
-    host.child.wait().unwrap();
-    let before = names(&cluster);
-    cluster.api.lock().edit(&format!("{FUNCTIONS}/f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    let (cluster, mut host) = Cluster::with_f(1);
+    host.kill();
+    let before = cluster.names();
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     let node = cluster.node(0);
     node.cut_off.store(true, Ordering::SeqCst);
     let host = cluster.host(&[]);
     within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(names(&cluster), before);
+    assert_eq!(cluster.names(), before);
     node.cut_off.store(false, Ordering::SeqCst);
     host.replicas("f", 1);
-    assert!(!names(&cluster).iter().any(|name| before.contains(name)));
+    assert!(!cluster.names().iter().any(|name| before.contains(name)));
 }
 
 #[test]
@@ -130,43 +110,38 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
         ready.map(|one| one["reason"].as_str().unwrap().to_owned()).unwrap_or_default()
     };
     let runs = || {
-        let mut all = names(&cluster);
+        let mut all = cluster.names();
         all.retain(|name| name.starts_with("long-"));
         all
     };
     let all_begun = || ["long", "late"].iter().all(|name| state(name) == "Serving");
     within(|| state("short") == "Completed" && all_begun());
-    let (before, made) = (runs(), posts(&cluster));
+    let (before, made) = (runs(), cluster.posts().len());
     assert_eq!((before.len(), made), (1, 3));
-    host.child.kill().unwrap();
-    host.child.wait().unwrap();
+    host.kill();
     // The job ends while no host leads.
-    let late = names(&cluster).into_iter().find(|name| name.starts_with("late-")).unwrap();
+    let late = cluster.names().into_iter().find(|name| name.starts_with("late-")).unwrap();
     cluster.api.lock().edit(&format!("{PODS}/{late}"), &json!({ "status": { "phase": "Succeeded" } }));
     let host = cluster.host(&[]);
     assert!(host.line.contains(" 1 of their pods"), "{}", host.line);
     within(|| state("late") == "Completed");
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!((runs(), posts(&cluster), state("short").as_str()), (before, made, "Completed"));
+    assert_eq!((runs(), cluster.posts().len(), state("short").as_str()), (before, made, "Completed"));
 }
 
 #[test]
 fn a_new_leader_goes_on_with_the_version_that_serves_while_the_newest_has_a_fault() {
-    let cluster = Cluster::start(1, 1);
-    let mut host = cluster.host(&[]);
-    deploy(&host, "f", SHARE);
-    host.replicas("f", 1);
+    let (cluster, mut host) = Cluster::with_f(1);
     let object = format!("{FUNCTIONS}/f");
     let status = || cluster.api.lock().object(&object).unwrap()["status"].clone();
     within(|| status()["serving"]["share"]["quota"] == "0.4");
-    host.child.kill().unwrap();
-    host.child.wait().unwrap();
-    let before = names(&cluster);
+    host.kill();
+    let before = cluster.names();
     // The fault comes while no host leads.
     cluster.api.lock().edit(&object, &json!({ "spec": { "slo": "soon" } }));
     let host = cluster.host(&[]);
     host.replicas("f", 1);
-    assert_eq!((host.call("POST", "/function/f", "").0, names(&cluster)), (200, before.clone()));
+    assert_eq!((host.call("POST", "/function/f", "").0, cluster.names()), (200, before.clone()));
     let degraded = || {
         let all = status()["conditions"].as_array().cloned().unwrap_or_default();
         all.into_iter().any(|one| one["type"] == "Degraded" && one["status"] == "True")
@@ -175,7 +150,7 @@ fn a_new_leader_goes_on_with_the_version_that_serves_while_the_newest_has_a_faul
     assert_eq!(status()["serving"]["slo"], Value::Null);
     cluster.api.lock().edit(&object, &json!({ "spec": { "slo": null } }));
     within(|| !degraded());
-    assert_eq!(names(&cluster), before, "it is the version that serves");
+    assert_eq!(cluster.names(), before, "it is the version that serves");
 }
 
 fn ends(host: &mut Provider) {
@@ -188,7 +163,7 @@ fn a_leader_that_gives_its_lease_back_is_followed_and_one_that_has_lost_it_write
     let mut first = cluster.host(&BY_LEASE);
     deploy(&first, "f", SHARE);
     first.replicas("f", 1);
-    let pods = names(&cluster);
+    let pods = cluster.names();
     let follows = std::thread::scope(|scope| {
         // It says its address once it leads.
         let second = scope.spawn(|| cluster.host(&BY_LEASE));
@@ -200,12 +175,12 @@ fn a_leader_that_gives_its_lease_back_is_followed_and_one_that_has_lost_it_write
         second.join().unwrap()
     });
     assert_eq!(follows.call("POST", "/function/f", "").0, 200);
-    assert_eq!(names(&cluster), pods);
+    assert_eq!(cluster.names(), pods);
     // Another takes the lease: this one ends, and the pods stay.
     let mut follows = follows;
     cluster.api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "other" } }));
     ends(&mut follows);
     let before = writes(&cluster);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!((writes(&cluster), names(&cluster)), (before, pods));
+    assert_eq!((writes(&cluster), cluster.names()), (before, pods));
 }

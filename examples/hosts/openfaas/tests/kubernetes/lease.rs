@@ -1,18 +1,18 @@
-//! One leader of several replicas, before a mock of the API server.
+//! One leader of several replicas, and its writes behind the fence of its lease, before a mock of the API server in virtual time.
 
 use super::api_server::{Api, documents, rights};
-use gshare_core::Timestamp;
-use gshare_openfaas::kubernetes::lease::{Elector, Leadership, Lost, Terms};
+use gshare_core::{TenantId, Timestamp};
+use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost};
+use gshare_openfaas::kubernetes::writes::{Turns, payer};
 use k8s_openapi::jiff;
 use kube::Client;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 const RBAC: &str = include_str!("../../../../kubernetes/host/lease.yaml");
-const PLACE: &str = "gshare-system/gshare-up";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
 
@@ -20,48 +20,65 @@ fn server() -> (Api, Client) {
     Api::start(RBAC, "gshare-up")
 }
 
-/// A replica on a machine started `uptime` seconds ago, with its calendar in this year.
-fn replica(client: &Client, name: &str, uptime: u64, year: i16) -> Leadership {
+/// The machine of a replica, with its calendar in this year.
+#[derive(Clone)]
+struct Machine {
+    /// Seconds from its start to that of the replica.
+    uptime: u64,
+    year: i16,
+    /// Seconds for which its programs did not run.
+    stopped: Arc<AtomicU64>,
+}
+
+fn machine(uptime: u64, year: i16) -> Machine {
+    Machine { uptime, year, stopped: Arc::default() }
+}
+
+fn leadership(client: &Client, name: &str, machine: Machine) -> (Leadership, Fence) {
     let start = Instant::now();
-    let wall = jiff::civil::date(year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
+    let wall = jiff::civil::date(machine.year, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
     let clock = move || {
-        let passed = start.elapsed();
-        let uptime = Duration::from_secs(uptime) + passed;
+        let passed = start.elapsed() + Duration::from_secs(machine.stopped.load(Ordering::SeqCst));
+        let uptime = Duration::from_secs(machine.uptime) + passed;
         (Timestamp::from_nanos(u64::try_from(uptime.as_nanos()).unwrap()), wall + passed)
     };
-    let elector = Elector::new(name, Terms::default());
-    Leadership::new(client.clone(), PLACE.parse().unwrap(), "gshare-up", elector, Box::new(clock))
+    let (fence, place) = (Fence::by(true, Box::new(clock)), "gshare-system/gshare-up".parse().unwrap());
+    (Leadership::new(client.clone(), place, Elector::new(name), fence.clone()), fence)
 }
 
-/// Counts simultaneous leaders.
-#[derive(Clone, Default)]
-struct Leaders(Arc<AtomicUsize>);
+/// A replica that writes all the time, and counts.
+struct Replica {
+    fence: Fence,
+    writes: Arc<AtomicU64>,
+    leads: tokio::task::JoinHandle<Result<(), Lost>>,
+}
 
-impl Leaders {
-    fn now(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    /// Endless work.
-    async fn work(self) {
-        struct Counted(Leaders);
-        impl Drop for Counted {
-            fn drop(&mut self) {
-                self.0.0.fetch_sub(1, Ordering::SeqCst);
+impl Replica {
+    fn start(client: &Client, name: &str, machine: &Machine) -> Self {
+        let (leadership, fence) = leadership(client, name, machine.clone());
+        let (turns, writes) = (Turns::new(fence.clone(), 1), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&writes);
+        let work = async move {
+            while let Some(_turn) = turns.take(&payer("f", TenantId::new(0)), false).await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                sleep(Duration::from_millis(500)).await;
             }
-        }
-        assert_eq!(self.0.fetch_add(1, Ordering::SeqCst), 0, "never two lead");
-        let _counted = Counted(self);
-        std::future::pending::<()>().await;
+        };
+        Self { fence, writes, leads: tokio::spawn(leadership.lead(std::future::pending(), work)) }
     }
-}
 
-async fn never() {
-    std::future::pending::<()>().await;
+    fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
+    }
 }
 
 fn spec(api: &Api, key: &str) -> Value {
     api.lock().object(LEASE).map(|lease| lease["spec"][key].clone()).unwrap_or_default()
+}
+
+/// Another client makes this replica the holder.
+fn hold(api: &Api, name: &str) {
+    api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": name } }));
 }
 
 async fn seconds(seconds: u64) {
@@ -71,8 +88,8 @@ async fn seconds(seconds: u64) {
 #[tokio::test(start_paused = true)]
 async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
     let (api, client) = server();
-    let stop = sleep(Duration::from_millis(4_500));
-    replica(&client, "a", 7, 2026).lead(never(), stop).await.unwrap();
+    let work = sleep(Duration::from_millis(4_500));
+    leadership(&client, "a", machine(7, 2026)).0.lead(std::future::pending(), work).await.unwrap();
     let seen = api.lock().take();
     let lines: Vec<_> = seen.iter().map(|seen| seen.line()).collect();
     let (get, put) = (format!("GET {LEASE}"), format!("PUT {LEASE}"));
@@ -104,63 +121,104 @@ async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
 async fn another_one_takes_it_when_it_has_run_out_whatever_the_calendars_say() {
     for (first, second) in [(2026, 2026), (1975, 2200), (2200, 1975)] {
         let (api, client) = server();
-        let leaders = Leaders::default();
-        let a = tokio::spawn(replica(&client, "a", 1_000_000, first).lead(never(), leaders.clone().work()));
+        let a = Replica::start(&client, "a", &machine(1_000_000, first));
         seconds(1).await;
-        let b = tokio::spawn(replica(&client, "b", 3, second).lead(never(), leaders.clone().work()));
+        let b = Replica::start(&client, "b", &machine(3, second));
         seconds(100).await;
-        assert_eq!((leaders.now(), spec(&api, "holderIdentity")), (1, json!("a")));
-        a.abort();
+        assert_eq!((b.writes(), spec(&api, "holderIdentity")), (0, json!("a")));
+        a.leads.abort();
         let gone = Instant::now();
-        while leaders.now() == 0 || spec(&api, "holderIdentity") == "a" {
+        while b.writes() == 0 {
             sleep(Duration::from_millis(100)).await;
+            assert!(!(a.fence.is_open() && b.fence.is_open()), "never two lead");
         }
         let took = gone.elapsed().as_secs();
         assert!((13..=19).contains(&took), "{took} s");
-        assert_eq!(spec(&api, "leaseTransitions"), 1);
-        b.abort();
+        assert_eq!((spec(&api, "leaseTransitions"), spec(&api, "holderIdentity")), (json!(1), json!("b")));
+        b.leads.abort();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_write_it_stops_before_another_one_may_begin() {
-    // Refused, or not answered at all.
-    for deaf in [false, true] {
+async fn an_outage_of_the_server_closes_the_fence_and_the_same_leader_goes_on_after_it() {
+    // Reads or writes are errors, or nothing is answered.
+    for fault in [Some("GET /apis/coordination"), Some("PUT /apis/coordination"), None] {
         let (api, client) = server();
-        let leaders = Leaders::default();
-        let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
-        seconds(30).await;
-        assert_eq!(leaders.now(), 1);
-        api.lock().deaf = deaf;
-        for _ in 0..10 {
-            api.lock().fail(format!("PUT {LEASE}"), 500, "InternalError");
+        let here = machine(0, 2026);
+        let leader = Replica::start(&client, "a", &here);
+        seconds(1).await;
+        let waits = Replica::start(&client, "b", &here);
+        seconds(20).await;
+        let before = leader.writes();
+        assert!(before > 30 && waits.writes() == 0);
+        for _ in 0..300 {
+            fault.into_iter().for_each(|line| api.lock().fail(line, 500, "InternalError"));
         }
+        api.lock().deaf = fault.is_none();
         seconds(7).await;
-        assert_eq!(leaders.now(), 1, "it may still come back");
+        assert!(leader.fence.is_open(), "it may still come back");
         seconds(4).await;
-        assert_eq!(leaders.now(), 0);
-        assert_eq!(a.await.unwrap(), Err(Lost(PLACE.parse().unwrap())));
+        let last = leader.writes();
+        assert!(last <= before + 21, "its lease ends 10 s after its last write: {last}");
+        // Where reads are answered the other one would take the lease after 15 s.
+        if fault != Some("PUT /apis/coordination") {
+            seconds(49).await;
+            assert_eq!((leader.writes(), waits.writes()), (last, 0), "no write without a lease");
+        }
+        assert!(!leader.fence.is_open() && !leader.leads.is_finished(), "it answers requests");
+        {
+            let mut api = api.lock();
+            api.deaf = false;
+            api.forget_faults();
+        }
+        seconds(20).await;
+        assert!(leader.writes() > last + 20 && waits.writes() == 0, "{}", leader.writes());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_was_stopped_writes_nothing_beside_the_next_one_and_ends() {
+    let (api, client) = server();
+    let here = machine(0, 2026);
+    let leader = Replica::start(&client, "a", &here);
+    seconds(5).await;
+    // It wakes after 20 s, and another has the lease.
+    let before = leader.writes();
+    here.stopped.store(20, Ordering::SeqCst);
+    hold(&api, "b");
+    assert!(!leader.fence.is_open());
+    seconds(20).await;
+    assert_eq!(leader.writes(), before);
+    assert!(leader.leads.await.unwrap().is_err());
+    // The other has given the lease back by now: what it did is not known here.
+    let leader = Replica::start(&client, "c", &here);
+    hold(&api, "");
+    seconds(5).await;
+    let before = leader.writes();
+    assert!(before > 0);
+    here.stopped.store(40, Ordering::SeqCst);
+    hold(&api, "");
+    seconds(20).await;
+    assert_eq!(leader.writes(), before);
+    assert!(leader.leads.await.unwrap().is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_conflict_is_looked_at_again_and_who_finds_another_one_there_stops_at_once() {
     let (api, client) = server();
-    let leaders = Leaders::default();
     // Another replica makes the lease between the look and the write.
     api.lock().fail(format!("POST {LEASES}"), 409, "AlreadyExists");
-    let a = tokio::spawn(replica(&client, "a", 0, 2026).lead(never(), leaders.clone().work()));
+    let a = Replica::start(&client, "a", &machine(0, 2026));
     seconds(1).await;
-    assert_eq!(leaders.now(), 0);
+    assert_eq!(a.writes(), 0);
     seconds(2).await;
-    assert_eq!(leaders.now(), 1);
+    assert!(a.writes() > 0);
     api.lock().fail(format!("PUT {LEASE}"), 409, "Conflict");
     seconds(60).await;
-    assert_eq!(leaders.now(), 1, "one that goes through is enough");
-    api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "b" } }));
+    assert!(a.fence.is_open(), "one that goes through is enough");
+    hold(&api, "b");
     seconds(3).await;
-    assert_eq!(leaders.now(), 0);
-    assert!(a.await.unwrap().is_err());
+    assert!(a.leads.await.unwrap().is_err());
     assert_eq!(spec(&api, "holderIdentity"), "b", "it is left alone");
 }
 
@@ -169,6 +227,6 @@ async fn who_waits_ends_when_asked() {
     let (api, client) = server();
     api.lock().put(LEASE, json!({ "metadata": { "name": "gshare-up" }, "spec": { "holderIdentity": "b" } }));
     let work = async { panic!("it does not lead") };
-    replica(&client, "a", 0, 2026).lead(seconds(5), work).await.unwrap();
+    leadership(&client, "a", machine(0, 2026)).0.lead(seconds(5), work).await.unwrap();
     assert!(api.lock().take().iter().all(|seen| seen.method == "GET"));
 }

@@ -85,8 +85,7 @@ fn a_function_is_deployed_by_rest_answers_is_scaled_and_deleted_and_nothing_is_l
     let limit = client.memory_limit_bytes.unwrap().get();
     assert!((client.quota_request - 0.4).abs() < 1e-9 && limit == 1 << 30, "{client:?}");
 
-    let (status, said) = host.call("POST", "/system/scale-function/f", r#"{"serviceName":"f","replicas":3}"#);
-    assert_eq!(status, 202, "{said}");
+    host.scale("f", 3);
     host.replicas("f", 3);
     cluster.ready(3);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);

@@ -8,7 +8,6 @@ mod api_server;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
-mod fence;
 mod kubelet;
 mod leader;
 mod lease;

@@ -2,7 +2,7 @@
 
 use super::api_server::documents;
 use super::common::within;
-use super::kubelet::{Cluster, FUNCTIONS, PODS};
+use super::kubelet::{Cluster, FUNCTIONS};
 use super::life::{SHARE, deploy};
 use clap::Parser as _;
 use gshare_openfaas::Options;
@@ -114,16 +114,16 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
     let status = cluster.api.lock().object(&at("f")).unwrap()["status"].clone();
     assert_eq!((&status["readyReplicas"], &status["selector"]), (&json!(1), &json!("gshare.io/function=f")));
     // As `kubectl scale` and an autoscaler do.
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": 2 } }));
+    cluster.edit("f", &json!({ "replicas": 2 }));
     cluster.ready(2);
     host.replicas("f", 2);
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": null } }));
+    cluster.edit("f", &json!({ "replicas": null }));
     cluster.ready(1);
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "replicas": 2 } }));
+    cluster.edit("f", &json!({ "replicas": 2 }));
     cluster.ready(2);
     host.replicas("f", 2);
     let before: Vec<_> = cluster.pods().into_iter().map(|pod| pod.metadata.name).collect();
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "env": { "KERNELS": "1" } } }));
+    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
     within(|| cluster.pods().iter().all(|pod| !before.contains(&pod.metadata.name)));
     host.replicas("f", 2);
     cluster.api.lock().delete(&at("f"));
@@ -134,18 +134,13 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
     let written = cluster.api.lock().object(&at("g")).unwrap()["spec"].clone();
     assert_eq!(written["share"], json!({ "quota": "0.4", "sm": "50", "memory": "1GiB" }));
     host.replicas("g", 1);
-    let made = |cluster: &Cluster| {
-        let api = cluster.api.lock();
-        api.seen.iter().filter(|seen| seen.line() == format!("POST {PODS}")).count()
-    };
-    let before = made(&cluster);
-    let scaled = host.call("POST", "/system/scale-function/g", r#"{"serviceName":"g","replicas":2}"#);
-    assert_eq!(scaled.0, 202, "{}", scaled.1);
+    let before = cluster.posts().len();
+    host.scale("g", 2);
     host.replicas("g", 2);
     assert_eq!(cluster.api.lock().object(&at("g")).unwrap()["spec"]["replicas"], 2);
     // The watch of the host's own writes deploys nothing again.
     std::thread::sleep(std::time::Duration::from_millis(300));
-    assert_eq!(made(&cluster), before + 1);
+    assert_eq!(cluster.posts().len(), before + 1);
 }
 
 #[test]
@@ -202,25 +197,21 @@ fn an_object_with_a_fault_says_the_field_and_goes_on_once_it_is_mended() {
     let host = cluster.host(&[]);
     let share = json!({ "quota": "0.4" });
     cluster.api.lock().put(&at("f"), object("f", &json!({ "slo": "soon", "share": share })));
-    within(|| {
-        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.slo: `soon`"))
-    });
+    cluster.degraded("f", |why| why.starts_with("spec.slo: `soon`"));
     assert_eq!(condition(&cluster, "f", "Ready"), None);
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "slo": null } }));
+    cluster.edit("f", &json!({ "slo": null }));
     within(|| host.call("POST", "/function/f", "").0 == 200);
-    within(|| condition(&cluster, "f", "Degraded").is_none());
+    cluster.well("f");
     // A later fault leaves the version that runs.
-    cluster.api.lock().edit(&at("f"), &json!({ "spec": { "share": { "quota": "7" } } }));
-    within(|| {
-        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.share.quota"))
-    });
+    cluster.edit("f", &json!({ "share": { "quota": "7" } }));
+    cluster.degraded("f", |why| why.starts_with("spec.share.quota"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     // Larger than every node.
     cluster
         .api
         .lock()
         .put(&at("big"), object("big", &json!({ "share": { "quota": "0.4", "memory": "900GiB" } })));
-    within(|| condition(&cluster, "big", "Degraded").is_some_and(|(_, why)| why.contains("900")));
+    cluster.degraded("big", |why| why.contains("900"));
 }
 
 #[test]
@@ -255,11 +246,9 @@ fn a_function_that_suits_no_device_is_deployed_once_one_comes() {
     let host = cluster.host(&[]);
     let spec = json!({ "regime": "whole", "share": { "memory": "1GiB" }, "slo": "2s" });
     cluster.api.lock().put(&at("f"), object("f", &spec));
-    within(|| {
-        condition(&cluster, "f", "Degraded").is_some_and(|(_, why)| why.starts_with("spec.regime: `whole`"))
-    });
+    cluster.degraded("f", |why| why.starts_with("spec.regime: `whole`"));
     let labels = json!({ "metadata": { "labels": { "gshare.io/regime": "whole" } } });
     cluster.api.lock().edit(&cluster.node(0).path, &labels);
     within(|| host.call("POST", "/function/f", "").0 == 200);
-    within(|| condition(&cluster, "f", "Degraded").is_none());
+    cluster.well("f");
 }

@@ -2,8 +2,8 @@
 //! write `GpuFunction`s and call the host, and everything else follows.
 
 use super::common::{Provider, call, within};
-use super::kubelet::Cluster;
-use super::objects::{at, condition, object};
+use super::kubelet::{Cluster, ready};
+use super::objects::{at, object};
 use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -101,9 +101,7 @@ impl Story {
 
     fn node_is_ready(&self, is: bool) {
         let node = self.cluster.node(0);
-        let status = if is { "True" } else { "Unknown" };
-        let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": status }] } });
-        self.cluster.api.lock().edit(&node.path, &status);
+        self.cluster.api.lock().edit(&node.path, &ready(is));
         node.cut_off.store(!is, Ordering::SeqCst);
     }
 }
@@ -194,16 +192,13 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
 
     // A lost node takes its function with it, the others serve on, and all is as before once it is back.
     story.node_is_ready(false);
-    within(|| {
-        condition(&story.cluster, "shared", "Degraded")
-            .is_some_and(|(_, why)| why.contains("n0: the node is not ready"))
-    });
+    story.cluster.degraded("shared", |why| why.contains("n0: the node is not ready"));
     assert_eq!(story.ready("shared"), 0);
     story.ask("sliced");
     story.ask("x");
     story.node_is_ready(true);
     story.ask("shared");
-    within(|| condition(&story.cluster, "shared", "Degraded").is_none());
+    story.cluster.well("shared");
     assert_eq!(story.place("shared"), ("n0".to_owned(), "0".to_owned()));
 
     // A cordoned node keeps its pods, and functions on GPUs that are not shared can still be changed.
@@ -216,7 +211,7 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     };
     within(is_told);
     story.ask("x");
-    within(|| condition(&story.cluster, "x", "Degraded").is_none());
+    story.cluster.well("x");
     let after = story.pods("shared");
     assert_eq!((after.len(), &after[0].metadata.uid), (1, &before[0].metadata.uid));
     story.cordon(0, false);

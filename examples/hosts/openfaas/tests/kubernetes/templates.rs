@@ -2,7 +2,7 @@
 
 use super::api_server::documents;
 use super::common::within;
-use super::kubelet::{Cluster, FUNCTIONS, NAMESPACE};
+use super::kubelet::{Cluster, FUNCTIONS, NAMESPACE, node_of};
 use super::objects::{at, condition, object};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -12,10 +12,6 @@ const ALL: [&str; 2] = ["--set", "host.kubernetes.all_namespaces=true"];
 
 fn share(quota: &str) -> Value {
     json!({ "quota": quota, "sm": "50", "memory": "1GiB" })
-}
-
-fn node_of(pod: &Pod) -> &str {
-    pod.spec.as_ref().unwrap().node_name.as_deref().unwrap()
 }
 
 #[test]
@@ -71,10 +67,7 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     // A fault in a changed template leaves the pods, and is said by its field, in an Event too.
     let fault = json!({ "spec": { "template": { "spec": { "nodeSelecter": { "a": "b" } } } } });
     cluster.api.lock().edit(&at("f"), &fault);
-    within(|| {
-        condition(&cluster, "f", "Degraded")
-            .is_some_and(|(_, why)| why.starts_with("spec.template.spec.nodeSelecter: is no field"))
-    });
+    cluster.degraded("f", |why| why.starts_with("spec.template.spec.nodeSelecter: is no field"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     let events = super::api_server::listed::<Value>(&cluster.api, "/apis/events.k8s.io/v1/events");
     let about: Vec<_> = events.iter().filter(|event| event["type"] == "Warning").collect();
@@ -109,15 +102,13 @@ fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there
     put("g", tolerant, 2);
     within(|| cluster.pods().iter().filter(|pod| node_of(pod) == "n2").count() == 2);
     put("h", zone("y"), 1);
-    within(|| {
-        condition(&cluster, "h", "Degraded").is_some_and(|(_, why)| why.contains("3 of 3 nodes are out"))
-    });
+    cluster.degraded("h", |why| why.contains("3 of 3 nodes are out"));
     let (_, why) = condition(&cluster, "h", "Degraded").unwrap();
     assert!(why.ends_with("3 not selected by the nodeSelector"), "{why}");
     // A changed label of a node is enough.
     cluster.api.lock().edit(&cluster.node(0).path, &json!({ "metadata": { "labels": { "zone": "y" } } }));
     within(|| cluster.pods().iter().any(|pod| node_of(pod) == "n0"));
-    within(|| condition(&cluster, "h", "Degraded").is_none());
+    cluster.well("h");
     assert_eq!(host.call("POST", "/function/h", "").0, 200);
 }
 
