@@ -124,7 +124,7 @@ def say(**row):
 
 
 def at(sorted_values, percent):
-    return round(sorted_values[(len(sorted_values) - 1) * percent // 100], 2)
+    return round(sorted_values[(len(sorted_values) - 1) * percent // 100], 2) if sorted_values else None
 
 
 def measured(host, name, micros, slo_ms):
@@ -234,11 +234,10 @@ def parking():
             for thread in threads:
                 thread.join()
             latencies = sorted(ms for ms, _ in took)
-            loads = sorted(load for _, load in took if load)
             copy = mib * 2**20 / LINK * 1e3
+            loads = sorted(load / copy for _, load in took if load)
             say(way=way, requests=len(took), late=sum(ms > 20_000 for ms in latencies), p50_ms=at(latencies, 50), p95_ms=at(latencies, 95),
-                p99_ms=at(latencies, 99), loads=len(loads), load_by_copy_p50=round(at(loads, 50) / copy, 3),
-                load_by_copy_p95=round(at(loads, 95) / copy, 3),
+                p99_ms=at(latencies, 99), loads=len(loads), load_by_copy_p50=at(loads, 50), load_by_copy_p95=at(loads, 95),
                 starts=sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count)) - starts)
             host.end()
 
