@@ -232,6 +232,32 @@ fn a_function_whose_starts_fail_is_not_started_for_nobody() {
     assert_eq!(fails(10), (rejected, starts), "starts without a call");
 }
 
+#[test]
+fn a_function_that_serves_is_kept_warm_although_a_further_start_failed() {
+    let config = FractionalConfig::default().with_keep_alive(KeepAlive::PAPER);
+    let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
+    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
+    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+    host.deploy(0, inference(1));
+    host.load(0, MS(1), 1);
+    host.run(MS(5_000));
+    let served = *host.instances.keys().next().unwrap();
+    host.load(0, MS(2), 2_000);
+    while host.instances.len() < 2 {
+        host.run(MS(100));
+    }
+    for _ in 0..20 {
+        for id in host.instances.keys().copied().filter(|id| *id != served).collect::<Vec<_>>() {
+            if host.instances[&id].life == Life::Starting {
+                host.happen(Later::Report(id, InstanceReport::Gone));
+            }
+        }
+        host.run(MS(1_000));
+    }
+    host.run(MS(300_000));
+    assert_eq!(host.instances.get(&served).map(|of| of.life), Some(Life::Ready), "five minutes later");
+}
+
 /// Orders impossible starts before the orders of the scaler it stands for.
 struct Wild(Box<dyn HorizontalScaler>);
 
@@ -298,6 +324,33 @@ fn a_parked_instance_comes_back_to_the_device_of_its_process() {
     }
     let parked = host.count(|order| matches!(order, PlatformAction::Park { .. }));
     assert!((20..=120).contains(&parked), "{parked} times");
+}
+
+/// How long a call waits that comes a second after another function's instance has come, which gets so many calls.
+fn waits_for_an_instance_with(calls: u64) -> Duration {
+    let mut host = Host::with(&[16]);
+    host.copies = Some(MS(900));
+    for function in 0..2 {
+        let spec = inference(9).with_instances(1, 1).with_slo(MS(60_000));
+        host.deploy(function, spec.with_loads(MS(8_000), MS(8_000)));
+    }
+    // Each goes and comes back, which then takes 1.2 s.
+    for call in 0..6 {
+        host.load(call % 2, MS(1), 1);
+        host.run(MS(20_000));
+    }
+    host.load(0, MS(500), calls);
+    host.run(MS(2_200));
+    host.load(1, MS(1), 1);
+    host.run(MS(20_000));
+    *host.answered(1).last().unwrap()
+}
+
+#[test]
+fn an_instance_without_calls_leaves_after_twice_its_price_and_a_called_one_after_four_times() {
+    let (idle, called) = (waits_for_an_instance_with(1), waits_for_an_instance_with(30));
+    assert!((MS(2_400)..MS(3_200)).contains(&idle), "{idle}: 1.4 s, the move and a look");
+    assert!((MS(4_800)..MS(6_000)).contains(&called), "{called}: 3.8 s, the move and the last call");
 }
 
 #[test]

@@ -187,7 +187,7 @@ impl Cluster {
     pub(super) fn start_failed(&mut self, function: FunctionId) {
         let at = self.now.saturating_add(START_AGAIN);
         if let Some(of) = self.functions.get_mut(&function) {
-            (of.not_before, of.fails) = (at, true);
+            of.not_before = at;
             self.again.set(function, at);
         }
         self.has_fewer(function);

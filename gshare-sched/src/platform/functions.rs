@@ -70,7 +70,7 @@ pub(super) struct Function {
     pub(super) queue: BTreeSet<(Timestamp, RequestId)>,
     /// No start for its minimum before this time, since a start has failed.
     pub(super) not_before: Timestamp,
-    /// Whether the last start failed: none follows ahead of requests until one succeeds.
+    /// Whether the processes of its last start ended before they were ready. Shared devices then start none ahead of requests.
     pub(super) fails: bool,
     /// The version of the ledger at which a lack of room was last counted.
     pub(super) unmet_at: Option<u64>,

@@ -371,6 +371,9 @@ impl Platform {
                 let Some(of) = self.forget(instance) else { return };
                 if of.life == Life::Starting {
                     self.cluster.start_failed(of.function);
+                    if let Some(function) = self.cluster.functions.get_mut(&of.function) {
+                        function.fails = true;
+                    }
                 }
                 self.tell(of.pool, |pool, cluster| pool.gone(cluster, instance, report));
                 self.instance_gone(of.function);

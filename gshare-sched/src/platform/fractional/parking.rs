@@ -8,9 +8,9 @@
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
 //! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
-//! price, so that a device spends a bounded part of its time on moves. An instance that has had no call for half
-//! of that time may go. So may one that has stayed as long as the price alone, where a request of the waiting function would be late
-//! otherwise, but not for a request that is late in any case.
+//! price, so that a device spends a bounded part of its time on moves. An instance may go earlier if its last call is half of that time
+//! ago. So may one that has stayed as long as the price alone, where a request of the waiting function would be late otherwise, but not for
+//! a request that is late in any case.
 
 use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, REST_PER_MOVE, STAY_PER_MOVE};
 use super::spread::Within;
@@ -117,13 +117,18 @@ impl FractionalPool {
     }
 
     /// The devices to which the instance's living processes come back with a copy. None, and any device will do, once it has waited for as
-    /// long as a start takes, and as its neighbours there may stay.
+    /// long as a start takes, and as those neighbours there may stay that make room.
     fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> BTreeSet<GpuId> {
         let homes = cluster.instances.get(wanting.instance).map_or_else(BTreeSet::new, |of| of.homes());
         let Some(of) = self.instances.get(&wanting.instance) else { return homes };
+        let leaves = |one: InstanceId| {
+            let neighbour = self.instances.get(&one).filter(|one| one.state == State::Ready)?;
+            let own = self.functions.get(&neighbour.function)?;
+            (own.gang.is_none() && neighbour.function != of.function)
+                .then(|| cluster.price(neighbour.function))
+        };
         let neighbours = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu));
-        let functions = neighbours.filter_map(|one| Some(self.instances.get(&one)?.function));
-        let price = functions.map(|function| cluster.price(function)).max().unwrap_or_default();
+        let price = neighbours.filter_map(leaves).max().unwrap_or_default();
         let stay = price.saturating_mul(STAY_PER_MOVE).saturating_add(cluster.price(of.function));
         let patience = cluster.functions[&of.function].moves.start().max(stay);
         if cluster.now.saturating_since(wanting.since) < patience { homes } else { BTreeSet::new() }

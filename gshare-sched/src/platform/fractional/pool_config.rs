@@ -10,7 +10,7 @@ pub(super) const PARK_IDLE: Duration = Duration::from_millis(200);
 /// How many times as long as its parking and its load an instance stays where it has come: functions that take turns in too little
 /// memory then spend at most a fifth of a device's time on loads.
 pub(super) const STAY_PER_MOVE: u64 = 4;
-/// How many times as long as its parking and its load an instance without calls stays.
+/// The same for the time since an instance's last call: where another function waits, it then goes.
 pub(super) const REST_PER_MOVE: u64 = 2;
 /// The shortest such stay where processes end: each change also costs the host the end and the start of a process. Where they live on, it
 /// is [`PARK_IDLE`].

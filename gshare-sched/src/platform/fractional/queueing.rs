@@ -184,7 +184,10 @@ impl FractionalPool {
         }
         let waits = waiting > 0;
         let idle = now.saturating_since(of.used);
-        let fails = cluster.functions.get(&function).is_some_and(|of| of.fails);
+        let served =
+            |one: &InstanceId| !matches!(self.instances[one].state, State::Starting | State::WaitingForRoom);
+        let fails =
+            cluster.functions.get(&function).is_some_and(|of| of.fails) && !of.instances.iter().any(served);
         let warm = !fails && of.stays.iter().any(|stay| stay.from <= idle && idle < stay.to);
         let rest = of.activated && !waits && !warm && of.instances.iter().all(|one| cluster.runs(*one) == 0);
         if rest {
