@@ -3,7 +3,7 @@
 use super::writes::Tenant;
 use crate::host::Version;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -37,14 +37,18 @@ impl Refusal {
     }
 }
 
-/// The last refusals of pods by the API server, by tenant and function. Another version of a function is tried at once.
+/// The last refusals of pods by the API server, by tenant and version of a function. Another version is tried at once.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(BTreeMap<Tenant, BTreeMap<String, (Arc<Version>, Refusal)>>);
+pub(super) struct Refusals(BTreeMap<Tenant, BTreeMap<usize, (Weak<Version>, Refusal)>>);
+
+/// The key of a version. No other has its address while a refusal keeps a pointer to it.
+fn key(version: &Arc<Version>) -> usize {
+    Arc::as_ptr(version).addr()
+}
 
 impl Refusals {
     fn of(&mut self, tenant: &Tenant, version: &Arc<Version>) -> Option<&mut Refusal> {
-        let (refused, refusal) = self.0.get_mut(tenant)?.get_mut(&version.deployment.service)?;
-        Arc::ptr_eq(refused, version).then_some(refusal)
+        self.0.get_mut(tenant)?.get_mut(&key(version)).map(|(_, refusal)| refusal)
     }
 
     /// Why no pod of a function is sent now.
@@ -65,25 +69,27 @@ impl Refusals {
     /// A pod was refused. The pause is at least the time in which all of the tenant's functions with refused pods have a try.
     pub(super) fn refuse(&mut self, tenant: &Tenant, version: &Arc<Version>, why: &str) {
         let mut refusal = Refusal::after(self.of(tenant, version).as_deref(), PAUSES, why.to_owned());
-        let (own, now) = (self.0.entry(tenant.clone()).or_default(), Instant::now());
-        // A function that is tried no more matters no more.
-        own.retain(|_, (_, refusal)| refusal.until + 2 * PAUSES.1 > now);
+        let now = Instant::now();
+        // A version that is gone, or is tried no more, matters no more.
+        self.0.retain(|_, own| {
+            own.retain(|_, (version, last)| version.strong_count() > 0 && last.until + 2 * PAUSES.1 > now);
+            !own.is_empty()
+        });
+        let own = self.0.entry(tenant.clone()).or_default();
         let turn = PACE * u32::try_from(own.len()).unwrap_or(u32::MAX);
         refusal.until = refusal.until.max(now + turn);
-        own.insert(version.deployment.service.clone(), (Arc::clone(version), refusal));
+        own.insert(key(version), (Arc::downgrade(version), refusal));
     }
 
-    /// A pod was made. After a refusal of its function the tenant's others may try again, since what hindered them may be gone too.
+    /// A pod was made. After a refusal of its function the tenant's others may try again, one each [`PACE`], since what hindered them may be
+    /// gone too.
     pub(super) fn made(&mut self, tenant: &Tenant, version: &Arc<Version>) {
-        if self.of(tenant, version).is_none() {
-            return;
-        }
         let Some(own) = self.0.get_mut(tenant) else { return };
-        own.remove(&version.deployment.service);
-        let now = Instant::now();
-        own.values_mut().for_each(|(_, refusal)| refusal.until = refusal.until.min(now));
-        if own.is_empty() {
-            self.0.remove(tenant);
+        if own.remove(&key(version)).is_some() {
+            let turns = (0..).map(|turn| Instant::now() + PACE * turn);
+            own.values_mut()
+                .zip(turns)
+                .for_each(|((_, refusal), turn)| refusal.until = refusal.until.min(turn));
         }
     }
 }
@@ -136,6 +142,10 @@ mod tests {
         }
         assert!(tries <= 1_300, "{tries} tries in 1,200 s");
         assert_eq!(tried.len(), functions.len());
+        drop(functions);
+        refusals.refuse(&bad, &good, "quota");
+        advance(PAUSES.0).await;
+        assert_eq!(refusals.holds(&bad, &good), None, "deleted functions take no turns");
     }
 
     #[tokio::test(start_paused = true)]
