@@ -371,7 +371,6 @@ async fn run(host: Builder, folders: &mut Folders) -> anyhow::Result<()> {
         true => Inventory::none(),
         false => Inventory::find(&options.sim, &settings.whole, &state)?,
     };
-    folders.simulators = std::mem::take(&mut devices.simulators);
     let (mut daemon, mut hook) = (None, None);
     if !settings.no_gpu {
         let socket = match &settings.daemon {
@@ -458,6 +457,7 @@ async fn run(host: Builder, folders: &mut Folders) -> anyhow::Result<()> {
         .ok()
         .unzip();
     folders.stages = stages;
+    folders.simulators = std::mem::take(&mut devices.simulators);
     let runner = Runner {
         hook,
         devices,
