@@ -9,7 +9,7 @@
   minute, with memory moved and with processes ended.
 - `parking`: ten functions of 60 % of a GPU each, with a start of 3 s, called with Zipf's frequencies, with their memory moved to host memory and back, and with
   their processes ended and started, their weights given or from the model store: latency, and the load before an answer by the time of the
-  copies on the simulated link.
+  copies on the simulated link (`load_by_copy`). A fourth argument gives the seconds of calls, 240 without it.
 - `classes`: a function beside a trainer with classes by its wish, and with one class for both: latency, and steps of the trainer.
 - `stages`: a pipeline of two stages which hands 1 MiB on in shared memory, and in the body of a request: latency, and CPU time.
 """
@@ -185,9 +185,9 @@ def turns_of(parks):
     host.end()
 
 
-# A small GPU with a slow link: this machine takes a twentieth of the link's time to copy the same bytes, so that it adds little.
-LINK = 125_000_000
-SMALL = f'base = "v100"\nmemory_bytes = {128 << 20}\ncontext_bytes = {4 << 20}\nhost_bandwidth = {LINK}\n'
+# A small GPU with a slow link: this machine takes a tenth of the link's time to copy the same bytes, so that it adds little.
+LINK = 150_000_000
+SMALL = f'base = "v100"\nmemory_bytes = {256 << 20}\ncontext_bytes = {4 << 20}\nhost_bandwidth = {LINK}\n'
 
 
 def safetensors(path, megabytes):
@@ -199,7 +199,7 @@ def safetensors(path, megabytes):
 
 
 def parking():
-    count, mib, seconds = 10, 64, int(sys.argv[4]) if len(sys.argv) > 4 else 240
+    count, mib, seconds = 10, 96, int(sys.argv[4]) if len(sys.argv) > 4 else 240
     draw = random.Random(1)
     weights = [1 / (number + 1) for number in range(count)]
     calls, now = [], 0.0
@@ -213,12 +213,12 @@ def parking():
             host, took, loads = Host(f"--sim={board}"), [], []
             profile = host.file("points.json", POINTS)
             for number in range(count):
-                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "77MiB", "gshare/profile": profile}
+                wishes = {"gshare/slo": "20s", "fastgshare/gpu_mem": "154MiB", "gshare/profile": profile}
                 if way == "ended":
                     wishes["gshare/park"] = "false"
                 if way.endswith("store"):
                     wishes["gshare/model"] = safetensors(f"{folder}/{number}.safetensors", mib)
-                    wishes["fastgshare/gpu_mem"] = "13MiB"
+                    wishes["fastgshare/gpu_mem"] = "58MiB"
                 host.deploy(f"f{number}", wishes, WEIGHTS_MIB=mib, KERNELS=5, START_MS=3000)
                 host.ask(f"f{number}")
             starts = sum(host.metric("gshare_instance_starts", f"f{number}") for number in range(count))
