@@ -1,6 +1,6 @@
 //! `Debug` and `Display` by a list of fields or texts.
 
-/// `Debug` for a type around policies without `Debug`: shows the named fields.
+/// `Debug` for a type whose other fields have none, or must not be shown, such as keys: shows the named fields.
 #[macro_export]
 macro_rules! debug_fields {
     ($of:ident $(<$generic:ident>)? { $($field:ident),* }) => {

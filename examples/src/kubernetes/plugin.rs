@@ -75,8 +75,8 @@ impl Sockets {
     }
 }
 
-/// Serves a plugin until `end` is ready, or the kubelet refuses it. The plugin is registered with this kind, name and list of versions. Without the registration socket, which is removed at the
-/// end, the kubelet asks no more.
+/// Serves a plugin until `end` is ready, or the kubelet refuses it. The kubelet registers the plugin as `info` says. Without the
+/// registration socket, which is removed at the end, the kubelet asks no more.
 ///
 /// # Errors
 /// When a socket cannot be made or served, or the kubelet refuses.

@@ -1,5 +1,6 @@
 //! Launches of kernels and graphs: from the call to the driver's answer.
 //!
+//! Each wrapper of a launch of kernels makes its call by [`launch`], which meters the call, and holds it while device memory is elsewhere.
 //! The fast path needs only the `launch` floor. The slow path first decides whether the process is metered at all, and on which device.
 #![allow(unsafe_code)] // exported C functions
 

@@ -2,7 +2,11 @@
 
 /// Defines wrappers, of which `call` calls the driver's function of the same name with the caller's arguments. Arguments named as in
 /// `call(argument)` are given by the wrapper instead. Functions with the same arguments and the same body stand in one list.
-/// `per_thread` is true in a function's variant for the thread's own default stream.
+/// `per_thread` is true in a function's variant for the thread's own default stream, `_ptsz`:
+///
+/// ```text
+/// cuX, cuX_ptsz(stream: sys::CUstream, bytes: usize) |call, per_thread| { ... call() ... }
+/// ```
 macro_rules! wrappers {
     ($table:ident: $(
         $($name:ident),+ ($($args:tt)*) |$call:ident $(($($given:ident),+))? $(, $per_thread:ident)?| $body:block

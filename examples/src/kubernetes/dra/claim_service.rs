@@ -48,7 +48,7 @@ impl Driver {
         let spec = prepare(&self.node, uid, &found)?;
         self.cdi.write(uid, &spec).with_context(file)?;
         // Made from the claim just now, so it is one of ours.
-        answer(uid, &spec).with_context(file)
+        answer(uid, &spec).with_context(|| format!("{}: names no device of the claim", file()))
     }
 
     /// Removes the files of ended claims after a missed unprepare: the API server no longer has these claims, or has them

@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Another's lease that has not changed for this time is taken. As Kubernetes' own controllers have it, and the next two.
 const DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not write for this time stops; less than [`DURATION`].
+/// A leader that could not renew its lease for this time writes nothing more; less than [`DURATION`].
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_secs(2);

@@ -126,6 +126,7 @@ async fn another_one_takes_it_when_it_has_run_out_whatever_the_calendars_say() {
         let b = Replica::start(&client, "b", &machine(3, second));
         seconds(100).await;
         assert_eq!((b.writes(), spec(&api, "holderIdentity")), (0, json!("a")));
+        assert!(a.writes() > 0 && a.fence.is_open());
         a.leads.abort();
         let gone = Instant::now();
         while b.writes() == 0 {

@@ -63,8 +63,8 @@ def results(info, inputs, way, filled):
         made = operator(leaf, *args, **kwargs)
         if not isinstance(made, (torch.Tensor, tuple)) or not all(isinstance(each, torch.Tensor) for each in made):
             return None
-        # One of the right size, and one that the operator has to enlarge. The former's content follows the seed, since `ihfftn`
-        # of one dimension leaves it.
+        # One of the right size, and one that the operator has to enlarge. The seed fills the first one, because `ihfftn` over one
+        # dimension does not write its output on the CPU.
         filled_like = lambda each: torch.full_like(each, torch.initial_seed() % 2)
         fits = tuple(map(filled_like, made)) if isinstance(made, tuple) else filled_like(made)
         grows = tuple(each.new_empty(0) for each in made) if isinstance(made, tuple) else made.new_empty(0)
