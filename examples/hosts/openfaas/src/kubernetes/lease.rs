@@ -1,12 +1,12 @@
 //! One leader among the replicas of a controller, by a `Lease` (coordination.k8s.io/v1).
 //!
 //! # Algorithm
-//! The leader writes the lease again every [`PAUSE`]; the others read it as often.
+//! The leader writes the lease again every `PAUSE`; the others read it as often.
 //! 1. A missing lease is made; a lease without a holder, or with our own name, is taken at once.
-//! 2. Another replica's lease is taken after no change for [`DURATION`] **by our own clock**, counted from our first
+//! 2. Another replica's lease is taken after no change for `DURATION` **by our own clock**, counted from our first
 //!    read of it: clocks of two nodes are never compared. A pause of our reads begins the count anew, so that after an outage of
 //!    the API server its holder goes on.
-//! 3. A leader counts from the begin of its last successful write, and after [`DEADLINE`] without another success its [`Fence`] closes: it
+//! 3. A leader counts from the begin of its last successful write, and after `DEADLINE` without another success its [`Fence`] closes: it
 //!    writes nothing more. Since `DEADLINE < DURATION`, it is closed before another replica may write. If the next look finds the leader's
 //!    own lease, no other has led, and the fence opens again.
 //! 4. Writes name the version that was read: if two replicas take a lease at once, one gets 409.
