@@ -1,8 +1,8 @@
 //! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
 //! A parked instance whose processes live comes back to its device, because there its memory is copied and nothing starts. Only after a
-//! wait as long as a start, and as the stay of its neighbours there, does it take room elsewhere. Otherwise functions that take
-//! turns would end each other's processes.
+//! wait as long as a start does it take free room elsewhere. Others make room for it elsewhere only after a wait that is also as long as its
+//! neighbours at home may stay. Otherwise functions that take turns would end each other's processes.
 //!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
@@ -89,8 +89,8 @@ impl FractionalPool {
                 self.wanting.iter().take(index).flat_map(|one| one.on.iter().copied()).collect();
             let Some(of) = self.instances.get(&instance) else { return };
             let (function, demand, node) = (of.function, of.demand, of.node);
-            let homes = self.homes_for_now(wanting, cluster);
-            let within = Within { node, homes: &homes, reserved: &reserved, nodes: None };
+            let [free, made] = self.homes_for_now(wanting, cluster);
+            let within = Within { node, homes: &free, reserved: &reserved, nodes: None };
             if let Ok(placed) = self.place_beside(function, &demand, &within, cluster) {
                 self.wanting.remove(index);
                 for one in placed {
@@ -104,7 +104,7 @@ impl FractionalPool {
                 continue;
             }
             if !self.makes_room_on(&self.wanting[index].on, cluster) {
-                let on = self.make_room(index, &homes, cluster);
+                let on = self.make_room(index, &made, cluster);
                 if let Some(one) = self.wanting.get_mut(index) {
                     one.on = on;
                 }
@@ -116,11 +116,12 @@ impl FractionalPool {
         }
     }
 
-    /// The devices to which the instance's living processes come back with a copy. None, and any device will do, once it has waited for as
-    /// long as a start takes, and as those neighbours there may stay that make room.
-    fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> BTreeSet<GpuId> {
+    /// The devices to which the instance's living processes come back with a copy, while it waits for free room there alone, and while
+    /// room is made for it there alone. None, and any device will do: for free room once it has waited for as long as a start takes, and
+    /// for room that others make once it has also waited as long as those neighbours there may stay that make room.
+    fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> [BTreeSet<GpuId>; 2] {
         let homes = cluster.instances.get(wanting.instance).map_or_else(BTreeSet::new, |of| of.homes());
-        let Some(of) = self.instances.get(&wanting.instance) else { return homes };
+        let Some(of) = self.instances.get(&wanting.instance) else { return [homes.clone(), homes] };
         let leaves = |one: InstanceId| {
             let neighbour = self.instances.get(&one).filter(|one| one.state == State::Ready)?;
             let own = self.functions.get(&neighbour.function)?;
@@ -130,8 +131,9 @@ impl FractionalPool {
         let neighbours = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu));
         let price = neighbours.filter_map(leaves).max().unwrap_or_default();
         let stay = price.saturating_mul(STAY_PER_MOVE).saturating_add(cluster.price(of.function));
-        let patience = cluster.functions[&of.function].moves.start().max(stay);
-        if cluster.now.saturating_since(wanting.since) < patience { homes } else { BTreeSet::new() }
+        let start = cluster.functions[&of.function].moves.start();
+        let waited = cluster.now.saturating_since(wanting.since);
+        [start, start.max(stay)].map(|most| if waited < most { homes.clone() } else { BTreeSet::new() })
     }
 
     /// Whether an instance on one of these devices is about to be parked.
