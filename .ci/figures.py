@@ -104,7 +104,7 @@ NOT_COMPARED = {
     "composed worlds": "means over the functions of a table",
     "the same on whole devices": "means over the functions of a table",
     "LALB on real arrivals": "windows of a trace, which is not in the repository",
-    "`gshare up`, debug build": "real processes for minutes, under load; the script prints its rows",
+    "`gshare up`, optimised build": "real processes for minutes, under load; the script prints its rows",
     "the same host": "real processes for minutes, under load; the script prints its rows",
     "the search by which": "a table of searches by profile",
     "trials until the optimum": "the paper's profiles, which are not in the repository",
