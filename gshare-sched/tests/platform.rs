@@ -258,6 +258,21 @@ fn a_function_that_serves_is_kept_warm_although_a_further_start_failed() {
     assert_eq!(host.instances.get(&served).map(|of| of.life), Some(Life::Ready), "five minutes later");
 }
 
+#[test]
+fn an_instance_that_is_gone_gets_no_orders_from_timers_that_were_due_before() {
+    let mut host = Host::with(&[16]);
+    host.deploy(0, inference(1));
+    host.load(0, MS(1), 1);
+    host.run(MS(5_000));
+    let id = *host.instances.keys().next().unwrap();
+    // Its host was busy for ten minutes. The end of its rest is overdue.
+    host.now = host.now + MS(600_000);
+    let before = host.orders.len();
+    host.happen(Later::Report(id, InstanceReport::Gone));
+    let to_it = host.orders[before..].iter().filter(|order| order.instance() == Some(id));
+    assert_eq!(to_it.count(), 0);
+}
+
 /// Orders impossible starts before the orders of the scaler it stands for.
 struct Wild(Box<dyn HorizontalScaler>);
 

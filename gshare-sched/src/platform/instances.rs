@@ -369,6 +369,8 @@ impl Platform {
         match report {
             InstanceReport::Gone | InstanceReport::Refused | InstanceReport::Completed => {
                 let Some(of) = self.forget(instance) else { return };
+                // Timers that were due before this report may have given it orders, which no host can carry out now.
+                self.cluster.orders.retain(|order| order.instance() != Some(instance));
                 if of.life == Life::Starting {
                     self.cluster.start_failed(of.function);
                     if let Some(function) = self.cluster.functions.get_mut(&of.function) {
