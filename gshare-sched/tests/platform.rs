@@ -209,12 +209,18 @@ fn requests_that_are_late_wait_behind_those_that_can_be_in_time() {
     assert!(by_arrival < 300 && late_last > 600, "{by_arrival} and {late_last} of 1300 in time");
 }
 
-#[test]
-fn a_function_whose_starts_fail_is_not_started_for_nobody() {
+/// A device whose functions stay warm for ten minutes.
+fn with_long_keep_alive() -> Host {
     let config = FractionalConfig::default().with_keep_alive(KeepAlive::PAPER);
     let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
     let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
     host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+    host
+}
+
+#[test]
+fn a_function_whose_starts_fail_is_not_started_for_nobody() {
+    let mut host = with_long_keep_alive();
     host.deploy(0, inference(9).with_loads(MS(8_000), MS(8_000)));
     host.load(0, MS(1), 1);
     let mut fails = |minutes: u32| {
@@ -234,10 +240,7 @@ fn a_function_whose_starts_fail_is_not_started_for_nobody() {
 
 #[test]
 fn a_function_that_serves_is_kept_warm_although_a_further_start_failed() {
-    let config = FractionalConfig::default().with_keep_alive(KeepAlive::PAPER);
-    let pool = FractionalPool::new(config, FractionalPolicies::fast().unwrap()).unwrap();
-    let mut host = Host::new(Platform::new(PlatformConfig::default(), vec![pool.into()]).unwrap());
-    host.find(0, DeviceSpec::new(NodeId::new(0), gib(16)));
+    let mut host = with_long_keep_alive();
     host.deploy(0, inference(1));
     host.load(0, MS(1), 1);
     host.run(MS(5_000));

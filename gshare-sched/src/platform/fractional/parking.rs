@@ -8,9 +8,9 @@
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
 //! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
-//! price, so that a device spends a bounded part of its time on moves. An instance may go earlier if its last call is half of that time
-//! ago. So may one that has stayed as long as the price alone, where a request of the waiting function would be late otherwise, but not for
-//! a request that is late in any case.
+//! price, so that a device spends a bounded part of its time on moves. An instance may leave earlier if its last call is half of
+//! that time ago. An instance may also leave once it has stayed as long as the price alone, if a request of the waiting function would be
+//! late otherwise. A request that is late in any case does not count.
 
 use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, REST_PER_MOVE, STAY_PER_MOVE};
 use super::spread::Within;

@@ -106,8 +106,8 @@ impl Injected {
         self.hook.with_file_name("ld.so.preload")
     }
 
-    /// The environment of processes under the hook that names their share, and that of MPS where it runs. All processes that are told the
-    /// same name and run share one.
+    /// The variables of a process under the hook: the process's share, and the pipe of MPS where MPS runs. Processes with the same name
+    /// and run have one share together.
     pub fn environment(
         &self,
         name: &str,

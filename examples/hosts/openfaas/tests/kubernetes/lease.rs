@@ -23,7 +23,7 @@ fn server() -> (Api, Client) {
 /// The machine of a replica, with its calendar in this year.
 #[derive(Clone)]
 struct Machine {
-    /// Seconds from its start to that of the replica.
+    /// Seconds from the machine's start to the replica's start.
     uptime: u64,
     year: i16,
     /// Seconds for which its programs did not run.
@@ -191,7 +191,7 @@ async fn a_leader_that_was_stopped_writes_nothing_beside_the_next_one_and_ends()
     seconds(20).await;
     assert_eq!(leader.writes(), before);
     assert!(leader.leads.await.unwrap().is_err());
-    // The other has given the lease back by now: what it did is not known here.
+    // Here the cut-off replica has given the lease back by now.
     let leader = Replica::start(&client, "c", &here);
     hold(&api, "");
     seconds(5).await;
