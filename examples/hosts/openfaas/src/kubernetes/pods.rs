@@ -106,6 +106,8 @@ struct State {
     address: Option<SocketAddr>,
     listens: bool,
     ended: Option<Result<(), String>>,
+    /// Its deletion is on its way to the server.
+    goes: bool,
 }
 
 /// A pod as a running copy of a program.
@@ -396,14 +398,18 @@ impl Pods {
         let Some(Known { of, node: on, state, .. }) = known else { return self.stray(pod) };
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
         let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
-        let news = {
+        let (news, stands) = {
             let mut state = state.lock();
             state.made = true;
             let program = pod.spec.iter().flat_map(|spec| &spec.containers).find(|one| one.name == CONTAINER);
             state.address = address.map(|ip| (ip, program.map_or(PORT, port_of)).into());
             let ready = is_ready(pod) && state.address.is_some();
-            ready && !core::mem::replace(&mut state.listens, ready)
+            (ready && !core::mem::replace(&mut state.listens, ready), state.killed && !is_going(pod))
         };
+        // A creation that was under way for long may come after the deletion.
+        if stands {
+            self.end(name);
+        }
         if news {
             self.works(&on);
         }
@@ -426,8 +432,15 @@ impl Pods {
     }
 
     fn end(self: &Arc<Self>, name: String) {
+        let state = self.known.lock().get(&name).map(|known| Arc::clone(&known.state));
+        if state.as_ref().is_some_and(|state| core::mem::replace(&mut state.lock().goes, true)) {
+            return;
+        }
         let pods = Arc::clone(self);
-        self.runtime.spawn(async move { pods.delete(&name, true).await });
+        self.runtime.spawn(async move {
+            pods.delete(&name, true).await;
+            state.iter().for_each(|state| state.lock().goes = false);
+        });
     }
 
     /// A pod has ended: its host is told.
