@@ -322,13 +322,15 @@ impl Pods {
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         let tenant = self.known.lock().get(name).map_or_else(nobody, |known| known.tenant.clone());
         while let Some(turn) = self.turns.take(&tenant, false).await {
+            let made = || self.known.lock().get(name).is_none_or(|known| known.state.lock().made);
+            // Read before: the server may make it after this deletion, and say so first.
+            let is_there = !comes || made();
             let deleted = answered(api.delete(own, &parameters)).await;
             drop(turn);
             match deleted {
                 Ok(_) => return true,
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    let known = self.known.lock().get(name).cloned();
-                    if !comes || known.is_none_or(|known| known.state.lock().made) {
+                    if is_there || !self.known.lock().contains_key(name) {
                         return false;
                     }
                     // Not there yet: its creation is on its way, or was never sent.
@@ -641,6 +643,43 @@ pub fn tenant_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::Body;
+    use axum::http::{Method, Request, Response};
+    use serde_json::{Value, json};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_whose_creation_comes_after_its_deletion_ends() {
+        let (mock, mut asked) = tower_test::mock::pair::<Request<kube::client::Body>, Response<Body>>();
+        let scope =
+            Scope { client: kube::Client::new(mock, "team"), home: "team".to_owned(), everywhere: false };
+        let pods = Arc::new(Pods::new(scope, "a", Injected::default(), Fence::new(false)));
+        let (name, state) = ("team/f-a-0".to_owned(), Arc::<Mutex<State>>::default());
+        let known = Known { of: None, node: "n".to_owned(), tenant: nobody(), state: Arc::clone(&state) };
+        pods.known.lock().insert(name.clone(), known);
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "f-a-0", "namespace": "team" } });
+        let mut deletion = async |code: u16, body: &Value| {
+            let next = tokio::time::timeout(Duration::from_mins(1), asked.next_request());
+            let (request, answer) = next.await.expect("the pod is left").unwrap();
+            assert_eq!(
+                (request.method(), request.uri().path()),
+                (&Method::DELETE, "/api/v1/namespaces/team/pods/f-a-0")
+            );
+            // The server makes the pod after this deletion, and the answer to the creation comes first.
+            state.lock().made = true;
+            answer
+                .send_response(Response::builder().status(code).body(Body::from(body.to_string())).unwrap());
+        };
+        PodProcess { pods: Arc::clone(&pods), name, state: Arc::clone(&state) }.kill();
+        let none = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
+        deletion(404, &none).await;
+        deletion(200, &pod).await;
+        while state.lock().goes {
+            tokio::task::yield_now().await;
+        }
+        // A repeated creation comes later still, and a gap in the watch hides the end of the first pod.
+        pods.see(&Weak::new(), &serde_json::from_value(pod.clone()).unwrap());
+        deletion(200, &pod).await;
+    }
 
     #[test]
     fn a_profile_is_a_file_of_its_folder_by_whatever_links() {
