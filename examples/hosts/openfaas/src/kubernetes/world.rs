@@ -122,6 +122,7 @@ fn client(api: &Api, link: &Arc<Link>) -> Client {
         }
         // A sent request arrives, even if its sender is stopped meanwhile.
         let response = api.answer(&seen);
+        api.lock().seen.push(seen);
         sleep(link.takes(2, 80)).await;
         if link.is_cut() {
             link.is_back().await;
@@ -544,16 +545,12 @@ impl World {
         for number in 0..self.machines.len() {
             let machine = &mut self.machines[number];
             let Some((since, until)) = machine.cut else { continue };
-            if all || until <= now {
+            // It says so once the server is there.
+            if all || (until <= now && self.away.is_none()) {
                 machine.cut = None;
                 machine.seen = 0;
                 lines.push(format!("{} is back", machine.name));
-                if self.away.is_none() || all {
-                    self.node_is(number as u64, "True");
-                } else {
-                    // It says so once the server is there.
-                    self.machines[number].cut = Some((since, until));
-                }
+                self.node_is(number as u64, "True");
             } else if now.saturating_sub(since) >= SILENCE && self.away.is_none() {
                 self.node_is(number as u64, "Unknown");
             }
