@@ -34,6 +34,7 @@ use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Order};
 use crate::node::Node;
 use crate::running::Running;
+use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use gshare_core::{InstanceId, TenantId};
 use gshared::Snapshot;
@@ -175,12 +176,14 @@ impl Pods {
     }
 
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
-    pub fn snapshot(&self, instance: InstanceId) -> Option<(Snapshot, String)> {
-        let (name, node) = self.trials.lock().get(&instance).cloned()?;
-        let snapshot = self.runtime.block_on(self.daemons.snapshot(&node)).inspect_err(|error| {
-            eprintln!("openfaas: the daemon of node {node}: {error:#}");
-        });
-        Some((snapshot.ok()?, name))
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn snapshot(&self, instance: InstanceId) -> anyhow::Result<(Snapshot, String)> {
+        let known = self.trials.lock().get(&instance).cloned();
+        let (name, node) = known.context("the trial has no pod")?;
+        let snapshot = self.runtime.block_on(self.daemons.snapshot(&node));
+        Ok((snapshot.with_context(|| format!("the daemon of node {node}"))?, name))
     }
 
     /// Forgets the pods of a trial that is over.
