@@ -201,6 +201,8 @@ pub(super) async fn follow(
     serve: impl AsyncFnOnce(usize, usize) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let node = &app.node;
+    // Ten thousand pods take a while, in which those without a least number yet would count as idle.
+    node.stands(true);
     let chooser = Arc::clone(pods);
     node.host().choose_nodes(move |version| chooser.nodes_for(version));
     let kubelets = Api::<Kubelet>::all(client.clone());
@@ -227,6 +229,7 @@ pub(super) async fn follow(
         }
         node.host().keep_minimum(node.now(), &name);
     }
+    node.stands(false);
     tokio::select! {
         served = serve(functions.len(), adopted) => served?,
         () = Arc::clone(pods).watch(Arc::downgrade(node)) => {}
