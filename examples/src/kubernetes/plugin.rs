@@ -3,14 +3,15 @@
 //! restart.
 
 use super::controller_metrics::Metrics;
-use super::dra::authority::Tolerant;
-use super::dra::kubelet::registration_server::{Registration, RegistrationServer};
-use super::dra::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use super::dra::authority::tolerant;
+use super::kubelet::registration_server::{Registration, RegistrationServer};
+use super::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use anyhow::{Context as _, anyhow};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
+use tokio::io::DuplexStream;
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tokio_stream::StreamExt as _;
@@ -125,8 +126,8 @@ pub async fn serve(
 }
 
 /// Connections of a kubelet.
-fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<Tolerant>> {
-    UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
+fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<DuplexStream>> {
+    UnixListenerStream::new(listener).map(|stream| stream.map(tolerant))
 }
 
 /// A socket that replaces an earlier driver's socket.

@@ -2,9 +2,9 @@
 
 use super::cdi::Directory;
 use super::claim::{answer, check_uid, prepare};
-use super::kubelet::*;
 use super::{DRIVER, Node, health};
-use crate::kubernetes::controller_metrics::{DRA_PREPARED, Metrics};
+use crate::kubernetes::controller_metrics::Metrics;
+use crate::kubernetes::kubelet::*;
 use crate::kubernetes::plugin::Sockets;
 use crate::kubernetes::{heard, plugin};
 use anyhow::Context as _;
@@ -99,7 +99,7 @@ impl dra_plugin_server::DraPlugin for Driver {
                 },
             };
             let result = if entry.error.is_empty() { "prepared" } else { "refused" };
-            self.metrics.add(&DRA_PREPARED, Some(("result", result)), 1.0);
+            self.metrics.prepared.get_or_create(&vec![("result", result)]).inc();
             response.claims.insert(claim.uid, entry);
         }
         Ok(Response::new(response))

@@ -37,10 +37,10 @@ pub async fn publish(client: &Client, node: &Node) -> anyhow::Result<usize> {
         }
         writes += 1;
     }
-    let written = match (&plan.create, &plan.replace) {
-        (Some(new), _) => slices.create(&PostParams::default(), new).await,
-        (_, Some(new)) => slices.replace(&slice::name(node), &PostParams::default(), new).await,
-        _ => return Ok(writes),
+    let Some(new) = &plan.write else { return Ok(writes) };
+    let written = match new.metadata.resource_version {
+        None => slices.create(&PostParams::default(), new).await,
+        Some(_) => slices.replace(&slice::name(node), &PostParams::default(), new).await,
     };
     let written = written.map_err(|error| match code(&error) {
         // Made or deleted in between: the next look sees it.
