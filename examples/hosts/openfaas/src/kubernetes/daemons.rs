@@ -52,12 +52,9 @@ impl Daemons {
         let known = self.known.lock().get(node).copied();
         let address = match known {
             Some(address) => address,
-            None => {
-                let found = self.find(node).await?;
-                self.known.lock().insert(node.to_owned(), found);
-                found
-            }
+            None => self.find(node).await?,
         };
+        self.known.lock().insert(node.to_owned(), address);
         ask(address).await.with_context(|| address.to_string())
     }
 

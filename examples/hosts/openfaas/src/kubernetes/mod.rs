@@ -38,6 +38,13 @@ pub fn said(error: &kube::Error) -> String {
     }
 }
 
+/// Waits until the program is asked to end.
+pub async fn ended() {
+    if let Err(error) = crate::told_to_end().await {
+        eprintln!("signals: {error}");
+    }
+}
+
 /// Hash of a text that stays the same from build to build (FNV-1a).
 pub fn hash(text: &str) -> u64 {
     text.bytes()

@@ -3,13 +3,13 @@
 //! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
 //! one. After the end of its lease a leader sends no further write; it answers requests until it reads that another leads, and then it ends.
 
-use super::hash;
 use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
 use super::pods::Pods;
 use super::scope::Scope;
+use super::{ended, hash};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
 use crate::models::Models;
@@ -17,7 +17,7 @@ use crate::node::{Node, Runner};
 use crate::records::Store;
 use crate::routes::App;
 use crate::weights::Weights;
-use crate::{access, app, guard, routes, told_to_end};
+use crate::{access, app, guard, routes};
 use anyhow::Context as _;
 use axum::http::{StatusCode, header};
 use futures::FutureExt as _;
@@ -78,12 +78,7 @@ impl Default for KubernetesSettings {
 /// Without a cluster, for a wrong setting, or when the lead is lost.
 pub async fn run(host: Builder) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("--kubernetes: no API server")?;
-    let stop = async {
-        if let Err(error) = told_to_end().await {
-            eprintln!("openfaas: signals: {error}");
-        }
-    };
-    let (stop, mut led) = (stop.shared(), Ok(()));
+    let (stop, mut led) = (ended().shared(), Ok(()));
     let address = host.options.listen;
     let listener = std::net::TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;

@@ -16,7 +16,7 @@
 //! - Once the faults are over, one replica leads, each function has its least number of pods, all of them ready, and each pod is an instance's.
 //! - After the deletion of the functions no pod, container or request is left.
 
-use super::api_server::Api;
+use super::api_server::{Api, Seen};
 use super::function::GpuFunction;
 use super::injection::Injected;
 use super::lease::{Elector, Fence, Leadership};
@@ -89,64 +89,53 @@ impl Link {
         Duration::from_millis(self.rng.lock().between(least, most))
     }
 
-    /// Waits until the connection is there again.
-    async fn is_back(&self) {
+    /// A connection that is cut is an error once it is there again.
+    async fn passes(&self) -> Result<(), axum::Error> {
+        if !self.is_cut() {
+            return Ok(());
+        }
         while self.is_cut() {
             sleep(Duration::from_millis(100)).await;
         }
+        Err(axum::Error::new("connection reset"))
     }
 }
 
-const RESET: &str = "connection reset";
-
 /// A client of the server over this connection.
 fn client(api: &Api, link: &Arc<Link>) -> Client {
-    type Asked = Request<kube::client::Body>;
-    type Answer = tower_test::mock::SendResponse<Response<Body>>;
-    async fn carry(api: Api, link: Arc<Link>, request: Asked, answer: Answer) {
-        let (parts, body) = request.into_parts();
-        let body = body.collect_bytes().await.unwrap();
-        let seen = super::api_server::Seen {
-            method: parts.method.to_string(),
-            path: parts.uri.path().to_owned(),
-            query: parts.uri.query().unwrap_or_default().to_owned(),
-            body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
-        };
-        if link.is_cut() {
-            link.is_back().await;
-            return answer.send_error(RESET);
-        }
-        // A sent request arrives, even if its sender is stopped meanwhile.
-        let response = api.answer(&seen);
-        sleep(link.takes(2, 80)).await;
-        if link.is_cut() {
-            link.is_back().await;
-            return answer.send_error(RESET);
-        }
-        let (parts, body) = response.into_parts();
-        let events = futures::stream::unfold(Some((body.into_data_stream(), link)), async |from| {
-            let (mut events, link) = from?;
-            let event = events.next().await?;
-            // Later events wait behind it, and come at once.
-            if link.takes(0, 3) == Duration::ZERO {
-                sleep(link.takes(0, 3_000)).await;
-            }
-            if link.is_cut() {
-                link.is_back().await;
-                return Some((Err(axum::Error::new(RESET)), None));
-            }
-            Some((event, Some((events, link))))
-        });
-        answer.send_response(Response::from_parts(parts, Body::from_stream(events)));
-    }
-    let (mock, mut asked) = tower_test::mock::pair::<Asked, Response<Body>>();
     let (api, link) = (api.clone(), Arc::clone(link));
-    tokio::spawn(async move {
-        while let Some((request, answer)) = asked.next_request().await {
-            tokio::spawn(carry(api.clone(), Arc::clone(&link), request, answer));
+    let service = tower::service_fn(move |request| {
+        // A sent request arrives, even if its sender is stopped meanwhile.
+        let answer = tokio::spawn(carry(api.clone(), Arc::clone(&link), request));
+        async { answer.await? }
+    });
+    Client::new(service, NAMESPACE)
+}
+
+async fn carry(
+    api: Api,
+    link: Arc<Link>,
+    request: Request<kube::client::Body>,
+) -> Result<Response<Body>, axum::BoxError> {
+    let seen = Seen::of(request).await;
+    link.passes().await?;
+    let response = api.answer(&seen);
+    sleep(link.takes(2, 80)).await;
+    link.passes().await?;
+    let (parts, body) = response.into_parts();
+    let events = futures::stream::unfold(Some((body.into_data_stream(), link)), async |from| {
+        let (mut events, link) = from?;
+        let event = events.next().await?;
+        // Later events wait behind it, and come at once.
+        if link.takes(0, 3) == Duration::ZERO {
+            sleep(link.takes(0, 3_000)).await;
+        }
+        match link.passes().await {
+            Ok(()) => Some((event, Some((events, link)))),
+            Err(reset) => Some((Err(reset), None)),
         }
     });
-    Client::new(mock, NAMESPACE)
+    Ok(Response::from_parts(parts, Body::from_stream(events)))
 }
 
 /// The parts of a leading host that the world touches.

@@ -67,7 +67,8 @@ impl<T> Fair<T> {
 /// The concurrent writes of a host, within a bound and behind its fence.
 #[derive(Debug)]
 pub struct Turns {
-    fence: Fence,
+    /// All writes of the host are behind it.
+    pub fence: Fence,
     line: Mutex<Line>,
 }
 
