@@ -36,7 +36,7 @@ use gshare_openfaas::kubernetes::injection::{File, Injected, RESOURCE};
 use gshare_openfaas::records::replace;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -75,8 +75,9 @@ impl Hooks {
             let edits = cdi::Edits { env: Vec::new(), mounts: files.iter().map(Into::into).collect() };
             let (kind, name) = CDI_DEVICE.split_once('=').unwrap_or_default();
             let spec = cdi::Spec::of(kind.into(), name, edits, BTreeMap::new());
+            let file = directory.join(format!("{NAME}.json"));
             std::fs::create_dir_all(directory)?;
-            replace(&spec_file(directory), &serde_json::to_vec_pretty(&spec)?, cdi::MODE)?;
+            replace(&file, &serde_json::to_vec_pretty(&spec)?, cdi::MODE)?;
         }
         Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics })
     }
@@ -112,11 +113,6 @@ impl Hooks {
         let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(self));
         serve(router, info, sockets, metrics, end).await
     }
-}
-
-/// The CDI spec in a directory.
-fn spec_file(directory: &Path) -> PathBuf {
-    directory.join(format!("{NAME}.json"))
 }
 
 #[tonic::async_trait]

@@ -4,6 +4,7 @@
 //! refused, and so are those that break the Pod Security of their namespace. Each request is recorded.
 
 use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Query;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -43,14 +44,10 @@ impl Seen {
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
-
-    pub(crate) fn is_watch(&self) -> bool {
-        self.query.contains("watch=true")
-    }
 }
 
-/// `CREATE` or `UPDATE`, the object, and the earlier object or null.
-pub(crate) type Admission = Box<dyn Fn(&'static str, &Value, &Value) -> Option<String> + Send>;
+/// The reason why an object is not admitted, if any.
+pub(crate) type Admission = Box<dyn Fn(&Value) -> Option<String> + Send>;
 
 struct Watch {
     collection: String,
@@ -72,7 +69,6 @@ pub(crate) struct Server {
     manager: &'static str,
     /// Checks of an object before its creation: admission, and unknown fields.
     pub(crate) admit: Option<fn(&mut Value)>,
-    /// The reason why an object is not admitted, if any: of the operation, the object, and the earlier object.
     pub(crate) refuse: Option<Admission>,
     /// Schemas of custom resources, by group.
     schemas: BTreeMap<String, jsonschema::Validator>,
@@ -252,7 +248,7 @@ impl Server {
         self.store(path, object, kind);
     }
 
-    /// The same, by a merge patch. A changed spec, or annotations of a revision, make a new generation.
+    /// The same, by a merge patch. A changed spec makes a new generation.
     pub(crate) fn edit(&mut self, path: &str, patch: &Value) {
         let mut object = self.objects[path].clone();
         merge(&mut object, patch);
@@ -296,17 +292,13 @@ impl Server {
         object
     }
 
-    /// Watches of this collection break off; with `gone`, the server forgets the history, too.
-    pub(crate) fn break_watches(&mut self, collection: &str, gone: bool) {
+    /// Watches of this collection end, since the server forgets the history.
+    pub(crate) fn expire_watches(&mut self, collection: &str) {
         for watch in self.watches.extract_if(.., |watch| watch.collection == collection) {
-            if gone {
-                send(&watch.events, &expired());
-            }
+            send(&watch.events, &expired());
         }
-        if gone {
-            self.history.clear();
-            self.compacted = self.version;
-        }
+        self.history.clear();
+        self.compacted = self.version;
     }
 
     /// Whether the controller watches this collection.
@@ -316,21 +308,14 @@ impl Server {
 
     fn answer(&mut self, request: &Seen) -> Response<Body> {
         let at = target(&request.path);
-        let query: BTreeMap<String, String> = request
-            .query
-            .split('&')
-            .filter_map(|part| part.split_once('='))
-            .map(|(k, v)| (k.into(), plain(v)))
-            .collect();
+        let query = format!("/?{}", request.query).parse().unwrap();
+        let Query(query) = Query::<BTreeMap<String, String>>::try_from_uri(&query).unwrap();
         let is_watch = query.get("watch").is_some_and(|watch| watch == "true");
         let verb = match (request.method.as_str(), &at.object) {
             ("GET", Some(_)) => "get",
             ("GET", None) if is_watch => "watch",
             ("GET", None) => "list",
             ("POST", None) => "create",
-            // A subresource that is no part of its object, such as a binding.
-            ("POST", Some(_)) if at.subresource.is_some() => "create",
-            ("PATCH", Some(_)) => "patch",
             ("PUT", Some(_)) => "update",
             ("DELETE", Some(_)) => "delete",
             other => panic!("{other:?} of {}", request.path),
@@ -374,10 +359,8 @@ impl Server {
                     about["continue"] = json!(format!("{version}@{path}"));
                 }
                 let items: Vec<_> = page.into_iter().map(|(_, object)| object).collect();
-                success(
-                    200,
-                    &json!({ "apiVersion": "v1", "kind": "List", "metadata": about, "items": items }),
-                )
+                let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": about, "items": items });
+                success(200, &list)
             }
             ("watch", ..) => self.watch(&at.collection, selectors, &query["resourceVersion"]),
             ("create", None, _) => {
@@ -387,16 +370,8 @@ impl Server {
                     return failure(409, "AlreadyExists");
                 }
                 let mut object = request.body.clone();
-                if let Some(why) = self.invalid(&path, &object) {
-                    return said(422, "Invalid", &format!("{} \"{name}\" is invalid: {why}", at.resource));
-                }
-                let why = self.refuse.as_ref().and_then(|refuse| refuse("CREATE", &object, &Value::Null));
-                if let Some(why) = why {
-                    return said(
-                        403,
-                        "Forbidden",
-                        &format!("{} \"{name}\" is forbidden: {why}", at.resource),
-                    );
+                if let Some(refused) = self.refused(&path, &object) {
+                    return refused;
                 }
                 object["metadata"]["generation"] = json!(1);
                 object["metadata"]["uid"] = json!(format!("made-{}", self.version + 1));
@@ -439,12 +414,12 @@ impl Server {
             .map(|error| format!("{}: Invalid value: {error}", field(error.instance_path().to_string())))
     }
 
-    /// The answer to an invalid or refused change.
-    fn unchanged(&self, path: &str, object: &Value) -> Option<Response<Body>> {
+    /// The answer to an object that is invalid or not admitted.
+    fn refused(&self, path: &str, object: &Value) -> Option<Response<Body>> {
         if let Some(why) = self.invalid(path, object) {
             return Some(said(422, "Invalid", &format!("{path} is invalid: {why}")));
         }
-        let why = self.refuse.as_ref().and_then(|refuse| refuse("UPDATE", object, &self.objects[path]));
+        let why = self.refuse.as_ref().and_then(|refuse| refuse(object));
         why.map(|why| said(403, "Forbidden", &format!("{path} is forbidden: {why}")))
     }
 
@@ -479,7 +454,7 @@ impl Server {
                     object = self.objects[path].clone();
                     object[part] = body[part].clone();
                 }
-                if let Some(refused) = self.unchanged(path, &object) {
+                if let Some(refused) = self.refused(path, &object) {
                     return refused;
                 }
                 // A write that changes nothing makes no version.
@@ -670,12 +645,6 @@ fn said(code: u16, reason: &str, message: &str) -> Response<Body> {
 
 fn failure(code: u16, reason: &str) -> Response<Body> {
     success(code, &status(code, reason))
-}
-
-/// Without percent signs.
-fn plain(text: &str) -> String {
-    let plain = text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&").replace("%2C", ",");
-    plain.replace("%40", "@")
 }
 
 impl Api {

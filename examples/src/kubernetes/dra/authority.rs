@@ -48,7 +48,7 @@ pub fn tolerant(stream: UnixStream) -> DuplexStream {
             // The end of the connection, or an error that ends it for the server too.
             let _ = pass(&mut from, &mut asked).await;
             let _ = asked.shutdown().await;
-            pending::<()>().await
+            pending::<()>().await;
         };
         tokio::select! {
             _ = copy(&mut answers, &mut to) => {}

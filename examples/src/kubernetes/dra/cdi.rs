@@ -76,7 +76,7 @@ impl From<&injection::File> for Mount {
 #[derive(Debug, Clone)]
 pub struct Directory {
     specs: PathBuf,
-    shares: PathBuf,
+    hook: PathBuf,
 }
 
 /// Containers of any user read these files.
@@ -115,18 +115,19 @@ impl Directory {
     /// # Errors
     /// When one cannot be made or read.
     pub fn open(specs: impl Into<PathBuf>, hook: &Path) -> io::Result<Self> {
-        let directory = Self { specs: specs.into(), shares: hook.with_file_name(SHARES) };
+        let (directory, shares) =
+            (Self { specs: specs.into(), hook: hook.into() }, hook.with_file_name(SHARES));
         fs::create_dir_all(&directory.specs)?;
-        fs::create_dir_all(&directory.shares)?;
+        fs::create_dir_all(&shares)?;
         for name in names(&directory.specs)? {
             if name.starts_with(&format!(".{}", prefix())) && name.ends_with(".new") {
                 fs::remove_file(directory.specs.join(name))?;
             }
         }
-        for name in names(&directory.shares)? {
+        for name in names(&shares)? {
             // The claim's spec is gone, because the node restarted or an unprepare was killed.
             if name.strip_suffix(".env").is_none_or(|uid| !directory.file(uid).exists()) {
-                fs::remove_file(directory.shares.join(name))?;
+                fs::remove_file(shares.join(name))?;
             }
         }
         Ok(directory)
@@ -135,10 +136,6 @@ impl Directory {
     /// The file of a claim, by its checked UID.
     pub fn file(&self, uid: &str) -> PathBuf {
         self.specs.join(format!("{}{uid}.json", prefix()))
-    }
-
-    fn share_file(&self, uid: &str) -> PathBuf {
-        self.shares.join(format!("{uid}.env"))
     }
 
     /// The UIDs of all claims that have a spec.
@@ -167,7 +164,7 @@ impl Directory {
     /// # Errors
     /// If a file cannot be written; the old file stays.
     pub fn write(&self, uid: &str, spec: &Spec) -> io::Result<()> {
-        replace(&self.share_file(uid), spec.share().as_bytes(), MODE)?;
+        replace(&share_file(&self.hook, uid), spec.share().as_bytes(), MODE)?;
         replace(&self.file(uid), &serde_json::to_vec_pretty(spec)?, MODE)
     }
 
@@ -177,7 +174,7 @@ impl Directory {
     /// When one is there and cannot be removed.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
         remove(&self.file(uid))?;
-        remove(&self.share_file(uid))
+        remove(&share_file(&self.hook, uid))
     }
 }
 

@@ -91,16 +91,13 @@ impl dra_plugin_server::DraPlugin for Driver {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let mut response = NodePrepareResourcesResponse::default();
         for claim in request.into_inner().claims {
-            let entry = match self.prepare(&claim).await {
-                Ok(device) => NodePrepareResourceResponse { devices: vec![device], error: String::new() },
-                Err(error) => NodePrepareResourceResponse {
-                    devices: Vec::new(),
-                    error: format!("claim {}/{}: {error:#}", claim.namespace, claim.name),
-                },
+            let why = |error| format!("claim {}/{}: {error:#}", claim.namespace, claim.name);
+            let (devices, result, error) = match self.prepare(&claim).await {
+                Ok(device) => (vec![device], "prepared", String::new()),
+                Err(error) => (Vec::new(), "refused", why(error)),
             };
-            let result = if entry.error.is_empty() { "prepared" } else { "refused" };
             self.metrics.prepared.get_or_create(&vec![("result", result)]).inc();
-            response.claims.insert(claim.uid, entry);
+            response.claims.insert(claim.uid, NodePrepareResourceResponse { devices, error });
         }
         Ok(Response::new(response))
     }

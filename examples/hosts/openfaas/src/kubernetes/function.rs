@@ -39,11 +39,7 @@ use std::collections::BTreeMap;
         .message("metadata.name: has a dot: need a DNS label of a-z, 0-9 and -"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
     printcolumn(name = "SLO", type_ = "string", json_path = ".spec.slo"),
-    printcolumn(
-        name = "State",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
-    ),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

@@ -208,18 +208,12 @@ fn secrets(deployment: &FunctionDeployment) -> Option<Volume> {
 
 /// Asks for CPU and memory, and limits them, as the deployment says.
 fn ask(container: &mut Container, deployment: &FunctionDeployment) {
-    let known = |given: &Option<BTreeMap<String, String>>| -> Vec<(String, Quantity)> {
-        let known = given.iter().flatten().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()));
-        known.map(|(name, value)| (name.clone(), Quantity(value.clone()))).collect()
-    };
-    let (limits, requests) = (known(&deployment.limits), known(&deployment.requests));
-    if limits.is_empty() && requests.is_empty() {
-        return;
-    }
-    let resources = container.resources.get_or_insert_default();
-    for (field, given) in [(&mut resources.limits, limits), (&mut resources.requests, requests)] {
-        if !given.is_empty() {
-            field.get_or_insert_default().extend(given);
+    let is_known = |name: &str| ["cpu", "memory"].contains(&name);
+    for (given, is_limit) in [(&deployment.limits, true), (&deployment.requests, false)] {
+        for (name, value) in given.iter().flatten().filter(|(name, _)| is_known(name)) {
+            let resources = container.resources.get_or_insert_default();
+            let field = if is_limit { &mut resources.limits } else { &mut resources.requests };
+            field.get_or_insert_default().insert(name.clone(), Quantity(value.clone()));
         }
     }
 }

@@ -50,14 +50,11 @@ pub fn template(deployment: &FunctionDeployment) -> Result<PodTemplateSpec, Stri
     let spec = read.spec.unwrap_or_default();
     let program = spec.containers.iter().find(|one| one.name == CONTAINER);
     let says = |of: fn(&Container) -> bool| program.is_some_and(of);
+    let restarts = spec.restart_policy.as_deref().is_some_and(|policy| policy != "Never");
     let refused = [
         ("nodeName", spec.node_name.is_some(), "the host chooses the node: need a nodeSelector"),
         ("schedulerName", spec.scheduler_name.is_some(), "the host chooses the node: leave it out"),
-        (
-            "restartPolicy",
-            spec.restart_policy.as_deref().is_some_and(|policy| policy != "Never"),
-            "the host replaces a pod that has ended: need Never",
-        ),
+        ("restartPolicy", restarts, "the host replaces a pod that has ended: need Never"),
         ("containers", says(|one| one.image.is_some()), "function: image: is a field of the function"),
         ("containers", says(|one| one.args.is_some()), "function: args: is a field of the function"),
     ];

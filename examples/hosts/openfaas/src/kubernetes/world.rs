@@ -11,6 +11,7 @@
 //! a Service; an instance answers while its container runs and its node is connected.
 //!
 //! # Claims
+//! - No two replicas that run may write at once, whatever their clocks and calendars say.
 //! - The platform of each leader keeps its promises: [`Book`], as on one node. No task panics, so the host's own books are right too.
 //! - On each GPU the containers that run, the ending ones included, have at most its time and its memory.
 //! - Once the faults are over, one replica leads, each function has its least number of pods, all of them ready, and each pod is an instance's.
@@ -20,6 +21,7 @@ use super::api_server::{Api, Seen};
 use super::function::GpuFunction;
 use super::injection::Injected;
 use super::lease::{Elector, Fence, Leadership};
+use super::pod_spec::Given;
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
 use super::up::{Leads, follow, runner};
@@ -177,6 +179,7 @@ struct Replica {
     name: String,
     // Before its runtime, in which it ends.
     work: Pin<Box<dyn Future<Output = ()>>>,
+    fence: Fence,
     shared: Shared,
     link: Arc<Link>,
     /// Its beginning by its own clock, and in the world.
@@ -193,24 +196,23 @@ impl Replica {
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let link = Arc::new(Link { cut: AtomicBool::new(false), rng: Mutex::new(rng.fork()) });
         let shared = Shared::default();
-        let (work, began) = {
+        let (work, began, fence) = {
             let _inside = runtime.enter();
             let begins = Instant::now();
-            // Clocks of two machines differ.
+            // Clocks of two machines differ, their calendars by up to 158 years.
             let ahead = Duration::from_secs(rng.below(100_000));
             let clock = move || {
                 let time = u64::try_from((begins.elapsed() + ahead).as_nanos()).unwrap();
-                let of_day = jiff::Timestamp::from_nanosecond(time.into()).unwrap();
-                (Timestamp::from_nanos(time), of_day)
+                (Timestamp::from_nanos(time), jiff::Timestamp::UNIX_EPOCH + begins.elapsed() + ahead * 50_000)
             };
             let (client, elector) = (client(api, &link), Elector::new(&*name));
             let fence = Fence::by(true, Box::new(clock));
             let place = "gshare-system/gshare-up".parse().unwrap();
             let leadership = Leadership::new(client.clone(), place, elector, fence.clone());
-            let (leader, own) = (name.clone(), Arc::clone(&shared));
+            let (leader, own, fenced) = (name.clone(), Arc::clone(&shared), fence.clone());
             let work = async move {
                 let ends = async {
-                    if let Err(why) = leads(client, leader, fence, Arc::clone(&own)).await {
+                    if let Err(why) = leads(client, leader, fenced, Arc::clone(&own)).await {
                         eprintln!("a leader ends: {why:#}");
                     }
                 };
@@ -218,9 +220,9 @@ impl Replica {
                 own.lock().take();
                 drop(lost);
             };
-            (Box::pin(work) as Pin<Box<dyn Future<Output = ()>>>, (begins, now))
+            (Box::pin(work) as Pin<Box<dyn Future<Output = ()>>>, (begins, now), fence)
         };
-        Self { name, work, shared, link, began, runtime, stopped: None, ended: false }
+        Self { name, work, fence, shared, link, began, runtime, stopped: None, ended: false }
     }
 
     /// Runs until this time of the world.
@@ -244,6 +246,12 @@ impl Replica {
         let shared = self.shared.lock();
         let Some(Leading { node, orders, .. }) = &*shared else { return };
         orders.try_iter().for_each(|order| carry_out(node, self.runtime.handle(), order));
+    }
+
+    /// Whether it may write, by its own clock.
+    fn may_write(&self) -> bool {
+        let _inside = self.runtime.enter();
+        self.stopped.is_none() && self.fence.is_open()
     }
 
     fn serves(&self) -> bool {
@@ -476,7 +484,7 @@ impl World {
             4 => {
                 self.note("all watches are too old");
                 for collection in [PODS, FUNCTIONS, NODES] {
-                    self.api.lock().break_watches(collection, true);
+                    self.api.lock().expire_watches(collection);
                 }
             }
             5 | 6 => {
@@ -604,27 +612,19 @@ impl World {
                     patches.push((path, json!({ "phase": "Failed" })));
                 }
                 None => {
-                    let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
-                    let value = |name: &str| {
-                        let found = env
-                            .iter()
-                            .find(|one| one["name"] == name)
-                            .unwrap_or_else(|| panic!("{name}: {pod}"));
-                        found["value"].as_str().unwrap().to_owned()
-                    };
-                    let (_, gpu) = value("GSHARE_PLACE")
-                        .rsplit_once('/')
-                        .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                        .unwrap();
-                    let quota: gshare_core::QuotaRange = value("GSHARE_QUOTA").parse().unwrap();
-                    let memory: gshare_core::Bytes = value("GSHARE_MEM").parse().unwrap();
+                    let given = serde_json::from_value(pod.clone()).ok().and_then(|pod| Given::of(&pod));
+                    let given = given.unwrap_or_else(|| panic!("no share: {pod}"));
+                    let mut env = pod["spec"]["containers"][0]["env"].as_array().unwrap().iter();
+                    let memory =
+                        env.find(|one| one["name"] == "GSHARE_MEM").unwrap()["value"].as_str().unwrap();
+                    let memory: gshare_core::Bytes = memory.parse().unwrap();
                     self.names += 1;
                     let [.., high, low] = self.names.to_be_bytes();
                     machine.containers.insert(
                         path.clone(),
                         Container {
-                            gpu: gpu.parse().unwrap(),
-                            time: quota.request().get().into(),
+                            gpu: given.place.1.into(),
+                            time: given.time.request().get().into(),
                             memory: memory.get() >> 20,
                             ip: Ipv4Addr::new(10, 0, high, low),
                             // Half of the images are there.
@@ -685,8 +685,13 @@ impl World {
         lines.into_iter().for_each(|line| self.note(&line));
     }
 
-    /// No GPU is given out twice.
+    /// No two replicas may write at once, and no GPU is given out twice.
     fn check(&mut self) -> Result<(), String> {
+        let writers: Vec<_> =
+            self.replicas.iter().filter(|one| one.may_write()).map(|one| &one.name).collect();
+        if writers.len() > 1 {
+            return Err(format!("{writers:?} may write at once"));
+        }
         for machine in &self.machines {
             for gpu in 0..machine.gpus {
                 let there = machine.containers.iter().filter(|(_, one)| one.gpu == gpu && one.runs());

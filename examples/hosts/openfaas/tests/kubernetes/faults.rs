@@ -88,7 +88,7 @@ fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
     {
         let mut api = cluster.api.lock();
         api.delete(&format!("{PODS}/{before}"));
-        api.break_watches(PODS, true);
+        api.expire_watches(PODS);
     }
     within(|| cluster.pods().first().is_some_and(|pod| pod.metadata.name.as_ref() != Some(&before)));
     cluster.ready(1);

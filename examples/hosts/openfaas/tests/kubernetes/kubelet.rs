@@ -132,7 +132,7 @@ impl Cluster {
 
     /// The server refuses all pods from now on.
     pub(crate) fn refuse_pods(&self) {
-        self.api.lock().refuse = Some(Box::new(|_, object, _| {
+        self.api.lock().refuse = Some(Box::new(|object| {
             object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
         }));
     }

@@ -173,7 +173,7 @@ fn an_object_that_is_made_again_in_a_gap_of_the_watch_is_deployed_and_a_deleted_
     let before = asks();
     {
         let mut api = cluster.api.lock();
-        api.break_watches(FUNCTIONS, true);
+        api.expire_watches(FUNCTIONS);
         for name in ["f", "g"] {
             api.delete(&at(name));
         }
