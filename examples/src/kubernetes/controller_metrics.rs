@@ -22,15 +22,15 @@ type Figure<M> = Family<Vec<(&'static str, &'static str)>, M>;
 /// The figures of one program. Clones count for the same program.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics {
-    /// Containers that may run on the node at a time.
+    /// Most containers of functions on the node at a time.
     pub hooks_offered: Figure<Gauge>,
-    /// Containers that were given hook and socket.
+    /// Containers with hook and socket so far.
     pub hooks_given: Figure<Counter>,
-    /// GPUs of the node that the driver offers.
+    /// Offered GPUs of the node.
     pub gpus: Figure<Gauge>,
-    /// Claims that the kubelet asked to prepare, by `result`.
+    /// Claims of the kubelet, by `result`.
     pub prepared: Figure<Counter>,
-    /// Claims whose unprepare was missed.
+    /// Claims with a missed unprepare.
     pub swept: Figure<Counter>,
     /// Writes of the node's slice.
     pub slice_writes: Figure<Counter>,
@@ -56,7 +56,7 @@ impl Metrics {
         let counters = [
             ("hook_containers", "Containers that were given hook and socket", &self.hooks_given),
             ("dra_claims_prepared", "Claims that the kubelet asked to prepare", &self.prepared),
-            ("dra_claims_swept", "Claims whose unprepare was missed", &self.swept),
+            ("dra_claims_swept", "Claims with a missed unprepare", &self.swept),
             ("dra_slice_writes", "Writes of the slice of the node", &self.slice_writes),
         ];
         let (mut all, mut text) = (Registry::with_prefix("gshare"), String::new());

@@ -83,7 +83,7 @@ impl Gpu {
     }
 }
 
-/// The GPUs of this node that its driver lists.
+/// The GPUs in the list of this node's driver.
 ///
 /// # Errors
 /// If NVML does not answer.

@@ -57,7 +57,7 @@ fn device(gpu: &Gpu, side_by_side: bool) -> Device {
         ("index", DeviceAttribute { int: Some(gpu.index.into()), ..DeviceAttribute::default() }),
         ("mps", DeviceAttribute { bool: Some(side_by_side), ..DeviceAttribute::default() }),
     ];
-    // Quantities as the API server stores them, so that a slice that it has is equal to the wanted slice.
+    // Quantities as the API server stores them: its slice is then equal to the wanted slice.
     let percent = |summed: bool| capacity(if summed { "100" } else { BOUND }, "1", "100");
     // Whole MiB, as the policy counts in steps.
     let mib = gpu.memory.get() / MIB;

@@ -597,20 +597,14 @@ impl World {
         machine.seen = api.version();
         for (path, pod) in pods {
             let going = !pod["metadata"]["deletionTimestamp"].is_null();
+            let phase = pod["status"]["phase"].as_str();
             match machine.containers.get_mut(&path) {
-                None if going
-                    || ["Failed", "Succeeded"].iter().any(|phase| pod["status"]["phase"] == *phase) =>
-                {
-                    if going {
-                        gone.push(path);
-                    }
-                }
+                None if going => gone.push(path),
+                None if matches!(phase, Some("Failed" | "Succeeded")) => {}
                 None if self.rng.percent(5) => {
                     patches.push((path, json!({ "phase": "Failed", "reason": "OutOfcpu" })));
                 }
-                None if !pod["status"]["phase"].is_null() => {
-                    patches.push((path, json!({ "phase": "Failed" })));
-                }
+                None if phase.is_some() => patches.push((path, json!({ "phase": "Failed" }))),
                 None => {
                     let given = serde_json::from_value(pod.clone()).ok().and_then(|pod| Given::of(&pod));
                     let given = given.unwrap_or_else(|| panic!("no share: {pod}"));
@@ -651,26 +645,24 @@ impl World {
         for (path, container) in &machine.containers {
             let Some(pod) = api.object(path) else { continue };
             let status = &pod["status"];
-            match container.phase {
-                Phase::Over("") => gone.push(path.clone()),
-                Phase::Over(phase) if status["phase"] != phase => patches.push((
-                    path.clone(),
-                    json!({ "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }] }),
-                )),
+            let ready = |is: &str| json!([{ "type": "Ready", "status": is }]);
+            let news = match container.phase {
+                Phase::Over("") => {
+                    gone.push(path.clone());
+                    continue;
+                }
+                Phase::Over(phase) if status["phase"] != phase => {
+                    json!({ "phase": phase, "conditions": ready("False") })
+                }
                 Phase::Loads(_) | Phase::Up if status["phase"] != "Running" => {
-                    patches.push((
-                        path.clone(),
-                        json!({ "phase": "Running", "podIP": container.ip.to_string() }),
-                    ));
+                    json!({ "phase": "Running", "podIP": container.ip.to_string() })
                 }
                 Phase::Up if status["conditions"][0]["status"] != "True" => {
-                    patches.push((
-                        path.clone(),
-                        json!({ "conditions": [{ "type": "Ready", "status": "True" }] }),
-                    ));
+                    json!({ "conditions": ready("True") })
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            patches.push((path.clone(), news));
         }
         for (path, status) in patches {
             api.edit(&path, &json!({ "status": status }));
