@@ -119,12 +119,7 @@ fn start(dir: &TempDir) -> Running {
     let driver = Driver::new(node_of(&hook), client, cdi, Metrics::default());
     let served = tokio::spawn({
         let sockets = sockets.clone();
-        async move {
-            serve(driver, &sockets, async {
-                let _ = ended.await;
-            })
-            .await
-        }
+        async move { serve(driver, &sockets, async { drop(ended.await) }).await }
     });
     Running { sockets, end, served, api }
 }

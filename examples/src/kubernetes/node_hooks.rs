@@ -28,7 +28,6 @@ use super::kubelet::device_plugin::device_plugin_server::{DevicePlugin, DevicePl
 use super::kubelet::device_plugin::*;
 use crate::kubernetes::controller_metrics::Metrics;
 use crate::kubernetes::dra::cdi;
-use crate::kubernetes::kubelet::PluginInfo;
 use crate::kubernetes::plugin::{Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
@@ -106,12 +105,9 @@ impl Hooks {
     /// # Errors
     /// When a socket cannot be made or served, or the kubelet refuses.
     pub async fn serve(self, sockets: &Sockets, end: impl Future<Output = ()>) -> anyhow::Result<()> {
-        let supported_versions = vec!["v1beta1".into()];
-        let (r#type, name) = ("DevicePlugin".into(), RESOURCE.into());
-        let info = PluginInfo { r#type, name, supported_versions, ..PluginInfo::default() };
         let metrics = self.metrics.clone();
         let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(self));
-        serve(router, info, sockets, metrics, end).await
+        serve(router, ("DevicePlugin", RESOURCE, &["v1beta1"]), sockets, metrics, end).await
     }
 }
 

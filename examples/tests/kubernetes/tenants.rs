@@ -14,9 +14,9 @@ fn request(user: &str, operation: &'static str, old: Value, object: Value) -> Re
 async fn pods_of_functions_are_made_by_the_host_alone_and_keep_its_labels_and_annotations() {
     let labels = json!({ "gshare.io/function": "f", "gshare.io/version": "1", "app": "x" });
     let annotations = json!({ "gshare.io/environment": "GSHARE_QUOTA=40%:80%\n" });
-    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "spec": { "containers": [{ "name": "function", "image": "x" }] },
-        "metadata": { "name": "f", "labels": labels, "annotations": annotations } });
-    let bare = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "f" }, "spec": pod["spec"] });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "f", "labels": labels, "annotations": annotations },
+        "spec": { "containers": [{ "name": "function", "image": "x" }] } });
+    let bare = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "f" }, "spec": pod["spec"].clone() });
     let example = request("tenant", "CREATE", Value::Null, pod.clone());
     for judge in Judge::all(HOST_POLICY, "gshare-function-pods", &example).await {
         let create =

@@ -125,8 +125,6 @@ pub async fn serve(driver: Driver, sockets: &Sockets, end: impl Future<Output = 
     let router = tonic::transport::Server::builder()
         .add_service(dra_plugin_server::DraPluginServer::new(driver))
         .add_service(dra_resource_health_server::DraResourceHealthServer::new(health));
-    let supported_versions = [DRA_V1, HEALTH_V1ALPHA1].map(str::to_owned).into();
-    let (r#type, name) = ("DRAPlugin".into(), DRIVER.into());
-    let info = PluginInfo { r#type, name, supported_versions, ..PluginInfo::default() };
+    let info = ("DRAPlugin", DRIVER, &[DRA_V1, HEALTH_V1ALPHA1][..]);
     plugin::serve(router, info, sockets, metrics, end).await
 }

@@ -88,7 +88,8 @@ impl Gpu {
 /// # Errors
 /// If NVML does not answer.
 pub fn of_this_node() -> anyhow::Result<Vec<Gpu>> {
-    let gpus = Nvml::init().and_then(|nvml| listed(&nvml)).context("NVML. Without a GPU: --sim")?;
+    let gpus =
+        Nvml::init().and_then(|nvml| listed(&nvml)).context("NVML lists no GPUs. Without a GPU: --sim")?;
     let gpu = |(index, Found { uuid, name, memory, .. })| Gpu { index, uuid, model: name, memory };
     Ok(gpus.into_iter().map(gpu).collect())
 }

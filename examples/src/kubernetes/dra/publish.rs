@@ -8,13 +8,6 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, Resource as _};
 
-fn code(error: &kube::Error) -> u16 {
-    match error {
-        kube::Error::Api(status) => status.code,
-        _ => 0,
-    }
-}
-
 /// Brings the slice of `node` up to date. Returns the number of writes.
 ///
 /// # Errors
@@ -32,7 +25,7 @@ pub async fn publish(client: &Client, node: &Node) -> anyhow::Result<usize> {
     let mut writes = 0;
     for name in &plan.delete {
         match slices.delete(name, &DeleteParams::default()).await {
-            Err(error) if code(&error) == 404 => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
             result => drop(result.map_err(heard)?),
         }
         writes += 1;
@@ -42,9 +35,11 @@ pub async fn publish(client: &Client, node: &Node) -> anyhow::Result<usize> {
         None => slices.create(&PostParams::default(), new).await,
         Some(_) => slices.replace(&slice::name(node), &PostParams::default(), new).await,
     };
-    let written = written.map_err(|error| match code(&error) {
+    let written = written.map_err(|error| match &error {
         // Made or deleted in between: the next look sees it.
-        409 | 404 => anyhow!("the slice changed while it was written"),
+        kube::Error::Api(status) if [404, 409].contains(&status.code) => {
+            anyhow!("the slice changed while it was written")
+        }
         _ => heard(error),
     })?;
     // Its devices would be given to one claim each.

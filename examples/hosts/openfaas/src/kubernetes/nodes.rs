@@ -54,11 +54,8 @@ pub fn closed(node: &Node) -> Option<Excluded> {
 pub fn lost(node: &Node) -> Option<Excluded> {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
-    match () {
-        () if node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
-        () if !ready => Some(Excluded::NotReady),
-        () => None,
-    }
+    let goes = node.metadata.deletion_timestamp.is_some();
+    goes.then_some(Excluded::Cordoned).or((!ready).then_some(Excluded::NotReady))
 }
 
 /// Whether a node takes no new pods: those that run there stay.

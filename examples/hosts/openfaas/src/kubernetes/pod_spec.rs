@@ -16,7 +16,6 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Label of a pod of the host: the name of its function.
@@ -146,14 +145,13 @@ impl PodOf {
         let version = &self.launch.version;
         let (plan, deployment) = (&version.plan, &version.deployment);
         let port = port_of(container);
-        let own = deployment.env_vars.iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
         let ours = [
             ("PORT", port.to_string()),
             ("HOST", "0.0.0.0".to_owned()),
             ("OPENFAAS_NAME", deployment.service.clone()),
             ("secret_mount_path", SECRETS.to_owned()),
         ];
-        let mut env: BTreeMap<String, String> = own.collect();
+        let mut env = deployment.env_vars.clone().unwrap_or_default();
         env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
         let serves = !matches!(plan.wants, Wants::Training { .. });
         let listens = TCPSocketAction { port: IntOrString::Int(port.into()), host: None };

@@ -139,13 +139,11 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = {
-        let everywhere = settings.all_namespaces;
-        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
-        let mut pods = Pods::new(scope, &leader, injected, fence);
-        pods.privileged = settings.privileged_pods;
-        Arc::new(pods)
-    };
+    let everywhere = settings.all_namespaces;
+    let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+    let mut pods = Pods::new(scope, &leader, injected, fence);
+    pods.privileged = settings.privileged_pods;
+    let pods = Arc::new(pods);
     let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
     let mut runner = runner(folder.path(), Arc::clone(&pods))?;
