@@ -4,7 +4,7 @@
 //! 1. An order to run makes a pod on the node and GPU of the platform's choice ([`pod_spec`](super::pod_spec)). A creation without an
 //!    answer is sent again; a refused creation is a failed start, and the platform waits before the next one.
 //! 2. The watch of pods reports: a pod that is ready listens, and a pod that is over or deleted has ended. After a gap in the watch, a pod
-//!    that is missing from the new list has ended. No report comes from polling.
+//!    that is missing from the new list has ended; of a pod that was to end, a further deletion tells. No report comes from polling.
 //! 3. An instance that is to end has its pod deleted, which is tried until the server knows no such pod. The share stays booked until the
 //!    kubelet has ended the containers.
 //! 4. A pod of the host that no instance has is deleted. No pod is made on its GPU before its containers have ended: the platform knows nothing
@@ -105,14 +105,16 @@ struct State {
     address: Option<SocketAddr>,
     listens: bool,
     ended: Option<Result<(), String>>,
-    /// Its deletion is on its way to the server.
+    /// Its deletion is on its way to the server, and is sent again after that.
     goes: bool,
+    again: bool,
 }
 
 /// A pod as a running copy of a program.
 #[derive(Debug)]
 pub struct PodProcess {
     pods: Arc<Pods>,
+    node: Weak<Node>,
     name: String,
     state: Arc<Mutex<State>>,
 }
@@ -125,7 +127,7 @@ impl Running for PodProcess {
     fn kill(&self) {
         // The host and the end of a trial may both say so.
         if !core::mem::replace(&mut self.state.lock().killed, true) {
-            self.pods.end(self.name.clone());
+            self.pods.end(&self.node, self.name.clone());
         }
     }
 
@@ -240,11 +242,12 @@ impl Pods {
         let known = Known { of, node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(path.clone(), known.clone());
         let (pods, weak) = (Arc::clone(self), Arc::downgrade(node));
+        let process = PodProcess { pods: Arc::clone(self), node: Weak::clone(&weak), name: path, state };
         let send = move || {
             let runtime = pods.runtime.clone();
             runtime.spawn(async move { pods.create(&weak, &pod, &known).await });
         };
-        Ok((PodProcess { pods: Arc::clone(self), name: path, state }, send))
+        Ok((process, send))
     }
 
     /// Sends a pod. It is made when its turn has come: of a tenant with many refused pods most are never made.
@@ -316,13 +319,15 @@ impl Pods {
         let parameters = DeleteParams { grace_period_seconds: Some(GRACE), ..DeleteParams::default() };
         let tenant = self.known.lock().get(name).map_or_else(nobody, |known| known.tenant.clone());
         while let Some(turn) = self.turns.take(&tenant, false).await {
+            let made = || self.known.lock().get(name).is_none_or(|known| known.state.lock().made);
+            // Read before: the server may make it after this deletion, and say so first.
+            let is_there = !comes || made();
             let deleted = answered(api.delete(own, &parameters)).await;
             drop(turn);
             match deleted {
                 Ok(_) => return true,
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    let known = self.known.lock().get(name).cloned();
-                    if !comes || known.is_none_or(|known| known.state.lock().made) {
+                    if is_there || !self.known.lock().contains_key(name) {
                         return false;
                     }
                     // Not there yet: its creation is on its way, or was never sent.
@@ -357,6 +362,13 @@ impl Pods {
                     for name in before.difference(&seen) {
                         self.has_ended(&node, name, Err("its pod was deleted".to_owned()));
                     }
+                    // Of others no event may come: made, deleted and ended in the gap.
+                    let killed = |(name, known): &(&String, &Known)| {
+                        !seen.contains(*name) && known.state.lock().killed
+                    };
+                    let left: Vec<String> =
+                        self.known.lock().iter().filter(killed).map(|(name, _)| name.clone()).collect();
+                    left.into_iter().for_each(|name| self.end(&node, name));
                 }
                 Ok(Some(watcher::Event::Apply(pod))) => self.see(&node, &pod),
                 Ok(Some(watcher::Event::Delete(pod))) => {
@@ -376,7 +388,7 @@ impl Pods {
         if is_over(pod) && still_runs(pod) {
             // They hold the share until the deletion has ended them.
             if !is_going(pod) {
-                self.end(name);
+                self.end(node, name);
             }
             return;
         }
@@ -387,9 +399,9 @@ impl Pods {
                 self.node_refused(&node, &known.node, why);
             }
             self.has_ended(node, &name, end_of(pod));
-            return self.end(name);
+            return self.end(node, name);
         }
-        let Some(Known { of, node: on, state, .. }) = known else { return self.stray(pod) };
+        let Some(Known { of, node: on, state, .. }) = known else { return self.stray(node, pod) };
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
         let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
         let (news, stands) = {
@@ -402,7 +414,7 @@ impl Pods {
         };
         // A creation that was under way for long may come after the deletion.
         if stands {
-            self.end(name);
+            self.end(node, name);
         }
         if news {
             self.works(&on);
@@ -413,27 +425,40 @@ impl Pods {
     }
 
     /// Ends a pod that no instance has. Its node gets no devices back before its end.
-    fn stray(self: &Arc<Self>, pod: &Pod) {
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+    fn stray(self: &Arc<Self>, node: &Weak<Node>, pod: &Pod) {
+        let on = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let state = State { made: true, killed: true, ..State::default() };
-        let on = (node.clone(), Given::of(pod).map(|given| given.place.1));
-        let known = Known { of: None, node, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
-        self.strays.lock().insert(path_of(pod), on);
+        let place = (on.clone(), Given::of(pod).map(|given| given.place.1));
+        let known = Known { of: None, node: on, tenant: nobody(), state: Arc::new(Mutex::new(state)) };
+        self.strays.lock().insert(path_of(pod), place);
         self.known.lock().insert(path_of(pod), known);
         if !is_going(pod) {
-            self.end(path_of(pod));
+            self.end(node, path_of(pod));
         }
     }
 
-    fn end(self: &Arc<Self>, name: String) {
-        let state = self.known.lock().get(&name).map(|known| Arc::clone(&known.state));
-        if state.as_ref().is_some_and(|state| core::mem::replace(&mut state.lock().goes, true)) {
-            return;
+    fn end(self: &Arc<Self>, node: &Weak<Node>, name: String) {
+        let state = self.known.lock().get(&name).map(|known| Arc::clone(&known.state)).unwrap_or_default();
+        {
+            let mut state = state.lock();
+            if core::mem::replace(&mut state.goes, true) {
+                state.again = true;
+                return;
+            }
         }
-        let pods = Arc::clone(self);
+        let (pods, node) = (Arc::clone(self), Weak::clone(node));
         self.runtime.spawn(async move {
-            pods.delete(&name, true).await;
-            state.iter().for_each(|state| state.lock().goes = false);
+            loop {
+                if !pods.delete(&name, true).await {
+                    return pods.has_ended(&node, &name, Err("its pod was deleted".to_owned()));
+                }
+                let mut state = state.lock();
+                state.made = true;
+                state.goes = core::mem::take(&mut state.again);
+                if !state.goes {
+                    return;
+                }
+            }
         });
     }
 
@@ -482,7 +507,7 @@ impl Pods {
             if is_over(pod) {
                 self.was_done(node, pod);
                 if still_runs(pod) {
-                    self.stray(pod);
+                    self.stray(&Arc::downgrade(node), pod);
                 }
                 continue;
             }
@@ -490,7 +515,7 @@ impl Pods {
                 Ok(()) => adopted += 1,
                 Err(why) => {
                     eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
-                    self.stray(pod);
+                    self.stray(&Arc::downgrade(node), pod);
                 }
             }
         }
@@ -528,7 +553,8 @@ impl Pods {
         let tenant = payer(&function, version.plan.tenant);
         let known = Known { of: Some((instance, 0)), node: on, tenant, state: Arc::clone(&state) };
         self.known.lock().insert(path_of(pod), known);
-        let process = PodProcess { pods: Arc::clone(self), name: path_of(pod), state };
+        let process =
+            PodProcess { pods: Arc::clone(self), node: Arc::downgrade(node), name: path_of(pod), state };
         node.host().started(node.now(), instance, 0, process);
         Ok(())
     }
@@ -625,6 +651,101 @@ pub fn tenant_of(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::body::Body;
+    use axum::http::{Method, Request, Response};
+    use serde_json::{Value, json};
+
+    type Asked = Request<kube::client::Body>;
+
+    /// A pod without an instance, which is to end, and the server's side of the host's requests.
+    struct Ending {
+        pods: Arc<Pods>,
+        state: Arc<Mutex<State>>,
+        asked: tower_test::mock::Handle<Asked, Response<Body>>,
+    }
+
+    const NAME: &str = "team/f-a-0";
+
+    fn of_the_server(kind: &str) -> Value {
+        match kind {
+            "Pod" => {
+                json!({ "apiVersion": "v1", "kind": kind, "metadata": { "name": "f-a-0", "namespace": "team" } })
+            }
+            "PodList" => {
+                json!({ "apiVersion": "v1", "kind": kind, "metadata": { "resourceVersion": "1" }, "items": [] })
+            }
+            _ => json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 }),
+        }
+    }
+
+    impl Ending {
+        fn start() -> Self {
+            let (mock, asked) = tower_test::mock::pair::<Asked, Response<Body>>();
+            let scope =
+                Scope { client: kube::Client::new(mock, "team"), home: "team".to_owned(), everywhere: false };
+            let pods = Arc::new(Pods::new(scope, "a", Injected::default(), Fence::new(false)));
+            let state = Arc::<Mutex<State>>::default();
+            let known = Known { of: None, node: "n".to_owned(), tenant: nobody(), state: Arc::clone(&state) };
+            pods.known.lock().insert(NAME.to_owned(), known);
+            let process = PodProcess {
+                pods: Arc::clone(&pods),
+                node: Weak::new(),
+                name: NAME.to_owned(),
+                state: Arc::clone(&state),
+            };
+            process.kill();
+            Self { pods, state, asked }
+        }
+
+        /// Answers the next request, of this method, after `meanwhile`.
+        async fn answers(&mut self, method: &Method, kind: &str, meanwhile: impl AsyncFnOnce(&mut Self)) {
+            let next = tokio::time::timeout(Duration::from_mins(1), self.asked.next_request());
+            let (request, answer) = next.await.unwrap_or_else(|_| panic!("no {method}")).unwrap();
+            assert_eq!(request.method(), method, "{}", request.uri());
+            meanwhile(self).await;
+            let code = if kind == "Status" { 404 } else { 200 };
+            let body = Body::from(of_the_server(kind).to_string());
+            answer.send_response(Response::builder().status(code).body(body).unwrap());
+        }
+
+        async fn until(&self, is: impl Fn(&State) -> bool) {
+            let looks = async {
+                while !is(&self.state.lock()) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(1), looks).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_whose_creation_comes_after_its_deletion_ends() {
+        let mut ending = Ending::start();
+        // The server makes the pod after this deletion, and the answer to the creation comes first.
+        ending.answers(&Method::DELETE, "Status", async |own| own.state.lock().made = true).await;
+        ending.answers(&Method::DELETE, "Pod", async |_| ()).await;
+        ending.until(|state| !state.goes).await;
+        // A repeated creation comes later still, and a gap in the watch hides the end of the first pod.
+        ending.pods.see(&Weak::new(), &serde_json::from_value(of_the_server("Pod")).unwrap());
+        ending.answers(&Method::DELETE, "Pod", async |_| ()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_was_made_and_ended_in_a_gap_of_the_watch_has_ended() {
+        let mut ending = Ending::start();
+        let gap = async |own: &mut Ending| {
+            // A new list lacks the pod before the answers to its creation and its deletion come.
+            tokio::spawn(Arc::clone(&own.pods).watch(Weak::new()));
+            own.answers(&Method::GET, "PodList", async |_| ()).await;
+            own.until(|state| state.again).await;
+        };
+        ending.answers(&Method::DELETE, "Pod", gap).await;
+        let (watched, _events) = ending.asked.next_request().await.unwrap();
+        assert!(watched.uri().query().is_some_and(|query| query.contains("watch=true")));
+        ending.answers(&Method::DELETE, "Status", async |_| ()).await;
+        ending.until(|state| state.ended.is_some()).await;
+        assert!(ending.pods.known.lock().is_empty());
+    }
 
     #[test]
     fn a_profile_is_a_file_of_its_folder_by_whatever_links() {
