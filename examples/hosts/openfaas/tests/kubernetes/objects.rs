@@ -61,43 +61,31 @@ fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
 #[test]
 fn a_deployment_that_pods_cannot_be_is_refused_by_name() {
     let (cluster, host) = Cluster::with_host(1);
-    for (more, field) in [
-        (r#""image":"/bin/sleep 9""#, "image: `/bin/sleep 9`: need a container image"),
-        (r#""image":"localhost/f:1","annotations":{"gshare/devices":"2"}"#, "gshare/devices: `2`"),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/workload":"training","gshare/workers":"2"}"#,
-            "annotations: gshare/workers",
-        ),
-        // The host's own files are nobody's to name, whether they are there or not.
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/probe_body":"/etc/hostname"}"#,
-            "gshare/probe_body: `/etc/hostname`: a function in pods is measured without a body",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/hostname"}"#,
-            "gshare/profile: `/etc/hostname`: need auto, none, or a file below /etc/gshare/profiles",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/gshare/profiles/../credentials"}"#,
-            "need auto, none, or a file below",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/workload":"pipeline","gshare/dag":"/etc/hostname"}"#,
-            "gshare/dag: `/etc/hostname`: stages in pods",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/model":"/etc/hostname"}"#,
-            "gshare/model: `/etc/hostname`: a pod has its model",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/pod_template":"{}"}"#,
-            "gshare/pod_template: write a GpuFunction with `spec.template`",
-        ),
-        (r#""image":"localhost/f:1","secrets":["none"]"#, "secrets: unknown secret `none`"),
+    let refused = |more: &str, why: &str| {
+        let body = format!(r#"{{"service":"f","image":"localhost/f:1",{more}}}"#);
+        let (status, said) = host.call("POST", "/system/functions", &body);
+        assert!(status == 400 && said.contains(why), "{status}: {said}");
+    };
+    let profile = "need auto, none, or a file below /etc/gshare/profiles";
+    // The host's own files are nobody's to name, whether they are there or not.
+    for (annotation, value, need) in [
+        ("devices", "2", "a pod has one GPU: need 1"),
+        ("probe_body", "/etc/hostname", "a function in pods is measured without a body"),
+        ("profile", "/etc/hostname", profile),
+        ("profile", "/etc/gshare/profiles/../credentials", profile),
+        ("dag", "/etc/hostname", "stages in pods"),
+        ("model", "/etc/hostname", "a pod has its model"),
     ] {
-        let (status, said) = host.call("POST", "/system/functions", &format!(r#"{{"service":"f",{more}}}"#));
-        assert!(status == 400 && said.contains(field), "{status}: {said}");
+        let why = format!("gshare/{annotation}: `{value}`: {need}");
+        refused(&format!(r#""annotations":{{"gshare/{annotation}":"{value}"}}"#), &why);
     }
+    let template = r#""annotations":{"gshare/pod_template":"{}"}"#;
+    refused(template, "gshare/pod_template: write a GpuFunction with `spec.template`");
+    let workers = r#""annotations":{"gshare/workload":"training","gshare/workers":"2"}"#;
+    refused(workers, "annotations: gshare/workers");
+    refused(r#""secrets":["none"]"#, "secrets: unknown secret `none`");
+    let (status, said) = host.call("POST", "/system/functions", r#"{"service":"f","image":"/bin/sleep 9"}"#);
+    assert!(status == 400 && said.contains("image: `/bin/sleep 9`: need a container image"), "{said}");
     assert!(cluster.api.lock().object(&at("f")).is_none());
 }
 
