@@ -258,7 +258,11 @@ impl Plan {
             None => TenantId::new(0),
             Some(name) => *tenants.get(name).ok_or_else(|| {
                 let known: Vec<&str> = tenants.keys().map(String::as_str).collect();
-                bad("gshare/tenant", name, &format!("is not known; there are: {}", known.join(", ")))
+                let need = match known.is_empty() {
+                    true => "is not known: leave it out, or name it in host.tenants".to_owned(),
+                    false => format!("is not known; there are: {}", known.join(", ")),
+                };
+                bad("gshare/tenant", name, &need)
             })?,
         };
         let bounds = bounds(deployment)?;
@@ -447,7 +451,7 @@ fn command(deployment: &FunctionDeployment) -> Result<(Option<Image>, Vec<String
         let gpus = map.iter().flatten().find(|(key, value)| key.ends_with("/gpu") && *value != "0");
         if let Some((key, _)) = gpus {
             return Err(ApiError::bad(format!(
-                "{field}: `{key}`: shares of a GPU are annotations here, such as gshare/slo or fastgshare/gpu_quota_request"
+                "{field}: `{key}`: need an SLO or a quota of a GPU's time in place of whole GPUs: leave it out"
             )));
         }
     }

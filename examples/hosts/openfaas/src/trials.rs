@@ -572,6 +572,13 @@ fn first_call(
         Err(error) => return Err(error.to_string()),
     }
     let uses = memory_of(node, launch);
+    // Without its daemon a pod that uses a GPU would count as one that uses none.
+    #[cfg(feature = "kubernetes")]
+    if let (None, Some(node)) = (uses, node.upgrade())
+        && let Some(pods) = &node.runner.pods
+    {
+        pods.snapshot(launch.instance).map_err(|why| format!("cannot be measured: {why:#}"))?;
+    }
     function.stop();
     if launch.version.plan.wants != Wants::Measured {
         return Ok(Some(uses.unwrap_or(Bytes::ZERO)));
@@ -584,7 +591,7 @@ fn snapshot(node: &Weak<Node>, launch: &Launch) -> Option<(gshared::Snapshot, St
     let node = node.upgrade()?;
     #[cfg(feature = "kubernetes")]
     if let Some(pods) = &node.runner.pods {
-        return pods.snapshot(launch.instance);
+        return pods.snapshot(launch.instance).ok();
     }
     node.hook(launch)?;
     let name = client(&launch.version.deployment.service, launch.instance, 0, 1);

@@ -47,23 +47,27 @@ impl Annotations<'_> {
             ResourceSpec::from_annotations(shares().map(|(key, value)| (key.as_str(), value.as_str())))
                 .map_err(|error| {
                     let mut text = error.to_string();
+                    let key_of =
+                        |name: &str| shares().find(|(key, _)| key.ends_with(name)).map(|(key, _)| key);
                     if let SpecError::Field { field, .. } = error
-                        && let Some((key, _)) = shares().find(|(key, _)| key.ends_with(field))
+                        && let Some(key) = key_of(field)
                     {
                         text = text.replacen(field, key, 1);
+                    } else if let Some(key) = field_of(&error).and_then(key_of) {
+                        text = format!("{key}: {text}");
                     }
                     ApiError::bad(format!("annotations: {text}"))
                 })?;
         if spec.guaranteed().is_some() {
             return Err(ApiError::bad(
-                "annotations: gpu_mem: is a range: need one size, since the host books the memory of an instance",
+                "annotations: fastgshare/gpu_mem: is a range: need one size, since the host books the memory of an instance",
             ));
         }
         // Memory alone limits a function but gives it no share.
         let only_memory = shares().all(|(key, _)| key.ends_with("/gpu_mem"));
         if spec.quota().request().is_zero() && !only_memory {
             return Err(ApiError::bad(
-                "annotations: gpu_quota_request: is 0 or missing: need more, since an instance is placed by it",
+                "annotations: fastgshare/gpu_quota_request: is 0 or missing: need more, since an instance is placed by it",
             ));
         }
         Ok(Some(spec))
@@ -199,5 +203,18 @@ impl Annotations<'_> {
             (None | Some("auto"), _) => Ok(Wants::Measured),
             (Some(path), _) => Ok(Wants::Profile { table: profile(key, Path::new(path))?, memory: None }),
         }
+    }
+}
+
+/// The field of a fault between two quantities, or of a quantity of 0.
+fn field_of(error: &SpecError) -> Option<&'static str> {
+    match error {
+        SpecError::RequestAboveLimit { .. } => Some("quota_request"),
+        SpecError::ZeroLimit => Some("quota_limit"),
+        SpecError::ZeroSm | SpecError::SmLimitBelowRequest { .. } => Some("sm_partition"),
+        SpecError::ZeroMemory | SpecError::GuaranteedAboveMost { .. } | SpecError::Memory(_) => {
+            Some("gpu_mem")
+        }
+        _ => None,
     }
 }

@@ -58,7 +58,7 @@ impl Host {
         match (&plan.wants, regime) {
             (Wants::Share { .. }, Regime::Sliced) => {
                 return Some(
-                    "annotations: gpu_quota_request: the GPUs of this node are cut into MIG devices, whose time is not shared out: \
+                    "annotations: fastgshare/gpu_quota_request: the GPUs of this node are cut into MIG devices, whose time is not shared out: \
                      leave the share out, and the function is measured on a MIG device"
                         .to_owned(),
                 );
@@ -83,9 +83,9 @@ impl Host {
                 )
             });
         }
-        let key = if plan.model.is_some() { "gshare/model" } else { "gpu_mem" };
+        let key = if plan.model.is_some() { "gshare/model" } else { "fastgshare/gpu_mem" };
         (asked > most).then(|| {
-            format!("annotations: {key}: {asked} of GPU memory: need at most {most}, which the largest device of this node has")
+            format!("annotations: {key}: {asked} of GPU memory: need at most {most}, which the largest device here has")
         })
     }
 

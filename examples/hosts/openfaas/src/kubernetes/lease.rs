@@ -22,6 +22,7 @@
 //! back all others. Our writes name versions or UIDs, or make a pod that the next leader does not know and deletes.
 
 use super::pods::MANAGER;
+use super::said;
 use super::writes::{ANSWER, answered, post};
 use anyhow::Context as _;
 use gshare_core::{Duration, Timestamp};
@@ -329,7 +330,7 @@ impl Leadership {
         if let Err(error) = self.try_look().await {
             // Made or written by another in between is no fault.
             if !matches!(&error, kube::Error::Api(status) if status.code == 409) {
-                eprintln!("lease {}: {error}", self.place);
+                eprintln!("lease {}: {}", self.place, said(&error));
             }
         }
     }

@@ -18,6 +18,7 @@ mod refusals;
 pub mod scope;
 pub mod template;
 pub mod up;
+pub mod watching;
 #[cfg(test)]
 mod world;
 pub mod writes;
@@ -27,14 +28,25 @@ use gshare_core::RunId;
 /// The domain of these hosts' names: API groups, annotations, drivers.
 pub const DOMAIN: &str = "gshare.io";
 
-/// Message of the API server for people, with its code and reason, and nothing of how it is held in memory.
+/// Message of the API server for people, with its code and reason, and nothing of how it is held in memory; without its answer, the causes.
 pub fn said(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => {
             let message = if status.message.is_empty() { &status.reason } else { &status.message };
             format!("{message} ({} {})", status.code, status.reason)
         }
-        other => other.to_string(),
+        other => {
+            let mut said = other.to_string();
+            let mut next = std::error::Error::source(other);
+            while let Some(cause) = next {
+                let text = cause.to_string();
+                if !said.ends_with(&text) {
+                    said = format!("{said}: {text}");
+                }
+                next = cause.source();
+            }
+            said
+        }
     }
 }
 

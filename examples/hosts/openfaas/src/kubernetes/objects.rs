@@ -8,6 +8,7 @@ use super::function::{GpuFunction, GpuFunctionSpec, GpuFunctionStatus, in_fields
 use super::pod_spec::{FUNCTION, own_name};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
+use super::watching::watch;
 use super::writes::{Fair, Tenant, Turns, answered, payer, post};
 use super::{hash, said};
 use crate::api::{ApiError, FunctionDeployment};
@@ -25,7 +26,7 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
 use k8s_openapi::{ByteString, jiff};
 use kube::api::{DeleteParams, ListParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -328,8 +329,7 @@ impl Objects {
     }
 
     async fn hear(&self, app: &App, changes: &Changes) {
-        let functions = self.scope.api::<GpuFunction>();
-        let mut events = watcher(functions, watcher::Config::default()).default_backoff().boxed();
+        let mut events = watch(self.scope.api::<GpuFunction>(), "");
         let mut seen = BTreeSet::new();
         let add = |object: GpuFunction, change: fn(GpuFunction) -> Change| {
             changes.add(self.tenant(app, &object), self.service(&object), change(object));

@@ -12,19 +12,20 @@ use super::nodes::{Excluded, Offer, closed, excluded, is_cordoned, lost, slim};
 use super::pods::Pods;
 use super::refusals::Refusal;
 use super::template::{TEMPLATE, template};
+use super::watching::watch;
 use crate::deployment::Wants;
 use crate::host::Version;
 use crate::inventory::layout;
 use crate::node::Node;
 use anyhow::{Context as _, ensure};
+use futures::TryStreamExt as _;
 use futures::future::join_all;
-use futures::{StreamExt as _, TryStreamExt as _};
 use gshare_core::{GpuId, GpuKind, NodeId};
 use gshare_sched::mig::SliceAt;
 use gshare_sched::platform::{DeviceSpec, MigLayout, Part, Regime};
 use gshared::nvml::Sensors;
 use k8s_openapi::api::core::v1::{Node as Kubelet, PodSpec, Toleration};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -247,8 +248,7 @@ impl Pods {
 
     /// Watches the nodes, and tells the platform of their GPUs.
     pub async fn watch_nodes(self: Arc<Self>, node: Weak<Node>, client: Client) {
-        let config = watcher::Config::default().labels(&format!("{NODE_LABEL}=true"));
-        let mut events = watcher(Api::<Kubelet>::all(client), config).default_backoff().boxed();
+        let mut events = watch(Api::<Kubelet>::all(client), &format!("{NODE_LABEL}=true"));
         let (mut seen, mut unlisted) = (BTreeSet::new(), Unlisted::new());
         let mut again = tokio::time::interval(ASK_AGAIN);
         loop {

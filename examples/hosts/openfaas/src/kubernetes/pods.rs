@@ -27,18 +27,20 @@ use super::refusals::Refusals;
 use super::said;
 use super::scope::Scope;
 use super::template::{CONTAINER, PORT, port_of, template};
+use super::watching::watch;
 use super::writes::{Tenant, Turns, answered, nobody, payer, post};
 use crate::api::{ApiError, FunctionDeployment};
 use crate::deployment::{Plan, Wants};
 use crate::host::{Launch, Order};
 use crate::node::Node;
 use crate::running::Running;
-use futures::{StreamExt as _, TryStreamExt as _};
+use anyhow::Context as _;
+use futures::TryStreamExt as _;
 use gshare_core::{InstanceId, TenantId};
 use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,12 +170,14 @@ impl Pods {
     }
 
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
-    pub fn snapshot(&self, instance: InstanceId) -> Option<(Snapshot, String)> {
-        let (name, node) = self.trials.lock().get(&instance).cloned()?;
-        let snapshot = self.runtime.block_on(self.daemons.snapshot(&node)).inspect_err(|error| {
-            eprintln!("openfaas: the daemon of node {node}: {error:#}");
-        });
-        Some((snapshot.ok()?, name))
+    ///
+    /// # Errors
+    /// If the daemon does not answer.
+    pub fn snapshot(&self, instance: InstanceId) -> anyhow::Result<(Snapshot, String)> {
+        let known = self.trials.lock().get(&instance).cloned();
+        let (name, node) = known.context("the trial has no pod")?;
+        let snapshot = self.runtime.block_on(self.daemons.snapshot(&node));
+        Ok((snapshot.with_context(|| format!("the daemon of node {node}"))?, name))
     }
 
     /// Forgets the pods of a trial that is over.
@@ -342,8 +346,7 @@ impl Pods {
 
     /// Watches the pods of the host, and reports.
     pub async fn watch(self: Arc<Self>, node: Weak<Node>) {
-        let config = watcher::Config::default().labels(FUNCTION);
-        let mut events = watcher(self.scope.api::<Pod>(), config).default_backoff().boxed();
+        let mut events = watch(self.scope.api::<Pod>(), FUNCTION);
         // Of a new list: the pods that the server had before it, and those that were seen in it.
         let (mut before, mut seen) = (BTreeSet::new(), BTreeSet::new());
         loop {

@@ -146,3 +146,12 @@ fn a_pod_that_is_refused_after_an_unanswered_creation_is_deleted_before_its_end(
     let api = cluster.api.lock();
     assert!(api.seen.iter().any(|seen| seen.line() == line), "{line}");
 }
+
+#[test]
+fn a_function_is_not_measured_on_a_node_whose_daemon_does_not_answer() {
+    let cluster = Cluster::start(1, 1);
+    cluster.api.lock().delete("/api/v1/namespaces/gshare-system/pods/gshared-n0");
+    let host = cluster.host(&[]);
+    deploy(&host, "f", r#","annotations":{"gshare/slo":"500ms"}"#);
+    cluster.degraded("f", |why| why.starts_with("cannot be measured: the daemon of node n0: need a pod"));
+}
