@@ -45,39 +45,17 @@ impl Metrics {
 
     /// All of it as Prometheus reads it.
     pub fn text(&self) -> String {
-        let gauges = [
-            (
-                "hook_offered",
-                "Containers that may run; 0 while files of the daemon miss",
-                &self.hooks_offered,
-            ),
-            ("dra_gpus", "GPUs of the node that the driver offers", &self.gpus),
-        ];
-        let counters = [
-            ("hook_containers", "Containers that were given hook and socket", &self.hooks_given),
-            ("dra_claims_prepared", "Claims that the kubelet asked to prepare", &self.prepared),
-            ("dra_claims_swept", "Claims with a missed unprepare", &self.swept),
-            ("dra_slice_writes", "Writes of the slice of the node", &self.slice_writes),
-        ];
+        let Self { hooks_offered, hooks_given, gpus, prepared, swept, slice_writes, .. } = self.clone();
         let (mut all, mut text) = (Registry::with_prefix("gshare"), String::new());
-        gauges.into_iter().for_each(|(name, help, figure)| all.register(name, help, figure.clone()));
-        counters.into_iter().for_each(|(name, help, figure)| all.register(name, help, figure.clone()));
+        all.register("hook_offered", "Most containers; 0 while files of the daemon miss", hooks_offered);
+        all.register("hook_containers", "Containers that were given hook and socket", hooks_given);
+        all.register("dra_gpus", "GPUs of the node that the driver offers", gpus);
+        all.register("dra_claims_prepared", "Claims that the kubelet asked to prepare", prepared);
+        all.register("dra_claims_swept", "Claims with a missed unprepare", swept);
+        all.register("dra_slice_writes", "Writes of the slice of the node", slice_writes);
         // Writing to a string does not fail.
         let _ = encode(&mut text, &all);
         text
-    }
-
-    fn router(&self) -> Router {
-        let (text, ready) = (self.clone(), self.clone());
-        let readiness = move || {
-            let is_ready = ready.is_ready.load(Ordering::Relaxed);
-            std::future::ready(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
-        };
-        let content = [("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")];
-        Router::new()
-            .route("/metrics", get(move || std::future::ready((content, text.text()))))
-            .route("/healthz", get(|| std::future::ready(StatusCode::OK)))
-            .route("/readyz", get(readiness))
     }
 
     /// Answers at an address as long as the program runs. Returns the address, with the chosen port if it was 0.
@@ -85,9 +63,19 @@ impl Metrics {
     /// # Errors
     /// When the address cannot be bound.
     pub async fn serve(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let (text, ready) = (self.clone(), self.clone());
+        let readiness = move || {
+            let is_ready = ready.is_ready.load(Ordering::Relaxed);
+            std::future::ready(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
+        };
+        let content = [("content-type", "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+        let router = Router::new()
+            .route("/metrics", get(move || std::future::ready((content, text.text()))))
+            .route("/healthz", get(|| std::future::ready(StatusCode::OK)))
+            .route("/readyz", get(readiness));
         let listener = tokio::net::TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        tokio::spawn(axum::serve(listener, self.router()).into_future());
+        tokio::spawn(axum::serve(listener, router).into_future());
         Ok(address)
     }
 }
@@ -117,7 +105,7 @@ mod tests {
         metrics.hooks_offered.get_or_create(&Vec::new()).set(3);
         let answer = ask("/metrics").await;
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        let expected = "# HELP gshare_hook_offered Containers that may run; 0 while files of the daemon miss.\n\
+        let expected = "# HELP gshare_hook_offered Most containers; 0 while files of the daemon miss.\n\
              # TYPE gshare_hook_offered gauge\ngshare_hook_offered{} 3\n\
              # HELP gshare_dra_claims_prepared Claims that the kubelet asked to prepare.\n\
              # TYPE gshare_dra_claims_prepared counter\ngshare_dra_claims_prepared_total{result=\"prepared\"} 2\n# EOF\n";

@@ -8,6 +8,7 @@ use super::kubelet::registration_server::{Registration, RegistrationServer};
 use super::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use anyhow::{Context as _, anyhow};
 use futures::FutureExt as _;
+use gshare_openfaas::records::remove;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -133,10 +134,7 @@ fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Resu
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let made = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove(path)?;
         UnixListener::bind(path)
     };
     made().with_context(|| path.display().to_string())

@@ -106,7 +106,7 @@ fn rewrite(kind: u8, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
         let index = number(block, &mut at, bits)?;
         if literal {
             let named = match index {
-                0 => is_authority(string(block, &mut at)?),
+                0 => [(true, &HUFFMAN[..]), (false, b":authority")].contains(&string(block, &mut at)?),
                 index => index == AUTHORITY,
             };
             let value = at;
@@ -122,10 +122,6 @@ fn rewrite(kind: u8, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     }
     new.extend(&payload[end..]);
     Some(new)
-}
-
-fn is_authority((huffman, name): (bool, &[u8])) -> bool {
-    name == if huffman { &HUFFMAN[..] } else { b":authority" }
 }
 
 /// Section 5.1: a number in the last `bits` of a byte, and the bytes after it if they do not hold it.

@@ -164,7 +164,9 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
         }
         let asked = exact.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
         for (key, quantity) in asked {
-            let number = rounded_up(&quantity.0);
+            // As the scheduler takes it: up to the next whole number.
+            let thousandths = || Some(quantity.0.strip_suffix('m')?.parse::<u64>().ok()?.div_ceil(1000));
+            let number = whole(&quantity.0).or_else(thousandths);
             let most = if key == MEMORY { u64::MAX } else { 100 };
             let Some(number) = number.filter(|number| (1..=most).contains(number)) else {
                 let need = if key == MEMORY { "1 or more" } else { "1 to 100" };
@@ -195,11 +197,6 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
         }
     }
     Ok(())
-}
-
-/// A capacity as the scheduler takes it: up to the next whole number.
-fn rounded_up(text: &str) -> Option<u64> {
-    whole(text).or_else(|| Some(text.strip_suffix('m')?.parse::<u64>().ok()?.div_ceil(1000)))
 }
 
 fn share(

@@ -40,19 +40,19 @@ pub struct Options {
     pub sim_memory: Bytes,
     /// The hook on this node.
     #[arg(long, value_name = "FILE", default_value = "/opt/gshare/libgshare_hook.so")]
-    pub hook: String,
+    pub hook: PathBuf,
     /// The daemon's socket. Its directory is mounted into containers, so nothing else may be in it.
     #[arg(long, value_name = "FILE", default_value = "/run/gshare/pods/gshare.sock")]
-    pub socket: String,
+    pub socket: PathBuf,
     /// How the hook is loaded.
     #[arg(long, value_enum, default_value_t = Injection::File)]
     pub inject: Injection,
     /// Pipe directory of a running MPS; the scheduler then sums SM partitions.
     #[arg(long, value_name = "DIR", requires = "mps_shm")]
-    pub mps_pipes: Option<String>,
+    pub mps_pipes: Option<PathBuf>,
     /// Shared memory of MPS, mounted at /dev/shm.
     #[arg(long, value_name = "DIR", requires = "mps_pipes")]
-    pub mps_shm: Option<String>,
+    pub mps_shm: Option<PathBuf>,
     /// Kind of the CDI devices of `nvidia-ctk cdi generate --device-name-strategy=uuid`, which bring the GPU itself.
     #[arg(long, default_value = "nvidia.com/gpu")]
     pub gpu_kind: String,
@@ -84,12 +84,11 @@ pub struct Options {
 
 impl Options {
     fn injected(&self) -> Injected {
-        let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());
         Injected {
-            hook: PathBuf::from(&self.hook),
+            hook: self.hook.clone(),
             injection: self.inject,
-            socket: PathBuf::from(&self.socket),
-            mps: mps.map(|(pipes, shm)| (pipes.into(), shm.into())),
+            socket: self.socket.clone(),
+            mps: self.mps_pipes.clone().zip(self.mps_shm.clone()),
             ..Injected::default()
         }
     }
@@ -135,7 +134,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     ensure!(
         !admin.exists(),
         "--socket: {}: the daemon's admin socket is beside it, and containers would get both. Set `admin_socket` in its configuration",
-        options.socket
+        options.socket.display()
     );
     if node.injected.injection == Injection::File {
         let file = node.injected.preload();

@@ -21,16 +21,16 @@ pub async fn publish(client: &Client, node: &Node) -> anyhow::Result<usize> {
     let slices: Api<ResourceSlice> = Api::all(client.clone());
     let mine = format!("spec.driver={DRIVER},spec.nodeName={}", node.name);
     let found = slices.list(&ListParams::default().fields(&mine)).await.map_err(heard)?;
-    let plan = slice::plan(node, &owner, &found.items);
+    let (delete, write) = slice::plan(node, &owner, &found.items);
     let mut writes = 0;
-    for name in &plan.delete {
+    for name in &delete {
         match slices.delete(name, &DeleteParams::default()).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             result => drop(result.map_err(heard)?),
         }
         writes += 1;
     }
-    let Some(new) = &plan.write else { return Ok(writes) };
+    let Some(new) = &write else { return Ok(writes) };
     let written = match new.metadata.resource_version {
         None => slices.create(&PostParams::default(), new).await,
         Some(_) => slices.replace(&slice::name(node), &PostParams::default(), new).await,

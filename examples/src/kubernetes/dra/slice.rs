@@ -22,30 +22,22 @@ const MIB: u64 = 1 << 20;
 
 /// The slice of `node`, which goes with the Node object `owner`.
 pub fn slice(node: &Node, owner: OwnerReference, generation: i64) -> ResourceSlice {
+    let (name, owner_references) = (Some(name(node)), Some(vec![owner]));
     ResourceSlice {
-        metadata: ObjectMeta {
-            name: Some(name(node)),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
+        metadata: ObjectMeta { name, owner_references, ..ObjectMeta::default() },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.into(),
+            node_name: Some(node.name.clone()),
+            pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
+            devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.injected.mps.is_some())).collect()),
+            ..ResourceSliceSpec::default()
         },
-        spec: spec(node, generation),
     }
 }
 
 /// Name of the slice, the same at each start.
 pub fn name(node: &Node) -> String {
     format!("{}-{DRIVER}", node.name)
-}
-
-/// Spec of the slice.
-pub fn spec(node: &Node, generation: i64) -> ResourceSliceSpec {
-    ResourceSliceSpec {
-        driver: DRIVER.into(),
-        node_name: Some(node.name.clone()),
-        pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
-        devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.injected.mps.is_some())).collect()),
-        ..ResourceSliceSpec::default()
-    }
 }
 
 fn device(gpu: &Gpu, side_by_side: bool) -> Device {
@@ -85,31 +77,26 @@ fn capacity(value: &str, step: &str, max: &str) -> DeviceCapacity {
     DeviceCapacity { value: quantity(value), request_policy: Some(policy) }
 }
 
-/// The writes that leave the API server with exactly this node's slice.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Plan {
-    /// Names of slices to delete.
-    pub delete: Vec<String>,
-    /// The slice to write: to make, or to replace at the version that was read.
-    pub write: Option<ResourceSlice>,
-}
-
-/// Compares the existing slices with the wanted slice.
-pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Plan {
+/// The writes that leave the API server with exactly this node's slice: the names of slices to delete, and the slice to make, or to replace
+/// at the version that was read.
+pub fn plan(
+    node: &Node,
+    owner: &OwnerReference,
+    found: &[ResourceSlice],
+) -> (Vec<String>, Option<ResourceSlice>) {
     let newest = found.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
-    let mine = name(node);
+    let mut wanted = slice(node, owner.clone(), newest);
     let (kept, extra): (Vec<_>, Vec<_>) =
-        found.iter().partition(|slice| slice.metadata.name.as_ref() == Some(&mine));
+        found.iter().partition(|slice| slice.metadata.name == wanted.metadata.name);
     let is_right = |old: &&ResourceSlice| {
-        let owners = old.metadata.owner_references.iter().flatten();
-        old.spec == spec(node, newest) && owners.into_iter().any(|other| other.uid == owner.uid)
+        let mut owners = old.metadata.owner_references.iter().flatten();
+        old.spec == wanted.spec && owners.any(|other| other.uid == owner.uid)
     };
-    let write = kept.iter().copied().find(is_right).is_none().then(|| {
-        let mut new = slice(node, owner.clone(), newest + 1);
-        new.metadata.resource_version = kept.first().and_then(|old| old.metadata.resource_version.clone());
-        new
-    });
-    Plan { delete: extra.into_iter().filter_map(|slice| slice.metadata.name.clone()).collect(), write }
+    let write = !kept.iter().any(is_right);
+    wanted.spec.pool.generation += 1;
+    wanted.metadata.resource_version = kept.first().and_then(|old| old.metadata.resource_version.clone());
+    let delete = extra.into_iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+    (delete, write.then_some(wanted))
 }
 
 /// Whether the API server kept the field for shared devices, which it silently drops without its feature gate.
@@ -134,10 +121,10 @@ mod tests {
     fn a_slice_is_made_once_kept_while_it_is_right_and_replaced_when_it_is_not() {
         let node = node();
         let first = plan(&node, &owner(), &[]);
-        let made = first.write.unwrap();
+        let made = first.1.unwrap();
         assert_eq!(made.spec.pool.generation, 1);
         assert!(is_shareable(&made));
-        assert_eq!(plan(&node, &owner(), std::slice::from_ref(&made)), Plan::default());
+        assert_eq!(plan(&node, &owner(), std::slice::from_ref(&made)), (Vec::new(), None));
 
         let mut grown = node.clone();
         grown.gpus.pop();
@@ -147,10 +134,10 @@ mod tests {
         stray.metadata.name = Some("stray".into());
         stray.spec.pool.generation = 5;
         let third = plan(&grown, &owner(), &[stray, read]);
-        let replaced = third.write.unwrap();
+        let replaced = third.1.unwrap();
         assert_eq!(replaced.spec.pool.generation, 6, "above every generation there is");
         assert_eq!(replaced.metadata.resource_version.as_deref(), Some("7"));
-        assert_eq!(third.delete, ["stray"]);
+        assert_eq!(third.0, ["stray"]);
     }
 
     #[test]
@@ -158,7 +145,7 @@ mod tests {
         for mps in [true, false] {
             let mut node = node();
             node.injected.mps = mps.then(|| ("/p".into(), "/s".into()));
-            for device in spec(&node, 1).devices.unwrap() {
+            for device in slice(&node, owner(), 1).spec.devices.unwrap() {
                 for (key, capacity) in device.capacity.unwrap() {
                     let number = |q: &Quantity| whole(&q.0).unwrap();
                     let policy = capacity.request_policy.unwrap();

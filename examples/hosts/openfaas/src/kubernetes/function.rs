@@ -203,19 +203,6 @@ pub const FIELDS: [(&str, &str); 16] = [
     ("share.memory", "fastgshare/gpu_mem"),
 ];
 
-/// Fields of a deployment, and their names in an object.
-const OTHERS: [(&str, &str); 9] = [
-    ("service", "metadata.name"),
-    ("image", "spec.image"),
-    ("envProcess", "spec.args"),
-    ("envVars", "spec.env"),
-    ("secrets", "spec.secrets"),
-    ("limits", "spec.limits"),
-    ("requests", "spec.requests"),
-    ("labels", "spec.labels"),
-    ("annotations", "spec.annotations"),
-];
-
 /// The fields of these that are numbers.
 const NUMBERS: [&str; 4] = ["minReplicas", "maxReplicas", "concurrency", "batch"];
 
@@ -328,10 +315,13 @@ pub fn in_fields(message: &str) -> String {
             message = message.replace(&format!("{of}{key}"), &format!("spec.{field}"));
         }
     }
-    let of = OTHERS.iter().find_map(|(own, field)| Some((message.strip_prefix(own)?, field)));
-    match of.filter(|(rest, _)| rest.starts_with(": ")) {
-        Some((rest, field)) => format!("{field}{rest}"),
-        None => message,
+    let Some((field, rest)) = message.split_once(": ") else { return message };
+    match field {
+        "service" => format!("metadata.name: {rest}"),
+        "envProcess" => format!("spec.args: {rest}"),
+        "envVars" => format!("spec.env: {rest}"),
+        "image" | "secrets" | "limits" | "requests" | "labels" | "annotations" => format!("spec.{message}"),
+        _ => message,
     }
 }
 

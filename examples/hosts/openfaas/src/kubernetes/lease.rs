@@ -164,9 +164,9 @@ pub async fn run(
 /// Time since the machine started, with that for which it slept, and of day.
 fn clock() -> (Timestamp, jiff::Timestamp) {
     let since = clock_gettime(ClockId::Boottime);
-    let parts = (u64::try_from(since.tv_sec), u64::try_from(since.tv_nsec));
-    // Neither is below zero.
-    let nanos = parts.0.unwrap_or(0) * 1_000_000_000 + parts.1.unwrap_or(0);
+    // Neither part is below zero.
+    let [seconds, nanos] = [since.tv_sec, since.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+    let nanos = seconds * 1_000_000_000 + nanos;
     (Timestamp::from_nanos(nanos), jiff::Timestamp::now())
 }
 

@@ -144,13 +144,11 @@ pub fn excluded(node: &Node, spec: &PodSpec) -> Option<Excluded> {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let asked = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
     let offers = |name: &String| offered.and_then(|all| all.get(name)).is_some_and(|count| count.0 != "0");
-    let mut extended = asked.filter(|(name, _)| is_extended(name)).map(|(name, _)| name);
+    // A device plugin's resource has a domain other than Kubernetes' own.
+    let other =
+        |name: &str| name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"));
+    let mut extended = asked.map(|(name, _)| name).filter(|name| other(name));
     extended.find(|name| !offers(name)).map(|name| Excluded::Resource(name.clone()))
-}
-
-/// Answers if a resource is of a device plugin: its name has a domain that is not Kubernetes' own.
-fn is_extended(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }
 
 /// Answers if all of a term holds; a term that asks for nothing fits no node.

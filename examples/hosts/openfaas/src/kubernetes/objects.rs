@@ -47,7 +47,8 @@ const COMPLETED: &str = "Completed";
 /// The objects of the host's namespaces. Functions have the names by which the host knows them.
 #[derive(Debug)]
 pub struct Objects {
-    scope: Scope,
+    /// Their namespaces.
+    pub scope: Scope,
     secrets: Api<Secret>,
     /// The newest versions that were seen.
     known: Mutex<BTreeMap<String, GpuFunction>>,
@@ -108,11 +109,6 @@ impl Objects {
             serving: Mutex::default(),
             turns,
         }
-    }
-
-    /// Whether functions of other namespaces are the host's too.
-    pub const fn has_all_namespaces(&self) -> bool {
-        self.scope.everywhere
     }
 
     /// The function of an object.
@@ -445,13 +441,10 @@ impl Objects {
         }
     }
 
-    /// Notes why a function of an earlier leader is not deployed as its object is.
-    pub fn refuse(&self, object: &GpuFunction, error: &ApiError) {
-        self.refused.lock().insert(self.service(object), in_fields(&error.message));
-    }
-
-    /// Deploys the version that served before the object got a fault. Without one, or if this has a fault by now, none serves.
-    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction) {
+    /// A function of an earlier leader is not deployed as its object is: deploys the version that served before the object got its fault.
+    /// Without one, or if this has a fault by now, none serves.
+    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction, fault: &ApiError) {
+        self.refused.lock().insert(self.service(object), in_fields(&fault.message));
         let spec = object.status.as_ref().and_then(|status| status.serving.clone());
         let Some(Ok(spec)) = spec.map(serde_json::from_value::<GpuFunctionSpec>) else { return };
         let earlier = GpuFunction {

@@ -217,7 +217,7 @@ impl Pods {
         let pause = {
             let mut places = self.places.lock();
             let Some(place) = places.nodes.get_mut(name) else { return };
-            place.refusal.insert(Refusal::after(place.refusal.as_ref(), RESTS, why)).pause()
+            place.refusal.insert(Refusal::after(place.refusal.as_ref(), RESTS, why)).pause
         };
         node.host().nodes_changed(node.now());
         let weak = Arc::downgrade(node);

@@ -164,11 +164,6 @@ impl Pods {
         }
     }
 
-    /// Sends no further write: another host leads.
-    pub fn stop(&self) {
-        self.turns.fence.close();
-    }
-
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
     ///
     /// # Errors

@@ -108,11 +108,11 @@ fn waiting() -> axum::Router {
 }
 
 /// Stops the writes of a leader at the end of its lead.
-pub(super) struct Leads(pub(super) Arc<Pods>);
+pub(super) struct Leads(pub(super) Fence);
 
 impl Drop for Leads {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.close();
     }
 }
 
@@ -141,10 +141,10 @@ async fn lead(
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
     let everywhere = settings.all_namespaces;
     let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+    let _leads = Leads(fence.clone());
     let mut pods = Pods::new(scope, &leader, injected, fence);
     pods.privileged = settings.privileged_pods;
     let pods = Arc::new(pods);
-    let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
     let mut runner = runner(folder.path(), Arc::clone(&pods))?;
     runner.partitioned = partitioned;
@@ -208,8 +208,7 @@ pub(super) async fn follow(
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
         if let Err(error) = deploy(app, objects.record_of(object), true) {
-            objects.refuse(object, &error);
-            objects.deploy_earlier(app, object);
+            objects.deploy_earlier(app, object, &error);
         }
     }
     let adopted = pods.adopt_all(node).await.context("pods")?;

@@ -157,8 +157,8 @@ type Shared = Arc<Mutex<Option<Leading>>>;
 /// What a leader does until it leads no longer.
 async fn leads(client: Client, leader: String, fence: Fence, shared: Shared) -> anyhow::Result<()> {
     let scope = Scope { client: client.clone(), home: NAMESPACE.to_owned(), everywhere: false };
+    let _leads = Leads(fence.clone());
     let pods = Arc::new(Pods::new(scope, &leader, Injected::default(), fence));
-    let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "world", 0o700)?;
     let mut options = Options::parse_from(["gshare-openfaas"]);
     // As in the manifest.
