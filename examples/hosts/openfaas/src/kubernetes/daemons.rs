@@ -50,10 +50,7 @@ impl Daemons {
 
     async fn answer(&self, node: &str) -> anyhow::Result<Snapshot> {
         let known = self.known.lock().get(node).copied();
-        let address = match known {
-            Some(address) => address,
-            None => self.find(node).await?,
-        };
+        let address = if let Some(address) = known { address } else { self.find(node).await? };
         self.known.lock().insert(node.to_owned(), address);
         ask(address).await.with_context(|| address.to_string())
     }

@@ -60,6 +60,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const GRACE: u32 = 1;
 /// Folder of the measured points that functions may name.
 const PROFILES: &str = "/etc/gshare/profiles";
+/// Pods of one answer: ten thousand at once take more memory than the host has.
+const PAGE: u32 = 500;
 /// Pause between two looks at a GPU with pods that no instance has.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -499,25 +501,31 @@ impl Pods {
     /// The API server's.
     pub async fn adopt_all(self: &Arc<Self>, node: &Arc<Node>) -> Result<usize, kube::Error> {
         let api = self.scope.api::<Pod>();
-        let all = api.list(&ListParams::default().labels(FUNCTION)).await?.items;
-        let mut adopted = 0;
-        for pod in &all {
-            if is_over(pod) {
-                self.was_done(node, pod);
-                if still_runs(pod) {
-                    self.stray(&Arc::downgrade(node), pod);
-                }
-                continue;
-            }
-            match self.adopt(node, pod) {
-                Ok(()) => adopted += 1,
-                Err(why) => {
-                    eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
-                    self.stray(&Arc::downgrade(node), pod);
-                }
+        let (mut adopted, mut page) = (0, ListParams::default().labels(FUNCTION).limit(PAGE));
+        loop {
+            let pods = api.list(&page).await?;
+            page.continue_token = pods.metadata.continue_.filter(|token| !token.is_empty());
+            adopted += pods.items.iter().filter(|pod| self.adopt_or_end(node, pod)).count();
+            if page.continue_token.is_none() {
+                return Ok(adopted);
             }
         }
-        Ok(adopted)
+    }
+
+    /// Whether a pod of an earlier leader is an instance's from now on.
+    fn adopt_or_end(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod) -> bool {
+        if is_over(pod) {
+            self.was_done(node, pod);
+            if still_runs(pod) {
+                self.stray(&Arc::downgrade(node), pod);
+            }
+            return false;
+        }
+        let ends = |why: &String| {
+            eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
+            self.stray(&Arc::downgrade(node), pod);
+        };
+        self.adopt(node, pod).inspect_err(ends).is_ok()
     }
 
     /// A training job that ended while no host led does not start again.

@@ -139,8 +139,8 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let everywhere = settings.all_namespaces;
-    let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
+    let scope =
+        Scope { client: client.clone(), home: namespace.clone(), everywhere: settings.all_namespaces };
     let _leads = Leads(fence.clone());
     let mut pods = Pods::new(scope, &leader, injected, fence);
     pods.privileged = settings.privileged_pods;

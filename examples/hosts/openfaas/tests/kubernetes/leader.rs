@@ -1,5 +1,6 @@
 //! A new leader goes on where an earlier one ended.
 
+use super::api_server::Seen;
 use super::common::{Provider, within};
 use super::kubelet::{Cluster, FUNCTIONS, PODS, ready};
 use super::life::{SHARE, deploy};
@@ -36,6 +37,9 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
     let host = cluster.host(&[]);
     assert!(host.line.contains("3 functions"), "{}", host.line);
+    let lists = |seen: &Seen| seen.line() == format!("GET {PODS}") && !seen.is_watch();
+    let by_pages = |seen: &Seen| seen.query.contains("limit=");
+    assert!(cluster.api.lock().seen.iter().filter(|seen| lists(seen)).all(by_pages), "a list takes memory");
     assert_eq!(host.call("POST", "/function/plain/echo", "x"), (200, "x".to_owned()));
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
