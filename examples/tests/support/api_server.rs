@@ -44,6 +44,10 @@ impl Seen {
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
+
+    pub(crate) fn is_watch(&self) -> bool {
+        self.query.contains("watch=true")
+    }
 }
 
 /// The reason why an object is not admitted, if any.
