@@ -114,6 +114,7 @@ pub(super) struct Client {
     pub(super) id: ClientId,
     pub(super) gpu: usize,
     pub(super) share: Share,
+    /// The request of this window. A share that changes in the window counts for the rest of it.
     pub(super) request: Duration,
     pub(super) limit: Duration,
     /// The largest limit in force in this window.
@@ -125,7 +126,7 @@ pub(super) struct Client {
     pub(super) lag: i64,
     /// Lag of earlier windows, by which the limit of this window is raised.
     pub(super) brought: Duration,
-    /// The client joined or its share changed in this window, so it may not have had a whole window.
+    /// The client joined in this window, so it may not have had a whole window.
     pub(super) fresh: bool,
     /// Time beyond the request, claimed by no other client and fading.
     pub(super) surplus: Duration,
@@ -265,8 +266,18 @@ impl Client {
         }
     }
 
-    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined or
-    /// changed its share in the window, has missed nothing.
+    /// Puts another share in force for the part of a window still `left`, out of its whole `length`.
+    pub(super) fn reshare(&mut self, share: Share, left: Duration, length: Duration) {
+        let (old, new) = (self.share.quota.request().of(left), share.quota.request().of(left));
+        self.lag = self.lag.saturating_add(signed(new)).saturating_sub(signed(old));
+        self.request = self.request.saturating_add(new).saturating_sub(old);
+        self.share = share;
+        self.limit = share.quota.limit().of(length);
+        self.largest = self.largest.max(self.limit);
+    }
+
+    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined in
+    /// the window, has missed nothing.
     pub(super) fn carried_lag(&self, longest: Duration, length: Duration) -> i64 {
         let windows = 1 + longest.as_nanos().div_ceil(length.as_nanos());
         let most = if self.wants() && !self.fresh { signed(self.request.saturating_mul(windows)) } else { 0 };
@@ -274,7 +285,7 @@ impl Client {
     }
 
     /// Starts a window with `lag`, the kept part of the client's lag at the end of the `past` window.
-    pub(super) fn begin_window(&mut self, past: Past, lag: i64, counts: bool, window: u64) {
+    pub(super) fn begin_window(&mut self, past: Past, lag: i64, counts: bool, gpu: &Gpu) {
         let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
         self.surplus = match counts {
             true => self.surplus.saturating_add(beyond(past.used, past.request, forgiven)),
@@ -286,11 +297,12 @@ impl Client {
             lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
             // A token from before the past window may use the unused limits of all windows since.
             left: match self.holds {
-                Some(token) if token.window + 1 < window => self.last.left.saturating_add(past.left),
+                Some(token) if token.window + 1 < gpu.window => self.last.left.saturating_add(past.left),
                 _ => past.left,
             },
         };
         self.brought = self.last.missed.min(self.last.lag);
+        self.request = self.share.quota.request().of(gpu.length);
         self.lag = lag.saturating_add(signed(self.request));
         self.fresh = false;
     }

@@ -133,14 +133,8 @@ impl Ledger {
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => self.join(now, client, gpu, share),
             TokenEvent::ShareChanged { client, share } => {
-                let window = self.config.window;
                 let (known, gpu) = self.pair(client.slot());
-                known.share = share;
-                let request = share.quota.request().of(window);
-                known.lag = known.lag.saturating_add(signed(request)).saturating_sub(signed(known.request));
-                (known.request, known.fresh) = (request, true);
-                known.limit = share.quota.limit().of(window);
-                known.largest = known.largest.max(known.limit);
+                known.reshare(share, gpu.window_end.saturating_since(now), gpu.length);
                 gpu.refile(known);
                 let gpu = known.gpu;
                 self.reshuffle(gpu);
@@ -368,7 +362,7 @@ impl Ledger {
                 lag
             };
             let lag = i64::try_from(lag).unwrap_or(0).min(client.debt());
-            client.begin_window(*past, lag, single && settled, gpu.window);
+            client.begin_window(*past, lag, single && settled, gpu);
         }
     }
 

@@ -403,6 +403,22 @@ mod tests {
             self.now = end;
         }
 
+        /// Lets time pass until something happens. Each token of the first client is one `kernel` in ms, reported when it is launched.
+        fn step_beside(&mut self, kernel: u64) {
+            if let Some(run) = self.running.iter_mut().find(|run| run.0 == id(0)) {
+                let used = self.used.get(&id(0)).copied().unwrap_or_default();
+                if run.2 - used < ms(kernel) {
+                    *run = (id(0), self.now + ms(kernel), used + ms(kernel));
+                    let event =
+                        TokenEvent::Used { client: id(0), used: used + ms(kernel), state: UseState::Holds };
+                    let actions = self.engine.orders(self.now, event).unwrap();
+                    assert!(actions.is_empty(), "{actions:?}");
+                }
+            }
+            let next = self.running.iter().map(|run| run.1).chain(self.engine.next_deadline()).min();
+            self.run_until(next.unwrap().max(self.now));
+        }
+
         fn used_ms(&self, slot: u32) -> u64 {
             self.used.get(&id(slot)).map_or(0, |used| used.as_nanos() / 1_000_000)
         }
@@ -539,23 +555,8 @@ mod tests {
         ] {
             let mut bench = Bench::new(&[(quotas[0], 100), (quotas[1], 100)], ms(1));
             let windows = 300;
-            // Each token of the first client is one kernel of its own length, reported when it is launched.
             while bench.now < at(windows * 100) {
-                if let Some(run) = bench.running.iter_mut().find(|run| run.0 == id(0)) {
-                    let used = bench.used.get(&id(0)).copied().unwrap_or_default();
-                    if run.2 - used < ms(kernel) {
-                        *run = (id(0), bench.now + ms(kernel), used + ms(kernel));
-                        let event = TokenEvent::Used {
-                            client: id(0),
-                            used: used + ms(kernel),
-                            state: UseState::Holds,
-                        };
-                        let actions = bench.engine.orders(bench.now, event).unwrap();
-                        assert!(actions.is_empty(), "{actions:?}");
-                    }
-                }
-                let next = bench.running.iter().map(|run| run.1).chain(bench.engine.next_deadline()).min();
-                bench.run_until(next.unwrap().max(bench.now));
+                bench.step_beside(kernel);
             }
             let got = [0, 1].map(|slot| bench.used_ms(slot) as f64 / windows as f64);
             assert!(got[0] > 39.0 && got[1] > 48.9, "{kernel} ms, {quotas:?}: {got:?} per cent");
@@ -851,6 +852,27 @@ mod tests {
         bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.9", 100) });
         bench.run_until(at(1_200));
         assert!((910..=920).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
+    }
+
+    /// Time which the second client misses during the long kernels of the first is made good, although its limit or its request changes in
+    /// every window, as a vertical scaler does.
+    #[test]
+    fn missed_time_outlives_other_shares() {
+        for (other, due) in [("0.5:0.9", 50), ("0.4:1", 45)] {
+            let mut bench = Bench::new(&[("0.4:1", 100), ("0.5:1", 100)], ms(1));
+            let mut halves = 0;
+            while bench.now < at(30_000) {
+                bench.step_beside(200);
+                let half = bench.now.as_nanos() / 50_000_000;
+                if half != halves {
+                    halves = half;
+                    let share = share(if half % 2 == 0 { "0.5:1" } else { other }, 100);
+                    bench.send(TokenEvent::ShareChanged { client: id(1), share });
+                }
+            }
+            let got = bench.used_ms(1) as f64 / 300.0;
+            assert!(got > f64::from(due) - 0.5, "{got:.1} of {due} ms of each window");
+        }
     }
 
     /// A cut from 100 % to 1 % would otherwise lock the client out for a hundred windows.
