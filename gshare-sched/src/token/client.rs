@@ -24,8 +24,8 @@ pub(super) struct Token {
     pub(super) occupied: Duration,
     /// SMs counted for the token.
     pub(super) sm: u16,
-    /// Whether the client was asked to give the token back early.
-    pub(super) recalled: bool,
+    /// The lower total of a recall: the client was asked to give the token back at this total.
+    pub(super) recalled: Option<Duration>,
 }
 
 /// How long the ledger waits for a token: until `grace` after its end, and for at most `max_debt` of work known to run.
@@ -193,6 +193,15 @@ impl Client {
         token.until.max(token.since.saturating_add(runs)).saturating_add(patience.grace)
     }
 
+    /// When the client's SMs are free again: a recalled client first runs up to the recall's total and ends its known work, and any other
+    /// client may keep its token until its `release`.
+    pub(super) fn returns_at(&self, token: &Token, release: Timestamp, now: Timestamp) -> Timestamp {
+        let Some(allowed) = token.recalled else { return release };
+        let busy = token.base.saturating_add(now.saturating_since(token.since));
+        let left = allowed.saturating_sub(self.charged.max(busy)).max(self.running(now));
+        now.saturating_add(left).min(release)
+    }
+
     /// How long a token has kept the GPU, as far as known.
     pub(super) fn lasted(&self, token: &Token) -> Duration {
         token.occupied.max(self.spent(token))
@@ -217,8 +226,9 @@ impl Client {
     /// taken to have been busy since the grant.
     pub(super) fn recalled_at(&self, now: Timestamp, least: Duration, urgent: bool) -> Option<Duration> {
         // A token about to end by the clock comes back by itself.
-        let token =
-            self.holds.filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
+        let token = self
+            .holds
+            .filter(|token| token.recalled.is_none() && token.until.saturating_since(now) >= least)?;
         let held = now.saturating_since(token.since);
         let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
         let charged = self.charged.max(token.base);

@@ -532,7 +532,7 @@ impl Ledger {
             Some(held) if held.window == gpu.window => {
                 // Overuse counts as used, and the budget comes on top of it.
                 let allowed = held.allowed.max(client.charged).saturating_add(budget);
-                Token { allowed, until: until.max(held.until), recalled: false, ..held }
+                Token { allowed, until: until.max(held.until), recalled: None, ..held }
             }
             replaced => {
                 let base = replaced.map_or(Duration::ZERO, |token| token.allowed).max(client.charged);
@@ -545,7 +545,7 @@ impl Ledger {
                     since: now,
                     occupied: Duration::ZERO,
                     sm,
-                    recalled: false,
+                    recalled: None,
                 }
             }
         };
@@ -575,7 +575,7 @@ impl Ledger {
                 .filter_map(|&(_, other)| self.clients.at(other))
                 .filter_map(|client| Some((client, client.holds?)))
         };
-        let recalled = others().filter(|(_, token)| token.recalled);
+        let recalled = others().filter(|(_, token)| token.recalled.is_some());
         let mut room = gpu.free + recalled.map(|(_, token)| token.sm).sum::<u16>();
         // Mostly they are recalled already.
         if room >= needed {
@@ -594,7 +594,7 @@ impl Ledger {
         });
         for (client, _, allowed) in beyond.into_iter().take(enough.map_or(0, |last| last + 1)) {
             let (known, _) = self.pair(client.slot());
-            known.holds.as_mut().expect("a holder has a token").recalled = true;
+            known.holds.as_mut().expect("a holder has a token").recalled = Some(allowed);
             actions.push(TokenAction::Recall { client, allowed });
         }
     }

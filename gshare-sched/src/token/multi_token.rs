@@ -206,21 +206,24 @@ impl MultiToken {
         Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
     }
 
-    /// The latest time at which `needed` SMs are free, and the number of SMs free beside them. Recalled tokens come back at once.
+    /// The time at which `needed` SMs are free for the client `head`, and the number of SMs free beside them.
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
+        let now = self.ledger.now;
+        let holder = |&(release, slot): &(Timestamp, u32)| {
+            let client = self.ledger.clients.at(slot).filter(|_| slot != head)?;
+            client.holds.map(|token| (client.returns_at(&token, release, now), token.sm))
+        };
+        let mut holders: Vec<_> = gpu.releases.iter().filter_map(holder).collect();
+        holders.sort_unstable();
         let mut free = gpu.free;
-        for recalled in [true, false] {
-            for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-                let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
-                free += held.filter(|token| token.recalled == recalled).map_or(0, |token| token.sm);
-                if free >= needed {
-                    let at = if recalled { self.ledger.now } else { release };
-                    return Reservation { at, beside: free - needed };
-                }
+        for (at, sm) in holders {
+            free += sm;
+            if free >= needed {
+                return Reservation { at, beside: free - needed };
             }
         }
         // Free and held SMs are the whole GPU, and no client needs more.
-        Reservation { at: self.ledger.now, beside: 0 }
+        Reservation { at: now, beside: 0 }
     }
 }
 
@@ -760,6 +763,33 @@ mod tests {
         bench.says(id(5), UseState::Idle);
         bench.says(id(6), UseState::Wants);
         assert_eq!(recalled(&bench), 3);
+    }
+
+    /// The last kernel of a recalled holder lasts 200 ms. Meanwhile its neighbour's SMs are of use to a client that fits beside it, up to
+    /// the time at which the reserved client can run.
+    #[test]
+    fn room_is_reserved_from_the_time_at_which_a_recalled_holder_ends() {
+        let mut bench = Bench::new(&[("0:1", 60)], ms(1));
+        bench.join(1, "0.3:0.6", 90);
+        bench.join(2, "0:1", 30);
+        bench.now = at(3);
+        bench.says(id(1), UseState::Wants);
+        assert!(
+            bench.log.iter().any(|(_, order)| matches!(order, TokenAction::Recall { .. })),
+            "{:?}",
+            bench.log
+        );
+        bench.uses(id(0), ms(200), UseState::Holds);
+        bench.says(id(2), UseState::Wants);
+        assert!(bench.engine.client(id(2)).unwrap().holds.is_some(), "{:?}", bench.log);
+        let allowed = |bench: &Bench| {
+            bench.log.iter().filter(|(_, order)| matches!(order, TokenAction::Allow { .. })).count()
+        };
+        bench.running.retain(|run| run.0 != id(0));
+        bench.run_until(at(190));
+        let orders = allowed(&bench);
+        bench.run_until(at(199));
+        assert_eq!(allowed(&bench), orders, "a token from now on could delay the reserved client");
     }
 
     /// Narrow holders that would make too little room keep their tokens, and so does a holder about to end.
