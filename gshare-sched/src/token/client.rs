@@ -24,7 +24,8 @@ pub(super) struct Token {
     pub(super) occupied: Duration,
     /// SMs counted for the token.
     pub(super) sm: u16,
-    /// The lower total of a recall: the client was asked to give the token back at this total.
+    /// The total at which the client gives the token back for another client: by a recall, or since the token ends before the room
+    /// reserved for the other.
     pub(super) recalled: Option<Duration>,
 }
 
@@ -181,6 +182,13 @@ impl Client {
     /// The least time for which the client's token still keeps the GPU.
     pub(super) fn left(&self, window: u64, now: Timestamp) -> Duration {
         self.outstanding(window).max(self.running(now))
+    }
+
+    /// GPU time of up to `most` for a next grant which the client can use by `end`: once the rest of its token is used up, and within its
+    /// limit.
+    pub(super) fn budget(&self, most: Duration, end: Timestamp, window: u64, now: Timestamp) -> Duration {
+        let time = end.saturating_since(now).saturating_sub(self.left(window, now));
+        most.min(self.remain(window)).min(time)
     }
 
     pub(super) fn committed(&self, window: u64) -> Duration {

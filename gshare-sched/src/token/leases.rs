@@ -101,9 +101,7 @@ impl Turn<'_> {
         let Ok(of) = self.ledger.get(client) else { return false };
         let waits = gpu.ready.iter().any(|rank| rank.slot == client.slot());
         let (sm, held) = (of.token_sm(gpu.window), of.holds.map_or(0, |token| token.sm));
-        // What the token still allows is used up before the new time begins.
-        let rest = gpu.window_end.saturating_since(now).saturating_sub(of.left(gpu.window, now));
-        let budget = most.min(of.remain(gpu.window)).min(rest);
+        let budget = of.budget(most, gpu.window_end, gpu.window, now);
         if !waits || sm.saturating_sub(held) > gpu.free || budget.is_zero() {
             return false;
         }

@@ -564,6 +564,12 @@ impl Ledger {
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
+    /// A client's token, granted ahead of a reservation, ends in time for it.
+    pub(super) fn ends_in_time(&mut self, slot: u32) {
+        let token = self.pair(slot).0.holds.as_mut().expect("a client has its token");
+        token.recalled = Some(token.allowed);
+    }
+
     /// Asks other holders to give their tokens back early (see [`Client::recalled_at`]), as many as make room for the client of `rank`; none
     /// if all of them would make too little room.
     pub(super) fn recall(&mut self, index: usize, rank: Rank, needed: u16, actions: &mut Vec<TokenAction>) {

@@ -145,6 +145,7 @@ impl MultiToken {
                 let left = client.left(window, now);
                 let overhead =
                     left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
+                let mut ahead = false;
                 match &mut reservation {
                     None if needed > gpu.free => {
                         if !rank.ineligible && client.miss(gpu) >= self.ledger.config.min_token {
@@ -162,11 +163,15 @@ impl MultiToken {
                         if budget < self.ledger.config.min_token {
                             continue;
                         }
+                        ahead = true;
                     }
                 }
                 if budget >= least {
                     let free = self.ledger.gpus[index].free;
                     self.ledger.grant(rank.slot, budget, sm, until, actions);
+                    if ahead {
+                        self.ledger.ends_in_time(rank.slot);
+                    }
                     if self.ledger.gpus[index].free > free {
                         // The replaced token gave SMs back, so a client without room before may fit now.
                         (reservation, behind, from) = (None, 0, None);
@@ -184,11 +189,8 @@ impl MultiToken {
     fn offer(&self, gpu: &Gpu, client: &Client, rank: Rank, ready: u64) -> Offer {
         let config = &self.ledger.config;
         let now = self.ledger.now;
-        let left = gpu.window_end.saturating_since(now);
-        // The new budget begins once the rest of the token is used up. A budget beyond the window's end would stay part of the allowed
-        // total, on top of the next window's limit.
-        let rest = left.saturating_sub(client.left(gpu.window, now));
-        let budget = config.max_token.min(client.remain(gpu.window)).min(rest);
+        // A budget beyond the window's end would stay part of the allowed total, on top of the next window's limit.
+        let budget = client.budget(config.max_token, gpu.window_end, gpu.window, now);
         let any = Duration::from_nanos(1);
         let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if ready <= 1 {
@@ -198,7 +200,7 @@ impl MultiToken {
         let extends = client.holds.is_some_and(|token| token.window == gpu.window);
         let least = if extends { config.min_token } else { any };
         if rank.ineligible {
-            let fair = Duration::from_nanos(left.as_nanos() / ready);
+            let fair = Duration::from_nanos(gpu.window_end.saturating_since(now).as_nanos() / ready);
             return Offer { budget: budget.min(fair.max(quarter)), least, until: gpu.window_end };
         }
         let lag = client.miss(gpu);

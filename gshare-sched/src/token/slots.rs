@@ -208,7 +208,7 @@ impl Slots {
     /// Step 3: serves the other clients in the spare time. Answers whether to go through them again.
     fn serve_spare(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
         let gpu = &ledger.gpus[index];
-        let (now, window_end) = (ledger.now, gpu.window_end);
+        let (now, window, window_end) = (ledger.now, gpu.window, gpu.window_end);
         let config = &ledger.config;
         let (most, slack, least) = (config.max_token, config.slack, config.min_token);
         let ready = gpu.ready.len() as u64;
@@ -235,7 +235,8 @@ impl Slots {
             }
             let horizon = self.horizon(ledger, index, rank.slot);
             let end = if horizon < window_end { horizon.saturating_sub(slack) } else { horizon };
-            let enough = end.saturating_since(Self::runs_until(ledger, index, rank.slot)) >= least;
+            let left = ledger.clients.at(rank.slot).map_or(Duration::ZERO, |client| client.left(window, now));
+            let enough = end.saturating_since(now).saturating_sub(left) >= least;
             if enough || horizon == window_end {
                 again = self.serve(ledger, index, rank.slot, budget, (end, horizon), actions)
                     == Served::AndMadeRoom;
@@ -272,8 +273,7 @@ impl Slots {
         let (window, free) = (gpu.window, gpu.free);
         let Some(client) = ledger.clients.at(slot) else { return Served::Not };
         let sm = client.token_sm(window);
-        let time = end.saturating_since(Self::runs_until(ledger, index, slot));
-        let budget = budget.min(client.remain(window)).min(time);
+        let budget = client.budget(budget, end, window, ledger.now);
         if !matches!(client.filed, Filed::Ready(_))
             || Self::needed(ledger, index, slot) > free
             || budget.is_zero()
@@ -290,14 +290,6 @@ impl Slots {
         let Some(client) = ledger.clients.at(slot) else { return 0 };
         let held = client.holds.map_or(0, |token| token.sm);
         client.token_sm(ledger.gpus[index].window).saturating_sub(held)
-    }
-
-    /// When the rest of a client's token of this window is used up; now, without a token.
-    fn runs_until(ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
-        let now = ledger.now;
-        let window = ledger.gpus[index].window;
-        let Some(client) = ledger.clients.at(slot) else { return now };
-        now.saturating_add(client.outstanding(window))
     }
 
     fn miss(ledger: &Ledger, index: usize, slot: u32) -> Duration {
