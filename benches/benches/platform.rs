@@ -14,7 +14,7 @@ use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformEvent, Work,
 };
 use gshare_sched::scale::{
-    Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler,
+    Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LoadReport,
 };
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -236,7 +236,8 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
                 alive.push_back((function, start(fleet, now)));
             }
             orders.clear();
-            scaler.decide(now, function, fleet, gshare_core::profile::RequestRate::ZERO, &mut orders);
+            let load = gshare_core::profile::RequestRate::ZERO;
+            scaler.decide(LoadReport { now, function, fleet, load }, &mut orders);
         });
     });
     group.finish();

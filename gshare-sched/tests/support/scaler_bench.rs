@@ -3,7 +3,7 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
-use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler, LoadReport};
 
 pub(crate) const F: FunctionId = FunctionId::new(0);
 
@@ -92,7 +92,8 @@ impl<S: HorizontalScaler> Bench<S> {
     /// Reports this load now, and carries out the orders.
     pub(crate) fn report(&mut self, rate: RequestRate) -> Vec<Change> {
         let (mut changes, mut orders) = (self.keep_minimum(), Vec::new());
-        self.scaler.decide(self.now, F, &self.fleet, rate, &mut orders);
+        let report = LoadReport { now: self.now, function: F, fleet: &self.fleet, load: rate };
+        self.scaler.decide(report, &mut orders);
         for order in orders {
             changes.push(match order {
                 HorizontalOrder::Start(point) => self.start(point),

@@ -13,7 +13,7 @@ use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::horizontal_claims as claims;
-use gshare_sched::scale::{Fleet, FleetConfig, FunctionScale, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{Fleet, FleetConfig, FunctionScale, HorizontalOrder, HorizontalScaler, LoadReport};
 
 /// The number of ticks in a run.
 const TICKS: u64 = 400;
@@ -176,7 +176,7 @@ impl Function {
 
     fn decide(&mut self, now: Timestamp, scaler: &mut dyn HorizontalScaler, log: &Log) -> Result<(), Broken> {
         let (load, mut orders) = (RequestRate::per_second(self.rate), Vec::new());
-        scaler.decide(now, self.id, &self.fleet, load, &mut orders);
+        scaler.decide(LoadReport { now, function: self.id, fleet: &self.fleet, load }, &mut orders);
         log.note(&now, &format!("{}: {load} on {} instances -> {orders:?}", self.id, self.fleet.deployed()));
         let startable: Vec<usize> = self.fleet.startable(now).map(|(point, _)| point).collect();
         // Each decision is checked as if every start found room.
