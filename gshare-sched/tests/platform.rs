@@ -387,6 +387,29 @@ fn functions_that_take_turns_come_back_home_where_a_start_takes_less_than_a_stay
     }
 }
 
+/// Processes that end start again at home, or elsewhere at the same price. Then a neighbour which starts at an instance's home keeps the
+/// instance waiting for as long as its own start elsewhere takes.
+#[test]
+fn functions_that_take_turns_find_their_homes_again_after_processes_ended() {
+    for ended in 1..=12 {
+        let spec = inference(9).with_instances(0, 1).with_slo(MS(6_000)).with_loads(MS(3_400), MS(3_400));
+        let mut host = Host::with(&[16, 16]);
+        host.copies = Some(MS(70));
+        for function in 0..3 {
+            host.deploy(function, spec.clone());
+            host.load(function, MS(500), 240);
+        }
+        host.run(MS(40_000));
+        host.copies = None;
+        host.run(MS(500 * ended));
+        host.copies = Some(MS(70));
+        host.run(MS(30_000));
+        let before = host.moved.len();
+        host.run(MS(60_000));
+        assert_eq!(host.moved.len(), before, "{ended}: nothing starts anew");
+    }
+}
+
 #[test]
 fn a_parked_instance_starts_elsewhere_once_it_has_waited_as_long_as_a_start() {
     let mut host = four_parked_in_turn();

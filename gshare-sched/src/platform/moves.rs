@@ -5,7 +5,7 @@
 //! not been seen to take longer than a start.
 
 use super::cluster::Cluster;
-use super::{Bytes, Duration, FunctionId, InstanceId, InstanceReport, Part};
+use super::{Bytes, Duration, FunctionId, InstanceId, InstanceReport, Part, Timestamp};
 
 /// What the last moves of a function's instances took; None before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,6 +104,18 @@ impl Cluster {
         let copies = of.is_some_and(|of| of.returns_to(parts));
         let copy = known.moves.back.or(known.moves.out).filter(|_| copies);
         copy.unwrap_or(known.spec.load_host)
+    }
+
+    /// When an instance that starts or comes back is expected on its devices, by its function's last such move. It may be overdue.
+    pub(super) fn arrives(&self, instance: InstanceId) -> Option<Timestamp> {
+        let of = self.instances.get(instance)?;
+        let known = &self.functions.get(&of.function)?.moves;
+        let takes = match of.last_move {
+            Move::Start(expected) => known.start.unwrap_or(expected),
+            Move::Return => known.back.or(known.out)?,
+            Move::Park { .. } | Move::Nothing => return None,
+        };
+        Some(of.ordered.saturating_add(takes))
     }
 
     /// The order to start the instance finds its processes running.

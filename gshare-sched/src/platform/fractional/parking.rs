@@ -1,8 +1,8 @@
 //! The choice of instances to park, so that another instance finds room on a device with free time but no memory.
 //!
 //! A parked instance whose processes live comes back to its device, because there its memory is copied and nothing starts. Only after a
-//! wait as long as a start does it take free room elsewhere. Others make room for it elsewhere only after a wait that is also as long as its
-//! neighbours at home may stay. Otherwise functions that take turns would end each other's processes.
+//! wait as long as a start does it take free room elsewhere. Others make room for it elsewhere only if, besides, no neighbour at home is
+//! about to leave, not even one that is on its way there. Otherwise functions that take turns would end each other's processes for ever.
 //!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
@@ -118,22 +118,36 @@ impl FractionalPool {
 
     /// The devices to which the instance's living processes come back with a copy, while it waits for free room there alone, and while
     /// room is made for it there alone. None, and any device will do: for free room once it has waited for as long as a start takes, and
-    /// for room that others make once it has also waited as long as those neighbours there may stay that make room.
+    /// for room that others make once, besides, no neighbour at home is about to leave.
     fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> [BTreeSet<GpuId>; 2] {
         let homes = cluster.instances.get(wanting.instance).map_or_else(BTreeSet::new, |of| of.homes());
         let Some(of) = self.instances.get(&wanting.instance) else { return [homes.clone(), homes] };
-        let leaves = |one: InstanceId| {
-            let neighbour = self.instances.get(&one).filter(|one| one.state == State::Ready)?;
-            let own = self.functions.get(&neighbour.function)?;
-            (own.gang.is_none() && neighbour.function != of.function)
-                .then(|| cluster.price(neighbour.function))
-        };
-        let neighbours = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu));
-        let price = neighbours.filter_map(leaves).max().unwrap_or_default();
-        let stay = price.saturating_mul(STAY_PER_MOVE).saturating_add(cluster.price(of.function));
         let start = cluster.functions[&of.function].moves.start();
-        let waited = cluster.now.saturating_since(wanting.since);
-        [start, start.max(stay)].map(|most| if waited < most { homes.clone() } else { BTreeSet::new() })
+        let waits = cluster.now.saturating_since(wanting.since) < start;
+        // Elsewhere the instance has to start, and so may the one that makes room for it there.
+        let soon = cluster.now.saturating_add(start.saturating_mul(2));
+        // A neighbour that may leave does so at the next look, and then the instance comes.
+        let comes = cluster.price(of.function).saturating_add(PARK_IDLE);
+        let leaves = |one| {
+            let stays = self.stays_until(one, of.function, cluster);
+            stays.is_some_and(|end| end <= soon && end.saturating_add(comes) > cluster.now)
+        };
+        let home = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu)).any(leaves);
+        [waits, waits || home].map(|home| if home { homes.clone() } else { BTreeSet::new() })
+    }
+
+    /// Until when an instance on a device, or on its way there, stays in any case before it makes room for the function; None for one that
+    /// makes none.
+    fn stays_until(&self, id: InstanceId, function: FunctionId, cluster: &Cluster) -> Option<Timestamp> {
+        let of = self.instances.get(&id).filter(|of| of.function != function)?;
+        let came = match of.state {
+            State::Ready => of.came,
+            State::Starting | State::Unparking => cluster.arrives(id)?,
+            _ => return None,
+        };
+        let stay = cluster.price(of.function).saturating_mul(STAY_PER_MOVE);
+        let gang = self.functions.get(&of.function)?.gang.is_some();
+        (!gang).then(|| came.saturating_add(stay))
     }
 
     /// Whether an instance on one of these devices is about to be parked.
