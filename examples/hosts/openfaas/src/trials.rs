@@ -325,7 +325,8 @@ fn efficacy_search(
     sizes.push(most);
     shares.sort_unstable();
     shares.dedup();
-    let search = EfficacySearch::new(slo.map_or(ANSWER, max_p95)).and_then(|search| search.with_batches(sizes));
+    let search =
+        EfficacySearch::new(slo.map_or(ANSWER, max_p95)).and_then(|search| search.with_batches(sizes));
     let search = search.and_then(|search| {
         search.with_shares(shares)?.with_max_trials(if most > 1 { TRIALS.1 } else { TRIALS.0 })
     });
