@@ -56,7 +56,6 @@ fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
     pub(super) used: Duration,
-    pub(super) request: Duration,
     /// Missed time of earlier windows, carried into this window.
     pub(super) brought: Duration,
     /// The unused part of the limit and of the time brought in, plus the limits of later windows without an event.
@@ -306,12 +305,12 @@ impl Client {
     pub(super) fn begin_window(&mut self, past: Past, lag: i64, counts: bool, gpu: &Gpu) {
         let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
         self.surplus = match counts {
-            true => self.surplus.saturating_add(beyond(past.used, past.request, forgiven)),
+            true => self.surplus.saturating_add(beyond(past.used, self.request, forgiven)),
             false => Duration::ZERO,
         };
         self.last = Last {
-            unused: if counts { past.request.saturating_sub(past.used) } else { Duration::MAX },
-            missed: past.request.saturating_add(past.brought).saturating_sub(past.used),
+            unused: if counts { self.request.saturating_sub(past.used) } else { Duration::MAX },
+            missed: self.request.saturating_add(past.brought).saturating_sub(past.used),
             lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
             // A token from before the past window may use the unused limits of all windows since.
             left: match self.holds {
@@ -346,9 +345,9 @@ impl Client {
     pub(super) fn end_windows(&mut self, windows: u64) -> Past {
         let most =
             self.largest.saturating_add(self.brought).saturating_add(self.limit.saturating_mul(windows - 1));
-        let (used, request, brought) = (self.used, self.request, self.brought);
-        let past = Past { used, request, brought, left: most.saturating_sub(used) };
-        self.brought = Duration::ZERO;
+        let used = self.used;
+        let past =
+            Past { used, brought: core::mem::take(&mut self.brought), left: most.saturating_sub(used) };
         self.used = used.saturating_sub(most);
         self.largest = self.limit;
         self.carried = self.used;
@@ -369,6 +368,11 @@ impl Client {
     pub(super) fn token_sm(&self, window: u64) -> u16 {
         let extended = self.holds.filter(|token| token.window == window);
         extended.map_or(self.share.sm.get(), |token| token.sm)
+    }
+
+    /// The SMs that the client's next token takes beyond those of the replaced token.
+    pub(super) fn needed_sm(&self, window: u64) -> u16 {
+        self.token_sm(window).saturating_sub(self.holds.map_or(0, |token| token.sm))
     }
 
     /// The client's place at the GPU's present time.

@@ -251,14 +251,19 @@ impl Ledger {
         (client, gpu)
     }
 
+    /// The client in a slot of a queue or table.
+    pub(super) fn client(&self, slot: u32) -> &Client {
+        self.clients.at(slot).expect("a listed slot has a client")
+    }
+
     fn patience(&self) -> Patience {
         Patience { grace: self.config.grace, max_debt: self.config.max_debt }
     }
 
     /// Accounts for clients that joined a GPU, left it or changed their shares.
     fn reshuffle(&mut self, index: usize) {
-        let requests = self.gpus[index].clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let requests = requests.map(|client| u32::from(client.share.quota.request().get()));
+        let requests = self.gpus[index].clients.iter();
+        let requests = requests.map(|&slot| u32::from(self.client(slot).share.quota.request().get()));
         let (sum, count) =
             requests.fold((0, 0), |(sum, count), request| (sum + request, count + usize::from(request > 0)));
         let gpu = &mut self.gpus[index];
@@ -309,8 +314,8 @@ impl Ledger {
         gpu.dirty = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
-        let limits = clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
+        let limit = |&slot: &u32| u32::from(self.client(slot).share.quota.limit().get());
+        let limits: u32 = clients.iter().map(limit).sum();
         let gpu = &mut self.gpus[index];
         gpu.undersubscribed = !gpu.by_slots && limits < u32::from(Quota::WHOLE.get());
         gpu.longest -= Duration::from_nanos(gpu.longest.as_nanos().div_ceil(16));
@@ -519,7 +524,6 @@ impl Ledger {
         &mut self,
         slot: u32,
         budget: Duration,
-        sm: u16,
         until: Timestamp,
         actions: &mut Vec<TokenAction>,
     ) {
@@ -544,7 +548,7 @@ impl Ledger {
                     until,
                     since: now,
                     occupied: Duration::ZERO,
-                    sm,
+                    sm: client.share.sm.get(),
                     recalled: None,
                 }
             }
@@ -577,9 +581,7 @@ impl Ledger {
         let gpu = &self.gpus[index];
         let others = || {
             let others = gpu.releases.iter().filter(|&&(_, other)| other != rank.slot);
-            others
-                .filter_map(|&(_, other)| self.clients.at(other))
-                .filter_map(|client| Some((client, client.holds?)))
+            others.map(|&(_, other)| self.client(other)).filter_map(|client| Some((client, client.holds?)))
         };
         let recalled = others().filter(|(_, token)| token.recalled.is_some());
         let mut room = gpu.free + recalled.map(|(_, token)| token.sm).sum::<u16>();
@@ -611,7 +613,7 @@ impl Ledger {
             let mut held = 0;
             let (mut ready, mut paced, mut throttled, mut holders) = (0, 0, 0, 0);
             for &slot in &gpu.clients {
-                let client = self.clients.at(slot).expect("listed clients exist");
+                let client = self.client(slot);
                 assert_eq!(client.gpu, index);
                 assert!(client.heard <= client.charged);
                 if let Some(token) = client.holds {

@@ -136,11 +136,8 @@ impl MultiToken {
                         break 'rounds;
                     }
                 }
-                let Some(client) = self.ledger.clients.at(rank.slot) else { continue };
-                let gpu = &self.ledger.gpus[index];
-                let held = client.holds.map_or(0, |token| token.sm);
-                let sm = client.token_sm(window);
-                let needed = sm.saturating_sub(held);
+                let (client, gpu) = (self.ledger.client(rank.slot), &self.ledger.gpus[index]);
+                let (sm, needed) = (client.token_sm(window), client.needed_sm(window));
                 let Offer { mut budget, least, until } = self.offer(gpu, client, rank, ready);
                 let left = client.left(window, now);
                 let overhead =
@@ -168,7 +165,7 @@ impl MultiToken {
                 }
                 if budget >= least {
                     let free = self.ledger.gpus[index].free;
-                    self.ledger.grant(rank.slot, budget, sm, until, actions);
+                    self.ledger.grant(rank.slot, budget, until, actions);
                     if ahead {
                         self.ledger.ends_in_time(rank.slot);
                     }
@@ -212,8 +209,11 @@ impl MultiToken {
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
         let now = self.ledger.now;
         let holder = |&(release, slot): &(Timestamp, u32)| {
-            let client = self.ledger.clients.at(slot).filter(|_| slot != head)?;
-            client.holds.map(|token| (client.returns_at(&token, release, now), token.sm))
+            let client = self.ledger.client(slot);
+            client
+                .holds
+                .filter(|_| slot != head)
+                .map(|token| (client.returns_at(&token, release, now), token.sm))
         };
         let mut holders: Vec<_> = gpu.releases.iter().filter_map(holder).collect();
         holders.sort_unstable();
