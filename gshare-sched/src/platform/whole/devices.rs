@@ -564,15 +564,9 @@ impl WholeDevices {
     pub(super) fn unpark(&mut self, gpu: GpuId, such: impl Fn(&ModelCopy) -> bool) -> Option<ModelCopy> {
         let parked = &mut self.g_mut(gpu).parked;
         let copy = parked.iter().position(such).map(|found| parked.remove(found))?;
-        self.not_parked(gpu, copy.function);
+        let homes = &mut self.f_mut(copy.function).parked;
+        homes.swap_remove(homes.iter().position(|on| *on == gpu).expect("a parked copy's device is listed"));
         Some(copy)
-    }
-
-    /// A copy of the function is not parked on the device any more.
-    pub(super) fn not_parked(&mut self, gpu: GpuId, function: FunctionId) {
-        let parked = &mut self.f_mut(function).parked;
-        let found = parked.iter().position(|on| *on == gpu).expect("a parked copy's device is listed");
-        parked.swap_remove(found);
     }
 
     /// Whether a device has memory for a copy beside the kept copies. All other copies there make room when idle.

@@ -213,9 +213,7 @@ impl Pool for WholePool {
                 self.devices.unfile_copy(gpu, &copy);
             }
         }
-        for copy in self.devices.g(gpu).parked.clone() {
-            self.devices.not_parked(gpu, copy.function);
-        }
+        while self.devices.unpark(gpu, |_| true).is_some() {}
         let mut ended = Vec::new();
         for instance in lost {
             if let Some((_, function)) = self.places.remove(instance) {
