@@ -218,7 +218,7 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
     for function in (0..sizes.functions).map(FunctionId::new) {
         let spec =
             FunctionScale { profile: profile(), max_p95: None, min_instances: each, max_instances: each };
-        let mut fleet = Fleet::new(function, spec, &scaler.config()).expect("new");
+        let mut fleet = Fleet::new(function, spec).expect("new");
         alive.extend((0..each).map(|_| (function, start(&mut fleet, Timestamp::ZERO))));
         fleets.push(fleet);
     }

@@ -287,7 +287,7 @@ mod tests {
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
             let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
-            let mut fleet = Fleet::new(function, spec, &scaler.config()).unwrap();
+            let mut fleet = Fleet::new(function, spec).unwrap();
             let mut names = (0..).map(InstanceId::new);
             let mut start = |fleet: &mut Fleet, now, point| {
                 let instance = names.next().unwrap();

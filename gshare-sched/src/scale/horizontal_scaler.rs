@@ -55,9 +55,6 @@ pub struct LoadReport<'a> {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum HorizontalError {
-    /// More functions than configured.
-    #[error("unknown {function}: number must be below {limit} (max_functions)")]
-    TooManyFunctions { function: FunctionId, limit: u32 },
     /// `max_instances` is below `min_instances`, 0 or above the most instances of a function.
     #[error(
         "{function}: max_instances is {max_instances}, need at least min_instances ({min_instances}), 1 to {limit}"

@@ -47,7 +47,7 @@ pub(crate) struct Bench<S> {
 
 impl<S: HorizontalScaler> Bench<S> {
     pub(crate) fn new(scaler: S, spec: FunctionScale) -> Self {
-        let fleet = Fleet::new(F, spec, &scaler.config()).unwrap();
+        let fleet = Fleet::new(F, spec).unwrap();
         let mut bench =
             Self { scaler, fleet, now: Timestamp::from_millis(1_000), ready_at_once: true, given: 0 };
         bench.keep_minimum();

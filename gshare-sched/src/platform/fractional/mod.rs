@@ -228,7 +228,7 @@ impl FractionalPool {
                     min_instances: spec.min_instances,
                     max_instances: spec.max_instances,
                 };
-                let new = Fleet::new(function, of, &self.scaler.config());
+                let new = Fleet::new(function, of);
                 fleet = Some(new.map_err(|error| REGIME.unsuitable(function, error))?);
             }
             _ => {}
