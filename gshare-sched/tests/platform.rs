@@ -351,11 +351,11 @@ fn with_known_copies(devices: &[u64], functions: u32, spec: &FunctionSpec) -> Ho
     host
 }
 
-/// How long a call waits that comes a second after another function's instance has come, which gets so many calls.
-fn waits_for_an_instance_with(calls: u64) -> Duration {
+/// How long a call waits that comes a second after another function's instance has come, which gets a call every so many ms.
+fn waits_for_an_instance_called_each(every: u64) -> Duration {
     let spec = inference(9).with_instances(1, 1).with_slo(MS(60_000)).with_loads(MS(8_000), MS(8_000));
     let mut host = with_known_copies(&[16], 2, &spec);
-    host.load(0, MS(500), calls);
+    host.load(0, MS(every), 15_000 / every);
     host.run(MS(2_200));
     host.load(1, MS(1), 1);
     host.run(MS(20_000));
@@ -363,10 +363,10 @@ fn waits_for_an_instance_with(calls: u64) -> Duration {
 }
 
 #[test]
-fn an_instance_without_calls_leaves_after_twice_its_price_and_a_called_one_after_four_times() {
-    let (idle, called) = (waits_for_an_instance_with(1), waits_for_an_instance_with(30));
+fn an_instance_that_is_idle_between_calls_leaves_after_twice_its_price_and_a_busy_one_after_four_times() {
+    let [idle, busy] = [500, 100].map(waits_for_an_instance_called_each);
     assert!((MS(2_400)..MS(3_200)).contains(&idle), "{idle}: 1.4 s, the move and a look");
-    assert!((MS(4_800)..MS(6_000)).contains(&called), "{called}: 3.8 s, the move and the last call");
+    assert!((MS(4_800)..MS(6_000)).contains(&busy), "{busy}: 3.8 s, the move and the last call");
 }
 
 #[test]

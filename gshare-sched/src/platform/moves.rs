@@ -1,11 +1,25 @@
 //! The ledger of moves: the time in which a function's instances start, leave their devices and come back, and the cheaper way to park.
 //!
 //! A parking keeps an instance's processes, with their memory in host memory, or ends them, and new ones start at the return. The ledger
-//! takes the time from each order to its report, and keeps the last of each kind. Copies are chosen as long as, there and back, they have
-//! not been seen to take longer than a start.
+//! takes the time from each order to its report, and keeps the last of each kind, of copies the last two. Copies are chosen as long as,
+//! there and back, they have not been seen to take longer than a start.
 
 use super::cluster::Cluster;
 use super::{Bytes, Duration, FunctionId, InstanceId, InstanceReport, Part, Timestamp};
+
+/// The times of the last two copies in a direction. The shorter counts, since a single slow one says more about the machine just then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Copies([Option<Duration>; 2]);
+
+impl Copies {
+    fn took(&mut self, time: Duration) {
+        self.0 = [Some(time), self.0[0]];
+    }
+
+    fn time(self) -> Option<Duration> {
+        self.0.into_iter().flatten().min()
+    }
+}
 
 /// What the last moves of a function's instances took; None before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,8 +28,8 @@ pub(super) struct Moves {
     start: Option<Duration>,
     load: Option<Duration>,
     /// Copies of living processes' memory to host memory, and back.
-    out: Option<Duration>,
-    back: Option<Duration>,
+    out: Copies,
+    back: Copies,
     /// An end of processes.
     end: Option<Duration>,
     /// Whether the processes lived on at the last parking.
@@ -30,12 +44,22 @@ impl Moves {
 
     /// Whether the next parking keeps the processes.
     fn keeps(&self) -> bool {
-        let (Some(start), Some(out)) = (self.start, self.out) else { return true };
-        out.saturating_add(self.back.unwrap_or(out)) <= start
+        self.start.zip(self.there_and_back()).is_none_or(|(start, copies)| copies <= start)
+    }
+
+    /// Copies out and back. A return is taken to be as long as the copy out before the first.
+    fn there_and_back(&self) -> Option<Duration> {
+        let out = self.out.time()?;
+        Some(out.saturating_add(self.back.time().unwrap_or(out)))
+    }
+
+    /// A copy back.
+    fn back(&self) -> Option<Duration> {
+        self.back.time().or(self.out.time())
     }
 
     fn never_parked(&self) -> bool {
-        self.out.is_none() && self.end.is_none()
+        self.out.time().is_none() && self.end.is_none()
     }
 
     /// Learns from a start that was to take `expected`, and would take `host` with weights in host memory.
@@ -51,9 +75,13 @@ impl Moves {
     /// Learns from a parking. Copies that were given up for an end count less each time: other moves may have slowed them down.
     fn parked(&mut self, took: Duration, lives: bool, kept: bool) {
         self.lives = lives;
-        *(if lives { &mut self.out } else { &mut self.end }) = Some(took);
+        match lives {
+            true => self.out.took(took),
+            false => self.end = Some(took),
+        }
         if !kept {
-            for copy in [&mut self.out, &mut self.back].into_iter().flatten() {
+            for copy in [&mut self.out, &mut self.back].into_iter().flat_map(|copies| &mut copies.0).flatten()
+            {
                 *copy = copy.scaled(3, 4);
             }
         }
@@ -88,12 +116,12 @@ impl Cluster {
     /// How long the next move of an instance takes, there and back. Before the function's first, other functions' copies tell.
     pub(super) fn price(&self, function: FunctionId) -> Duration {
         let of = &self.functions[&function];
-        let Moves { load, out, back, end, .. } = of.moves;
-        match (self.copied, out) {
+        let Moves { load, end, .. } = of.moves;
+        match (self.copied, of.moves.there_and_back()) {
             (Some((bytes, took)), _) if of.moves.never_parked() => {
                 took.scaled(of.spec.memory.get().saturating_mul(2), bytes.get().max(1))
             }
-            (_, Some(out)) if of.moves.lives => out.saturating_add(back.unwrap_or(out)),
+            (_, Some(copies)) if of.moves.lives => copies,
             _ => end.unwrap_or_default().saturating_add(load.unwrap_or(of.spec.load_host)),
         }
     }
@@ -102,7 +130,7 @@ impl Cluster {
     pub(super) fn return_time(&self, instance: InstanceId, function: FunctionId, parts: &[Part]) -> Duration {
         let (of, known) = (self.instances.get(instance), &self.functions[&function]);
         let copies = of.is_some_and(|of| of.returns_to(parts));
-        let copy = known.moves.back.or(known.moves.out).filter(|_| copies);
+        let copy = known.moves.back().filter(|_| copies);
         copy.unwrap_or(known.spec.load_host)
     }
 
@@ -112,7 +140,7 @@ impl Cluster {
         let known = &self.functions.get(&of.function)?.moves;
         let takes = match of.last_move {
             Move::Start(expected) => known.start.unwrap_or(expected),
-            Move::Return => known.back.or(known.out)?,
+            Move::Return => known.back()?,
             Move::Park { .. } | Move::Nothing => return None,
         };
         Some(of.ordered.saturating_add(takes))
@@ -142,7 +170,7 @@ impl Cluster {
                     self.copied = Some((function.spec.memory, took));
                 }
             }
-            Move::Return => function.moves.back = Some(took),
+            Move::Return => function.moves.back.took(took),
             Move::Nothing => {}
         }
     }
@@ -167,8 +195,10 @@ mod tests {
         assert_eq!((moves.start(), moves.load), (ms(400), Some(ms(200))));
         moves.parked(ms(200), true, true);
         assert!(moves.keeps(), "a return is taken to be as long as its copy out");
-        moves.back = Some(ms(250));
+        moves.back.took(ms(250));
         assert!(!moves.keeps());
+        moves.parked(ms(900), true, true);
+        assert_eq!(moves.there_and_back(), Some(ms(450)), "a single slow copy does not count");
         moves.parked(ms(5), false, false);
         assert!(moves.keeps(), "a slow copy counts less with each start in its place");
         assert!(!moves.lives);
@@ -178,6 +208,6 @@ mod tests {
     fn processes_that_cannot_live_on_say_nothing_about_copies() {
         let mut moves = Moves::default();
         moves.parked(ms(5), false, true);
-        assert_eq!((moves.end, moves.out, moves.lives), (Some(ms(5)), None, false));
+        assert_eq!((moves.end, moves.there_and_back(), moves.lives), (Some(ms(5)), None, false));
     }
 }

@@ -8,11 +8,11 @@
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
 //! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
-//! price, so that a device spends a bounded part of its time on moves. An instance may leave earlier if its last call is half of
-//! that time ago. An instance may also leave once it has stayed as long as the price alone, if a request of the waiting function would be
+//! price, so that a device spends a bounded part of its time on moves, and half of that if it is idle then. Where its processes would
+//! end, it has to be idle for that half. An instance may also leave once it has stayed as long as the price alone, if a request of the waiting function would be
 //! late otherwise. A request that is late in any case does not count.
 
-use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, REST_PER_MOVE, STAY_PER_MOVE};
+use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, STAY_PER_MOVE};
 use super::spread::Within;
 use super::{
     Cluster, Demand, Duration, FractionalPool, FunctionId, GpuId, Instance, InstanceId, NodeId,
@@ -297,13 +297,14 @@ impl FractionalPool {
             return None;
         }
         let price = cluster.price(of.function);
-        let least = if cluster.copies(of.function) { PARK_IDLE } else { LEAST_STAY };
+        let (copies, twice) = (cluster.copies(of.function), price.saturating_mul(STAY_PER_MOVE / 2));
+        let least = if copies { PARK_IDLE } else { LEAST_STAY };
         let idles = cluster.runs(id) == 0 && cluster.queue(of.function).is_empty();
         let rests = if idles { cluster.now.saturating_since(of.used) } else { Duration::ZERO };
-        let stay = if presses || rests >= price.saturating_mul(REST_PER_MOVE).max(least) {
-            price
-        } else {
-            price.saturating_mul(STAY_PER_MOVE).max(least)
+        let stay = match rests >= if copies { PARK_IDLE } else { twice.max(least) } {
+            _ if presses => price,
+            true => twice.max(least),
+            false => price.saturating_mul(STAY_PER_MOVE).max(least),
         };
         let stay = cluster.instances.get(id).map_or(stay, |of| stay.max(of.came_in));
         if cluster.now.saturating_since(of.came) < stay {

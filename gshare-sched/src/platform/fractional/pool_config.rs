@@ -8,10 +8,8 @@ use gshare_core::{Bytes, ConfigError, Duration};
 /// The time without a request after which an instance may be parked for another function: a few answers.
 pub(super) const PARK_IDLE: Duration = Duration::from_millis(200);
 /// How many times as long as its parking and its load an instance stays where it has come: functions that take turns in too little
-/// memory then spend at most a fifth of a device's time on loads.
+/// memory then spend at most a fifth of a device's time on loads. Half of that where it is idle: a third of the time.
 pub(super) const STAY_PER_MOVE: u64 = 4;
-/// The same for the time since an instance's last call: where another function waits, it then goes.
-pub(super) const REST_PER_MOVE: u64 = 2;
 /// The shortest such stay where processes end: each change also costs the host the end and the start of a process. Where they live on, it
 /// is [`PARK_IDLE`].
 pub(super) const LEAST_STAY: Duration = Duration::from_secs(2);
