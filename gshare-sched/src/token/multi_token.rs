@@ -898,7 +898,7 @@ mod tests {
                 let half = bench.now.as_nanos() / 50_000_000;
                 if half != halves {
                     halves = half;
-                    let share = share(if half % 2 == 0 { "0.5:1" } else { other }, 100);
+                    let share = share(if half.is_multiple_of(2) { "0.5:1" } else { other }, 100);
                     bench.send(TokenEvent::ShareChanged { client: id(1), share });
                 }
             }
