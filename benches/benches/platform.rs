@@ -14,7 +14,7 @@ use gshare_sched::platform::{
     DeviceSpec, FunctionSpec, InstanceReport, Platform, PlatformAction, PlatformEvent, Work,
 };
 use gshare_sched::scale::{
-    Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler,
+    Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalScaler, LoadReport,
 };
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -218,7 +218,7 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
     for function in (0..sizes.functions).map(FunctionId::new) {
         let spec =
             FunctionScale { profile: profile(), max_p95: None, min_instances: each, max_instances: each };
-        let mut fleet = Fleet::new(function, spec, &scaler.config()).expect("new");
+        let mut fleet = Fleet::new(function, spec).expect("new");
         alive.extend((0..each).map(|_| (function, start(&mut fleet, Timestamp::ZERO))));
         fleets.push(fleet);
     }
@@ -236,7 +236,8 @@ fn engines(c: &mut Criterion, sizes: &Sizes) {
                 alive.push_back((function, start(fleet, now)));
             }
             orders.clear();
-            scaler.decide(now, function, fleet, gshare_core::profile::RequestRate::ZERO, &mut orders);
+            let load = gshare_core::profile::RequestRate::ZERO;
+            scaler.decide(LoadReport { now, function, fleet, load }, &mut orders);
         });
     });
     group.finish();

@@ -40,7 +40,7 @@
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{BasisPoints, FunctionId, Timestamp};
 use gshare_sched::scale::lazy::{History as Window, LazyHorizontalConfig};
-use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler, LoadReport};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Rating of an instance, as a part of its profile: the published threshold of the paper's `RoBERTa`, 48 requests/s where its profile
@@ -96,14 +96,8 @@ pub struct PeakHorizontal {
 }
 
 impl HorizontalScaler for PeakHorizontal {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let LoadReport { now, function, fleet, load } = report;
         let (deployed, spec) = (fleet.deployed(), fleet.spec());
         let history = self.functions.entry(function).or_default();
         if history.reports.len() >= KEEP_REPORTS {

@@ -1,4 +1,5 @@
-"""The chart is the kustomize base with values: rendered by helm, compared with kubectl's output, and held against Kubernetes' schemas."""
+"""The manifests as kubectl renders them belong together. The chart is the kustomize base with values: rendered by helm and compared with
+kubectl's output. Both keep to Kubernetes' schemas."""
 
 import json
 import pathlib
@@ -45,6 +46,39 @@ def base(*parts):
 
 def pod(objects, kind, name):
     return objects[kind, "gshare-system", name]["spec"]["template"]["spec"]
+
+
+class Manifests(unittest.TestCase):
+    def test_objects_name_only_each_other_and_the_place_of_each(self):
+        for part in ("", "daemon", "dra", "host", "all-namespaces", "by-node", "kind"):
+            objects = base(part)
+            self.assertLessEqual({namespace for _, namespace, _ in objects}, {None, "gshare-system", "gshare-functions"})
+            for (kind, namespace, name), one in objects.items():
+                named = []
+                if kind.endswith("RoleBinding"):
+                    named.append((one["roleRef"]["kind"], namespace, one["roleRef"]["name"]))
+                    named += [("ServiceAccount", subject["namespace"], subject["name"]) for subject in one["subjects"]]
+                if kind in ("Deployment", "DaemonSet"):
+                    template = one["spec"]["template"]
+                    named.append(("ServiceAccount", namespace, template["spec"]["serviceAccountName"]))
+                    self.assertLessEqual(one["spec"]["selector"]["matchLabels"].items(), template["metadata"]["labels"].items())
+                self.assertLessEqual(set(named), set(objects), (part, kind, name))
+
+    def test_objects_and_examples_keep_to_the_schemas_of_kubernetes(self):
+        examples = [one for file in ("example", "allocated-claim") for one in documents((HERE / f"dra/{file}.yaml").read_text())]
+        for one in [*base("kind").values(), *base("by-node").values(), *examples]:
+            kubernetes_validate.validate(one, "1.34", strict=True)
+
+    def test_by_node_the_host_leaves_mounts_to_the_node_and_on_kind_nodes_have_the_labels_of_their_pods(self):
+        words = pod(base("by-node"), "Deployment", "gshare-up")["containers"][0]["command"]
+        self.assertLessEqual({'--set=host.kubernetes.mounts="node"', "--set=host.kubernetes.all_namespaces=true"}, set(words))
+        objects, (cluster,) = base("kind"), documents((HERE / "kind/cluster.yaml").read_text())
+        self.assertIs(cluster["featureGates"]["DRAConsumableCapacity"], True)
+        for (kind, _, name), one in objects.items():
+            if kind == "DaemonSet":
+                wanted = one["spec"]["template"]["spec"]["nodeSelector"].items()
+                self.assertTrue(any(wanted <= node.get("labels", {}).items() for node in cluster["nodes"]), name)
+        self.assertIn("--sim=2", pod(objects, "DaemonSet", "gshare-dra")["containers"][0]["command"])
 
 
 class Chart(unittest.TestCase):

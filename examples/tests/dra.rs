@@ -14,7 +14,7 @@ mod control_plane;
 mod policy;
 
 use api_server::{Api, documents, rights};
-use cluster::Cluster;
+use cluster::Real;
 use control_plane::User;
 use policy::{INVALID, Judge, Request};
 
@@ -22,13 +22,15 @@ use gshare_core::Bytes;
 use gshare_examples::kubernetes::controller_metrics::Metrics;
 use gshare_examples::kubernetes::dra::claim::check;
 use gshare_examples::kubernetes::dra::claim_service::{Driver, serve};
-use gshare_examples::kubernetes::dra::kubelet::dra_plugin_client::DraPluginClient;
-use gshare_examples::kubernetes::dra::kubelet::dra_resource_health_client::DraResourceHealthClient as HealthClient;
-use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
-use gshare_examples::kubernetes::dra::kubelet::*;
 use gshare_examples::kubernetes::dra::publish::publish;
-use gshare_examples::kubernetes::dra::{DRIVER, Injected, Node, cdi, command, node_gpus};
+use gshare_examples::kubernetes::dra::{DRIVER, Injected, Node, cdi, command, simulated};
+use gshare_examples::kubernetes::kubelet::dra_plugin_client::DraPluginClient;
+use gshare_examples::kubernetes::kubelet::dra_plugin_server::DraPlugin as _;
+use gshare_examples::kubernetes::kubelet::dra_resource_health_client::DraResourceHealthClient as HealthClient;
+use gshare_examples::kubernetes::kubelet::registration_client::RegistrationClient;
+use gshare_examples::kubernetes::kubelet::*;
 use gshare_examples::kubernetes::plugin::Sockets;
+use gshare_runner::libraries::{SimulatorDir, prepend};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -69,7 +71,7 @@ fn node() -> Arc<Node> {
 fn node_of(hook: &Path) -> Arc<Node> {
     Arc::new(Node {
         name: "n1".into(),
-        gpus: node_gpus::simulated(2, Bytes::from_gib(16)),
+        gpus: simulated(2, Bytes::from_gib(16)),
         injected: Injected { hook: hook.to_owned(), ..Injected::default() },
         gpu_kind: None,
     })
@@ -117,12 +119,7 @@ fn start(dir: &TempDir) -> Running {
     let driver = Driver::new(node_of(&hook), client, cdi, Metrics::default());
     let served = tokio::spawn({
         let sockets = sockets.clone();
-        async move {
-            serve(driver, &sockets, async {
-                let _ = ended.await;
-            })
-            .await
-        }
+        async move { serve(driver, &sockets, async { drop(ended.await) }).await }
     });
     Running { sockets, end, served, api }
 }
@@ -275,7 +272,7 @@ async fn a_driver_that_was_killed_answers_from_what_it_had_written() {
     // The sockets of the killed driver stay, and so does its half-written file.
     first.served.abort();
     let _ = first.served.await;
-    std::fs::write(dir.path().join("cdi/gpu.gshare.io-share_x.1-1.tmp"), "{").unwrap();
+    std::fs::write(dir.path().join("cdi/.gpu.gshare.io-share_x.json.1.new"), "{").unwrap();
 
     let second = start(&dir);
     assert_eq!(specs(&dir).len(), 1);
@@ -323,7 +320,6 @@ async fn files_of_claims_that_are_over_are_swept_and_no_others() {
     let (api, client) = server();
     let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
     let driver = Driver::new(node_of(&hook(&dir)), client, cdi, Metrics::default());
-    use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
     let prepare = || {
         let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
         driver.node_prepare_resources(tonic::Request::new(request))
@@ -414,8 +410,8 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "node-uid");
     let device = &slice["spec"]["devices"][1];
     assert_eq!((&device["name"], &device["allowMultipleAllocations"]), (&json!("gpu-1"), &json!(true)));
-    let memory = json!({"value": "16384Mi", "requestPolicy": {"default": "16384Mi",
-        "validRange": {"min": "1Mi", "max": "16384Mi", "step": "1Mi"}}});
+    let memory = json!({"value": "16Gi", "requestPolicy": {"default": "16Gi",
+        "validRange": {"min": "1Mi", "max": "16Gi", "step": "1Mi"}}});
     assert_eq!(device["capacity"]["memory"], memory);
 
     // A slice of an older driver, or of another name of this driver; and another client is faster.
@@ -442,48 +438,48 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(replaced[2].line(), format!("PUT {path}"));
     assert_eq!(replaced[2].body["metadata"]["resourceVersion"], version);
     assert_eq!(replaced[2].body["spec"]["pool"]["generation"], 2);
-    assert_eq!(api.lock().used.len(), 5, "what it asks of slices and nodes");
+    let dir = TempDir::new().unwrap();
+    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
+    let driver = Driver::new(node(), client, cdi, Metrics::default());
+    let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
+    driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
+    assert_eq!(api.lock().used, rights(RBAC), "the role allows what is used and no more");
 }
 
-/// The driver under its own account, with the rights of its manifest and under the policy: on the mock, and on a real server if there is
-/// one.
+/// On the mock; and under its own account, with the rights of its manifest and under the policy, on a real server if there is one.
 #[tokio::test]
 async fn a_driver_writes_again_only_what_has_changed() {
-    for cluster in Cluster::all(RBAC).await {
-        let client = match &cluster {
-            Cluster::Mock(_, client) => client.clone(),
-            Cluster::Real(real) => {
-                real.give(RBAC).await;
-                real.apply(&documents(POLICY)).await;
-                real.plane.client(User::Account("gshare-system:gshare-dra", Some("n1")))
+    let (_api, client) = server();
+    let real = Real::here().await;
+    let mut clients = vec![client];
+    if let Some(real) = &real {
+        real.give(RBAC).await;
+        real.apply(&documents(POLICY)).await;
+        let known = |name: &str| json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+        real.apply(&["n1", "n2"].map(known)).await;
+        clients.push(real.plane.client(User::Account("gshare-system:gshare-dra", Some("n1"))));
+    }
+    let mut fewer = (*node()).clone();
+    fewer.gpus.pop();
+    for client in &clients {
+        for (node, writes) in [(&*node(), 1), (&*node(), 0), (&fewer, 1), (&fewer, 0)] {
+            assert_eq!(publish(client, node).await.unwrap(), writes, "{} GPUs", node.gpus.len());
+        }
+    }
+    if let Some(real) = &real {
+        // The policy takes force some time after its creation.
+        let other = Node { name: "n2".into(), ..fewer };
+        let refused = async || loop {
+            match publish(&clients[1], &other).await {
+                Err(error) => return error.to_string(),
+                Ok(_) => {
+                    let line = format!("DELETE {SLICES}/n2-{DRIVER}");
+                    real.ask_as(User::Admin, &line, Value::Null).await;
+                }
             }
         };
-        for name in ["n1", "n2"] {
-            let known =
-                json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "uid": name } });
-            cluster.put(&format!("/api/v1/nodes/{name}"), known).await;
-        }
-        let written: Vec<usize> =
-            [publish(&client, &node()).await, publish(&client, &node()).await].map(Result::unwrap).into();
-        assert_eq!(written, [1, 0], "quantities are the same however the server spells them");
-        let mut fewer = (*node()).clone();
-        fewer.gpus.pop();
-        assert_eq!(publish(&client, &fewer).await.unwrap(), 1);
-        assert_eq!(publish(&client, &fewer).await.unwrap(), 0);
-        let slice = cluster.object(&format!("{SLICES}/n1-gpu.gshare.io")).await.unwrap();
-        assert_eq!(slice["spec"]["pool"]["generation"], 2);
-        if let Cluster::Real(_) = cluster {
-            // The policy takes force some time after its creation.
-            let other = Node { name: "n2".into(), ..fewer };
-            let refused = async || loop {
-                match publish(&client, &other).await {
-                    Err(error) => return error.to_string(),
-                    Ok(_) => cluster.ask(&format!("DELETE {SLICES}/n2-{DRIVER}"), Value::Null).await,
-                };
-            };
-            let error = tokio::time::timeout(std::time::Duration::from_secs(30), refused()).await.unwrap();
-            assert!(error.contains("spec.nodeName: need the node of the driver"), "{error}");
-        }
+        let error = tokio::time::timeout(std::time::Duration::from_secs(30), refused()).await.unwrap();
+        assert!(error.contains("spec.nodeName: need the node of the driver"), "{error}");
     }
 }
 
@@ -507,24 +503,6 @@ async fn what_hinders_publishing_is_told() {
     });
     let error = told(client).await;
     assert!(error.starts_with("the API server dropped allowMultipleAllocations"), "{error}");
-}
-
-/// All requests of the driver to an API server, against the role in its manifest.
-#[tokio::test]
-async fn the_role_allows_what_is_used_and_no_more() {
-    let (api, client) = server();
-    api.lock().put(&format!("{SLICES}/stray"), stray(DRIVER));
-    publish(&client, &node()).await.unwrap();
-    let mut fewer = (*node()).clone();
-    fewer.gpus.pop();
-    publish(&client, &fewer).await.unwrap();
-    let dir = TempDir::new().unwrap();
-    let cdi = cdi::Directory::open(dir.path().join("cdi"), &hook(&dir)).unwrap();
-    let driver = Driver::new(node(), client, cdi, Metrics::default());
-    let request = NodePrepareResourcesRequest { claims: claims(&[UID]) };
-    use gshare_examples::kubernetes::dra::kubelet::dra_plugin_server::DraPlugin as _;
-    driver.node_prepare_resources(tonic::Request::new(request)).await.unwrap();
-    assert_eq!(api.lock().used, rights(RBAC));
 }
 
 /// An unknown name of a request, and text in place of a quantity: a server takes neither, with the policy or without.
@@ -645,12 +623,14 @@ async fn a_driver_writes_the_slice_of_its_own_node_only() {
 
 #[test]
 fn without_a_cluster_the_slice_and_a_claims_spec_are_printed_as_the_readme_shows() {
+    // Without `--sim` the GPUs are those that the driver lists.
+    let (driver, dir) = (SimulatorDir::new().unwrap(), TempDir::new().unwrap());
+    let board: gshare_fake_cuda_spec::Spec = "v100,devices=2".parse().unwrap();
     let command = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_gshare-dra"))
-            .args(arguments)
-            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-            .output()
-            .unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_gshare-dra"));
+        program.env("LD_LIBRARY_PATH", prepend("LD_LIBRARY_PATH", driver.path())).envs(board.variables());
+        program.env("GSHARE_SIM_DEVICE", dir.path().join("device")).args(arguments);
+        let output = program.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         (output.status.success(), text(&output.stdout), text(&output.stderr))
     };
@@ -662,6 +642,8 @@ fn without_a_cluster_the_slice_and_a_claims_spec_are_printed_as_the_readme_shows
     let spec = printed.split_once("---\n").unwrap().1;
     assert!(readme.contains(spec), "{spec}");
     assert!(printed.contains("allowMultipleAllocations: true"), "{printed}");
+    let (ok, printed, stderr) = command(&["--dry-run", "--node", "n1"]);
+    assert!(ok && printed.contains("name: gpu-1") && printed.contains("V100"), "{printed} {stderr}");
     let (ok, printed, stderr) = command(&["--check", "examples/kubernetes/dra/example.yaml"]);
     assert!(ok && printed == "rnnt: can be granted\n", "{printed} {stderr}");
     let (ok, _, stderr) = command(&["--sim", "--dry-run", "--claim", "no-such-file", "--node", "n1"]);

@@ -2,7 +2,6 @@
 //! purpose: the suite names the claim.
 
 use gshare_core::dag::Dag;
-use gshare_core::profile::RequestRate;
 use gshare_core::{
     Bytes, ClientId, FunctionId, GpuId, InstanceId, PlacementId, QuotaRange, RequestId, ServiceClass,
     Timestamp,
@@ -18,8 +17,8 @@ use gshare_sched::place::{DiluConfig, DiluPacker};
 use gshare_sched::platform::{Choice, Locality, WholeConfig, WholeDevices, WholePolicy};
 use gshare_sched::scale::{
     ClientScale, DiluVertical, Fleet, GpuScale, HeuristicHorizontal, HeuristicHorizontalConfig,
-    HorizontalOrder, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, VerticalError,
-    VerticalScaler,
+    HorizontalOrder, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, LoadReport,
+    VerticalError, VerticalScaler,
 };
 use gshare_sim::Story;
 use gshare_sim::conformance::{Shares, horizontal_scaler, packer, slices, vertical_scaler, whole_policy};
@@ -105,16 +104,9 @@ fn scalers_of_instances_conform() {
 struct Tampered<F>(LazyHorizontal, F);
 
 impl<F: FnMut(&Fleet, &mut Vec<HorizontalOrder>) + Send> HorizontalScaler for Tampered<F> {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
-        self.0.decide(now, function, fleet, load, orders);
-        (self.1)(fleet, orders);
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        self.0.decide(report, orders);
+        (self.1)(report.fleet, orders);
     }
 
     fn forget(&mut self, function: FunctionId) {

@@ -6,7 +6,7 @@ mod platform_rules;
 #[path = "support/platform_host.rs"]
 mod support;
 
-use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{
     BasisPoints, Bytes, Duration, Engine, FunctionId, GpuId, GpuShare, InstanceId, NodeId, Quota, QuotaRange,
     RequestId, SmShare, TenantId, Timestamp,
@@ -19,7 +19,7 @@ use gshare_sched::platform::{
     MigLayout, Part, Platform, PlatformAction, PlatformConfig, PlatformError, PlatformEvent,
     PlatformSettings, Regime, Rejection, Work,
 };
-use gshare_sched::scale::{Fleet, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{HorizontalOrder, HorizontalScaler, LoadReport};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use support::{End, Host, Later, MS, gib, inference, profile, weights};
@@ -280,18 +280,11 @@ fn an_instance_that_is_gone_gets_no_orders_from_timers_that_were_due_before() {
 struct Wild(Box<dyn HorizontalScaler>);
 
 impl HorizontalScaler for Wild {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
-        let beyond = fleet.spec().profile.points().len();
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let beyond = report.fleet.spec().profile.points().len();
         orders.push(HorizontalOrder::Start(beyond));
         orders.extend([HorizontalOrder::Start(0); 9]);
-        self.0.decide(now, function, fleet, load, orders);
+        self.0.decide(report, orders);
     }
 
     fn forget(&mut self, function: FunctionId) {
@@ -556,6 +549,35 @@ fn an_instance_of_an_earlier_host_is_kept_where_it_runs_and_counts_towards_the_m
     host.deploy(1, FunctionSpec::new(Work::Training { workers: 1, share: GpuShare::WHOLE }, gib(4)));
     let trains = PlatformEvent::InstanceFound { function: FunctionId::new(1), gpu: GpuId::new(0), quota, sm };
     assert!(refused(&mut host, trains).contains("need the share of the job"));
+}
+
+/// The instance is ready at once, since its process runs already. A start of the function still takes 3 s, and a move of its memory 700 ms.
+#[test]
+fn an_instance_of_an_earlier_host_tells_nothing_about_the_time_of_a_start() {
+    let mut host = Host::with(&[16]);
+    host.copies = Some(MS(400));
+    host.deploy(0, inference(9).with_instances(0, 1).with_slo(MS(60_000)));
+    let (function, gpu, point) = (FunctionId::new(0), GpuId::new(0), profile().points()[0]);
+    let found = PlatformEvent::InstanceFound { function, gpu, quota: point.quota, sm: point.sm };
+    host.tell(found).unwrap();
+    let instance = *host.instances.keys().next().unwrap();
+    host.happen(Later::Report(instance, InstanceReport::Ready));
+    host.tell(PlatformEvent::BoundsChanged { function, min_instances: 1, max_instances: 1 }).unwrap();
+    host.deploy(1, inference(9).with_instances(1, 1).with_slo(MS(60_000)));
+    for _ in 0..4 {
+        for function in [1, 0] {
+            host.arrive(FunctionId::new(function), None);
+            host.run(MS(10_000));
+        }
+    }
+    let of = |order: &PlatformAction| matches!(order, PlatformAction::Park { instance: of, .. } if *of == instance);
+    assert!(host.count(of) > 2, "{:?}", host.orders);
+    assert_eq!(
+        host.count(|order| matches!(order, PlatformAction::Park { keeps: false, .. })),
+        0,
+        "{:?}",
+        host.orders
+    );
 }
 
 #[test]

@@ -6,9 +6,8 @@ use gshare_core::{
     ClientId, Duration, FunctionId, GpuId, InstanceId, Quota, QuotaRange, ServiceClass, Timestamp,
 };
 use gshare_sched::scale::{
-    DiluVertical, Fleet, FleetConfig, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig,
-    HorizontalError, HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, ScaleState,
-    VerticalScaler,
+    DiluVertical, Fleet, FunctionScale, HeuristicHorizontal, HeuristicHorizontalConfig, HorizontalError,
+    HorizontalScaler, Iteration, LazyHorizontal, LazyHorizontalConfig, ScaleState, VerticalScaler,
 };
 use proptest::prelude::*;
 
@@ -176,7 +175,7 @@ fn fast_05_points_too_slow_for_the_slo_are_no_candidates() {
     unfiltered.max_p95 = Some(Duration::from_millis(35));
     assert_eq!(starts(&heuristic(unfiltered.clone()).load(50))[0].sm.get(), 1_200);
     unfiltered.max_p95 = Some(Duration::from_millis(33));
-    let error = Fleet::new(F, unfiltered, &FleetConfig::default()).unwrap_err();
+    let error = Fleet::new(F, unfiltered).unwrap_err();
     assert_eq!(
         error.to_string(),
         "fn0: no point of its profile has a p95 of at most 33ms (max_p95); the best is 34ms at (batch 1, 12% of the SMs, 100% of the time)"
@@ -258,11 +257,10 @@ fn fast_09_a_dip_shorter_than_the_prediction_takes_nothing_away_and_a_step_is_se
 
 #[test]
 fn a_function_that_cannot_be_is_refused_by_name() {
-    let new = |number, spec| Fleet::new(FunctionId::new(number), spec, &FleetConfig::default());
+    let new = |number, spec| Fleet::new(FunctionId::new(number), spec);
     for (number, spec, message) in [
         (1, simple(3, 2), "fn1: max_instances is 2, need at least min_instances (3), 1 to 4096"),
         (1, simple(0, 0), "fn1: max_instances is 0, need at least min_instances (0), 1 to 4096"),
-        (1 << 20, simple(0, 1), "unknown fn1048576: number must be below 1048576 (max_functions)"),
     ] {
         assert_eq!(new(number, spec).unwrap_err().to_string(), message);
     }
@@ -283,7 +281,6 @@ fn a_configuration_out_of_bounds_is_refused_by_field() {
     assert_eq!(lazy(|config| config.in_reports = 0), "in_reports");
     assert_eq!(lazy(|config| config.window_reports = 0), "window_reports");
     assert_eq!(lazy(|config| config.fleet.tick = Duration::ZERO), "fleet.tick");
-    assert_eq!(lazy(|config| config.fleet.max_functions = 0), "fleet.max_functions");
     assert_eq!(lazy(|config| config.cooldown = Duration::MAX), "cooldown");
     let mut config = HeuristicHorizontalConfig::default();
     config.predict_reports = 0;
@@ -302,7 +299,7 @@ fn a_function_that_is_removed_leaves_nothing_behind() {
 #[test]
 fn a_refused_point_is_left_alone_until_its_time_and_the_youngest_instance_is_known() {
     let points = vec![point(24, 100, 55.0, 20), point(50, 100, 60.0, 20)];
-    let mut fleet = Fleet::new(F, spec(points, 2, 4), &FleetConfig::default()).unwrap();
+    let mut fleet = Fleet::new(F, spec(points, 2, 4)).unwrap();
     let (now, later) = (Timestamp::from_millis(1_000), Timestamp::from_millis(31_000));
     let startable = |fleet: &Fleet, at| fleet.startable(at).map(|(point, _)| point).collect::<Vec<_>>();
     assert_eq!(startable(&fleet, now), [0, 1], "the most effective first");

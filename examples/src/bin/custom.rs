@@ -6,7 +6,7 @@
 //! `cargo run -p gshare-examples --bin custom`
 
 use anyhow::Context as _;
-use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
+use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Duration, Engine, FunctionId, GpuId, InstanceId, NodeId, RequestId, Timestamp};
 use gshare_runner::HookedProcess;
 use gshare_sched::pack::{MaxRects, MaxRectsConfig};
@@ -14,7 +14,7 @@ use gshare_sched::platform::{
     DeviceSpec, FractionalConfig, FractionalPolicies, FractionalPool, FunctionSpec, InstanceReport, Platform,
     PlatformAction, PlatformConfig, PlatformEvent, Work,
 };
-use gshare_sched::scale::{Fleet, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{HorizontalOrder, HorizontalScaler, LoadReport};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -24,14 +24,8 @@ use std::process::{Command, Stdio};
 struct AsManyAsNeeded;
 
 impl HorizontalScaler for AsManyAsNeeded {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        _: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let LoadReport { now, fleet, load, .. } = report;
         let Some((best, point)) = fleet.startable(now).next() else { return };
         let needed = load.as_milli().div_ceil(point.throughput.as_milli()).max(1);
         let has = u64::from(fleet.deployed());

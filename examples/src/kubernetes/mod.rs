@@ -2,16 +2,15 @@
 //! the node in the containers of functions ([`node_hooks`]).
 
 pub mod controller_metrics;
-pub mod device_plugin;
 pub mod dra;
+pub mod kubelet;
 pub mod node_hooks;
 pub mod plugin;
 
 use anyhow::Context as _;
 use controller_metrics::Metrics;
-use gshare_openfaas::kubernetes::{DOMAIN, run_of, said};
+use gshare_openfaas::kubernetes::{DOMAIN, ended, run_of, said};
 use std::net::SocketAddr;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// An error of the API server, in words for people.
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
@@ -26,13 +25,9 @@ pub(crate) fn heard(error: kube::Error) -> anyhow::Error {
 pub(crate) async fn begin(
     address: Option<SocketAddr>,
 ) -> anyhow::Result<(Metrics, impl Future<Output = ()> + use<>)> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let end = async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-    };
     let metrics = Metrics::default();
     if let Some(address) = address {
         metrics.serve(address).await.with_context(|| format!("--metrics {address}"))?;
     }
-    Ok((metrics, end))
+    Ok((metrics, ended()))
 }

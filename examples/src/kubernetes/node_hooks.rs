@@ -24,18 +24,18 @@
 //!
 //! With `--by-cdi` the plugin writes one CDI spec at its start, for all containers of the node.
 
-use super::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use super::device_plugin::*;
-use crate::kubernetes::controller_metrics::{HOOK_CONTAINERS, HOOK_OFFERED, Metrics};
+use super::kubelet::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use super::kubelet::device_plugin::*;
+use crate::kubernetes::controller_metrics::Metrics;
 use crate::kubernetes::dra::cdi;
-use crate::kubernetes::dra::kubelet::PluginInfo;
 use crate::kubernetes::plugin::{Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use gshare_openfaas::kubernetes::injection::{File, Injected, RESOURCE};
+use gshare_openfaas::records::replace;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status};
@@ -73,14 +73,10 @@ impl Hooks {
         if let Some(directory) = cdi {
             let edits = cdi::Edits { env: Vec::new(), mounts: files.iter().map(Into::into).collect() };
             let (kind, name) = CDI_DEVICE.split_once('=').unwrap_or_default();
-            let spec = cdi::Spec {
-                cdi_version: cdi::VERSION.into(),
-                kind: kind.into(),
-                annotations: BTreeMap::new(),
-                devices: vec![cdi::Device { name: name.into(), container_edits: edits }],
-            };
+            let spec = cdi::Spec::of(kind.into(), name, edits, BTreeMap::new());
+            let file = directory.join(format!("{NAME}.json"));
             std::fs::create_dir_all(directory)?;
-            cdi::replace(&spec_file(directory), &serde_json::to_vec_pretty(&spec)?)?;
+            replace(&file, &serde_json::to_vec_pretty(&spec)?, cdi::MODE)?;
         }
         Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics })
     }
@@ -109,18 +105,10 @@ impl Hooks {
     /// # Errors
     /// When a socket cannot be made or served, or the kubelet refuses.
     pub async fn serve(self, sockets: &Sockets, end: impl Future<Output = ()>) -> anyhow::Result<()> {
-        let supported_versions = vec!["v1beta1".into()];
-        let (r#type, name) = ("DevicePlugin".into(), RESOURCE.into());
-        let info = PluginInfo { r#type, name, supported_versions, ..PluginInfo::default() };
         let metrics = self.metrics.clone();
         let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(self));
-        serve(router, info, sockets, metrics, end).await
+        serve(router, ("DevicePlugin", RESOURCE, &["v1beta1"]), sockets, metrics, end).await
     }
-}
-
-/// The CDI spec in a directory.
-fn spec_file(directory: &Path) -> PathBuf {
-    directory.join(format!("{NAME}.json"))
 }
 
 #[tonic::async_trait]
@@ -140,8 +128,8 @@ impl DevicePlugin for Hooks {
             loop {
                 let missing = missing(&hooks.files);
                 if told != Some(missing.is_none()) {
-                    let offered = if missing.is_none() { hooks.slots as usize } else { 0 };
-                    hooks.metrics.set(&HOOK_OFFERED, None, offered);
+                    let offered = if missing.is_none() { hooks.slots.into() } else { 0 };
+                    hooks.metrics.hooks_offered.get_or_create(&Vec::new()).set(offered);
                     match missing {
                         Some(file) => println!("gshare-dra: {} is not there: none offered", file.display()),
                         None => println!("gshare-dra: {} of {RESOURCE} offered", hooks.slots),
@@ -169,7 +157,7 @@ impl DevicePlugin for Hooks {
         }
         let containers = request.into_inner().container_requests;
         let container_responses: Vec<_> = containers.iter().map(|_| self.given()).collect();
-        container_responses.iter().for_each(|_| self.metrics.add(&HOOK_CONTAINERS, None, 1.0));
+        self.metrics.hooks_given.get_or_create(&Vec::new()).inc_by(container_responses.len() as u64);
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 

@@ -3,14 +3,17 @@
 //! restart.
 
 use super::controller_metrics::Metrics;
-use super::dra::authority::Tolerant;
-use super::dra::kubelet::registration_server::{Registration, RegistrationServer};
-use super::dra::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use super::dra::authority::tolerant;
+use super::kubelet::registration_server::{Registration, RegistrationServer};
+use super::kubelet::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use anyhow::{Context as _, anyhow};
+use futures::FutureExt as _;
+use gshare_openfaas::records::remove;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
+use tokio::io::DuplexStream;
 use tokio::net::UnixListener;
 use tokio::sync::{oneshot, watch};
 use tokio_stream::StreamExt as _;
@@ -21,7 +24,7 @@ use tonic::{Request, Response, Status};
 struct Registrar {
     info: PluginInfo,
     metrics: Metrics,
-    status: watch::Sender<Option<RegistrationStatus>>,
+    refuses: watch::Sender<Option<String>>,
 }
 
 #[tonic::async_trait]
@@ -38,8 +41,9 @@ impl Registration for Registrar {
         if status.plugin_registered {
             println!("{}: registered with the kubelet", self.info.name);
             self.metrics.ready();
+        } else {
+            self.refuses.send_replace(Some(status.error));
         }
-        self.status.send_replace(Some(status));
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
@@ -75,14 +79,14 @@ impl Sockets {
     }
 }
 
-/// Serves a plugin until `end` is ready, or the kubelet refuses it. The kubelet registers the plugin as `info` says. Without the
-/// registration socket, which is removed at the end, the kubelet asks no more.
+/// Serves a plugin until `end` is ready, or the kubelet refuses it. The kubelet registers a plugin of this kind and name, with these
+/// versions of its services. Without the registration socket, which is removed at the end, the kubelet asks no more.
 ///
 /// # Errors
 /// When a socket cannot be made or served, or the kubelet refuses.
 pub async fn serve(
     router: Router,
-    info: PluginInfo,
+    (kind, name, versions): (&str, &str, &[&str]),
     sockets: &Sockets,
     metrics: Metrics,
     end: impl Future<Output = ()>,
@@ -90,53 +94,47 @@ pub async fn serve(
     let (socket, registration) = (sockets.plugin(), sockets.registration());
     // Both answer for both services, and the kubelet asks each for its own. First the socket that the registration names.
     let connections = accepted(listen(&socket)?).merge(accepted(listen(&registration)?));
-    let (status, mut refused) = watch::channel(None);
-    let info = PluginInfo { endpoint: socket.display().to_string(), ..info };
+    let (refuses, mut refused) = watch::channel(None);
+    let info = PluginInfo {
+        r#type: kind.to_owned(),
+        name: name.to_owned(),
+        endpoint: socket.display().to_string(),
+        supported_versions: versions.iter().copied().map(str::to_owned).collect(),
+    };
     let refusal = async {
-        let wanted =
-            |status: &Option<RegistrationStatus>| status.as_ref().is_some_and(|s| !s.plugin_registered);
-        match refused.wait_for(wanted).await.map(|status| status.clone()) {
-            Ok(Some(status)) => status.error,
+        match refused.wait_for(Option::is_some).await.map(|why| why.clone()) {
+            Ok(Some(why)) => why,
             _ => std::future::pending().await,
         }
     };
     let (stop, stopped) = oneshot::channel::<()>();
-    let router = router.add_service(RegistrationServer::new(Registrar { info, metrics, status }));
-    let mut server = pin!(router.serve_with_incoming_shutdown(connections, async { drop(stopped.await) }));
-    let mut served = None;
+    let router = router.add_service(RegistrationServer::new(Registrar { info, metrics, refuses }));
+    let server = router.serve_with_incoming_shutdown(connections, async { drop(stopped.await) });
+    let mut server = pin!(server.fuse());
     let ended = tokio::select! {
-        early = &mut server => {
-            served = Some(early);
-            Ok(())
-        }
+        early = &mut server => early.map_err(Into::into),
         () = end => Ok(()),
         why = refusal => Err(anyhow!("the kubelet refuses the plugin: {why}")),
     };
     let _ = std::fs::remove_file(&registration);
     let _ = stop.send(());
-    let served = match served {
-        Some(served) => served,
-        // Streams that tell the kubelet of health have no end.
-        None => tokio::time::timeout(GRACE, server).await.unwrap_or(Ok(())),
-    };
+    // Streams that tell the kubelet of health have no end.
+    let served = tokio::time::timeout(GRACE, server).await.unwrap_or(Ok(()));
     let _ = std::fs::remove_file(&socket);
     served?;
     ended
 }
 
 /// Connections of a kubelet.
-fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<Tolerant>> {
-    UnixListenerStream::new(listener).map(|stream| stream.map(Tolerant::from))
+fn accepted(listener: UnixListener) -> impl tokio_stream::Stream<Item = io::Result<DuplexStream>> {
+    UnixListenerStream::new(listener).map(|stream| stream.map(tolerant))
 }
 
 /// A socket that replaces an earlier driver's socket.
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let made = || {
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove(path)?;
         UnixListener::bind(path)
     };
     made().with_context(|| path.display().to_string())

@@ -10,8 +10,6 @@ mod cluster;
 #[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "../support/control_plane.rs"]
 mod control_plane;
-#[path = "../support/kustomize.rs"]
-mod kustomize;
 mod manifests;
 mod monitoring;
 mod node_hooks;

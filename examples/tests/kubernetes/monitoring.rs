@@ -1,16 +1,11 @@
 //! The dashboard, the monitors and the page on metrics: each named figure is written by a program of ours.
 
-use super::api_server::documents;
-use super::kustomize::check;
-use clap::Parser as _;
-use gshare_examples::kubernetes::controller_metrics::ALL;
-use gshare_examples::kubernetes::dra;
+use super::manifests::{objects, one};
+use gshare_examples::kubernetes::controller_metrics::Metrics;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::Path;
 
 const DASHBOARD: &str = include_str!("../../kubernetes/monitoring/dashboard.json");
-const MONITORS: &str = include_str!("../../kubernetes/monitoring/pod-monitor.yaml");
 const PAGE: &str = include_str!("../../../docs/metrics.md");
 
 /// Names of figures in a text.
@@ -39,18 +34,29 @@ fn of_the_daemon() -> String {
     gshared::Metrics::default().encode(&read)
 }
 
+/// Figures of the programs for Kubernetes, as sampled and not as declared.
+fn of_the_programs() -> BTreeSet<String> {
+    let (of, none) = (Metrics::default(), Vec::new());
+    [&of.hooks_offered, &of.gpus].into_iter().for_each(|gauge| _ = gauge.get_or_create(&none).set(1));
+    let counters = [&of.hooks_given, &of.prepared, &of.swept, &of.slice_writes];
+    counters.into_iter().for_each(|counter| _ = counter.get_or_create(&none).inc());
+    names(&samples(&of.text()))
+}
+
+fn samples(text: &str) -> String {
+    text.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect()
+}
+
 #[test]
 fn the_dashboard_shows_what_programs_write_and_all_of_what_the_kubernetes_programs_do() {
     let daemon = of_the_daemon();
-    // Names as sampled, not as declared.
-    let samples: String =
-        daemon.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
-    let mut written = names(&samples);
+    let (mut written, of_programs) = (names(&samples(&daemon)), of_the_programs());
     assert!(
         written.contains("gshare_client_memory_bytes") && written.contains("gshare_revokes_total"),
         "{written:?}"
     );
-    written.extend(ALL.iter().map(|metric| metric.name.to_owned()));
+    assert_eq!(of_programs.len(), 6);
+    written.extend(of_programs.clone());
     let board: Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut shown = BTreeSet::new();
     for panel in board["panels"].as_array().unwrap() {
@@ -68,10 +74,10 @@ fn the_dashboard_shows_what_programs_write_and_all_of_what_the_kubernetes_progra
     }
     let unknown: Vec<_> = shown.difference(&written).collect();
     assert!(unknown.is_empty(), "no program writes {unknown:?}");
-    for metric in ALL {
-        assert!(shown.contains(metric.name), "{} is in no panel", metric.name);
+    for metric in of_programs {
+        assert!(shown.contains(&metric), "{metric} is in no panel");
         // The page leaves `_total` out, and says so.
-        let name = metric.name.trim_end_matches("_total");
+        let name = metric.trim_end_matches("_total");
         assert!(PAGE.contains(&format!("`{name}`")), "docs/metrics.md: no {name}");
     }
 }
@@ -86,43 +92,12 @@ fn panels_sum_by_labels_that_the_series_have() {
 }
 
 #[test]
-fn monitors_ask_the_port_of_each_namespace_and_the_policies_let_the_label_in() {
-    let kubernetes = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes");
-    let objects = super::kustomize::rendered(&kubernetes);
-    let monitors = documents(MONITORS);
-    let spaces: Vec<_> = monitors.iter().map(|monitor| &monitor["metadata"]["namespace"]).collect();
-    assert_eq!(spaces, ["gshare-system"]);
-    let lets_all = |o: &&Value| o["metadata"]["name"] == "metrics";
-    for monitor in &monitors {
-        let port = &monitor["spec"]["podMetricsEndpoints"][0]["port"];
-        let space = &monitor["metadata"]["namespace"];
-        let policy = objects
-            .iter()
-            .filter(lets_all)
-            .find(|o| o["kind"] == "NetworkPolicy" && o["metadata"]["namespace"] == *space);
-        let ingress = &policy.unwrap()["spec"]["ingress"][0];
-        assert_eq!(ingress["ports"][0]["port"], *port);
-        let labels = &ingress["from"][0]["namespaceSelector"]["matchLabels"];
-        assert_eq!(*labels, json!({ "gshare.io/scrapes": "true" }));
-    }
-}
-
-/// The quick start: simulated GPUs for claims, and the labels of the nodes that the manifests select.
-#[test]
-fn on_kind_nodes_have_simulated_gpus_and_the_labels_that_manifests_select() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/kind");
-    let objects = check(&folder);
-    let cluster = documents(&std::fs::read_to_string(folder.join("cluster.yaml")).unwrap()).remove(0);
-    assert_eq!(cluster["featureGates"]["DRAConsumableCapacity"], true);
-    for object in objects.iter().filter(|object| object["kind"] == "DaemonSet") {
-        let pod = &object["spec"]["template"]["spec"];
-        let wanted = pod["nodeSelector"].as_object().unwrap();
-        let has = |node: &Value| wanted.iter().all(|(key, value)| node["labels"][key] == *value);
-        assert!(cluster["nodes"].as_array().unwrap().iter().any(has), "{}", object["metadata"]["name"]);
-        if object["metadata"]["name"] == "gshare-dra" {
-            let words = pod["containers"][0]["command"].as_array().unwrap().iter();
-            let words = words.map(|word| word.as_str().unwrap());
-            assert_eq!(dra::command::Options::try_parse_from(words).unwrap().sim, Some(2));
-        }
-    }
+fn the_monitor_asks_the_port_of_its_namespace_and_the_policy_lets_the_label_in() {
+    let all = objects(&["daemon/network-policy.yaml", "monitoring/pod-monitor.yaml"]);
+    let (monitor, policy) = (one(&all, "PodMonitor"), one(&all, "NetworkPolicy"));
+    assert_eq!(monitor["metadata"]["namespace"], policy["metadata"]["namespace"]);
+    let ingress = &policy["spec"]["ingress"][0];
+    assert_eq!(ingress["ports"][0]["port"], monitor["spec"]["podMetricsEndpoints"][0]["port"]);
+    let labels = &ingress["from"][0]["namespaceSelector"]["matchLabels"];
+    assert_eq!(*labels, json!({ "gshare.io/scrapes": "true" }));
 }

@@ -1,10 +1,10 @@
 //! The device plugin of a node beside a small kubelet, over its UNIX sockets.
 
 use gshare_examples::kubernetes::controller_metrics::Metrics;
-use gshare_examples::kubernetes::device_plugin::device_plugin_client::DevicePluginClient;
-use gshare_examples::kubernetes::device_plugin::*;
-use gshare_examples::kubernetes::dra::kubelet::registration_client::RegistrationClient;
-use gshare_examples::kubernetes::dra::kubelet::{InfoRequest, RegistrationStatus};
+use gshare_examples::kubernetes::kubelet::device_plugin::device_plugin_client::DevicePluginClient;
+use gshare_examples::kubernetes::kubelet::device_plugin::*;
+use gshare_examples::kubernetes::kubelet::registration_client::RegistrationClient;
+use gshare_examples::kubernetes::kubelet::{InfoRequest, RegistrationStatus};
 use gshare_examples::kubernetes::node_hooks::{Hooks, NAME};
 use gshare_examples::kubernetes::plugin::Sockets;
 use gshare_openfaas::kubernetes::injection::{Injected, RESOURCE};

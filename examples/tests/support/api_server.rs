@@ -1,11 +1,13 @@
-//! An API server in memory behind `tower-test`: it keeps objects as the real one does, with versions and conflicts, merge
+//! An API server in memory: it keeps objects as the real one does, with versions and conflicts, merge
 //! patches, subresources, lists by selectors and by pages, watches that break off or have gone too far back, and the rights that a
 //! manifest gives. Quantities are stored in their shortest form, fields without a value are left out, pods that make no sense are
 //! refused, and so are those that break the Pod Security of their namespace. Each request is recorded.
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Query;
 use futures::channel::mpsc::{UnboundedSender, unbounded};
 use http::{Request, Response};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -24,6 +26,20 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    pub(crate) async fn of<B>(request: Request<B>) -> Self
+    where
+        B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+    {
+        let (parts, body) = request.into_parts();
+        let body = axum::body::to_bytes(Body::new(body), usize::MAX).await.unwrap();
+        Self {
+            method: parts.method.to_string(),
+            path: parts.uri.path().to_owned(),
+            query: parts.uri.query().unwrap_or_default().to_owned(),
+            body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
+        }
+    }
+
     /// `GET /api/v1/nodes/n1`.
     pub(crate) fn line(&self) -> String {
         format!("{} {}", self.method, self.path)
@@ -34,8 +50,8 @@ impl Seen {
     }
 }
 
-/// `CREATE` or `UPDATE`, the object, and the earlier object or null.
-pub(crate) type Admission = Box<dyn Fn(&'static str, &Value, &Value) -> Option<String> + Send>;
+/// The reason why an object is not admitted, if any.
+pub(crate) type Admission = Box<dyn Fn(&Value) -> Option<String> + Send>;
 
 struct Watch {
     collection: String,
@@ -57,7 +73,6 @@ pub(crate) struct Server {
     manager: &'static str,
     /// Checks of an object before its creation: admission, and unknown fields.
     pub(crate) admit: Option<fn(&mut Value)>,
-    /// The reason why an object is not admitted, if any: of the operation, the object, and the earlier object.
     pub(crate) refuse: Option<Admission>,
     /// Schemas of custom resources, by group.
     schemas: BTreeMap<String, jsonschema::Validator>,
@@ -237,7 +252,7 @@ impl Server {
         self.store(path, object, kind);
     }
 
-    /// The same, by a merge patch. A changed spec, or annotations of a revision, make a new generation.
+    /// The same, by a merge patch. A changed spec makes a new generation.
     pub(crate) fn edit(&mut self, path: &str, patch: &Value) {
         let mut object = self.objects[path].clone();
         merge(&mut object, patch);
@@ -281,17 +296,13 @@ impl Server {
         object
     }
 
-    /// Watches of this collection break off; with `gone`, the server forgets the history, too.
-    pub(crate) fn break_watches(&mut self, collection: &str, gone: bool) {
+    /// Watches of this collection end, since the server forgets the history.
+    pub(crate) fn expire_watches(&mut self, collection: &str) {
         for watch in self.watches.extract_if(.., |watch| watch.collection == collection) {
-            if gone {
-                send(&watch.events, &expired());
-            }
+            send(&watch.events, &expired());
         }
-        if gone {
-            self.history.clear();
-            self.compacted = self.version;
-        }
+        self.history.clear();
+        self.compacted = self.version;
     }
 
     /// Whether the controller watches this collection.
@@ -301,21 +312,14 @@ impl Server {
 
     fn answer(&mut self, request: &Seen) -> Response<Body> {
         let at = target(&request.path);
-        let query: BTreeMap<String, String> = request
-            .query
-            .split('&')
-            .filter_map(|part| part.split_once('='))
-            .map(|(k, v)| (k.into(), plain(v)))
-            .collect();
+        let query = format!("/?{}", request.query).parse().unwrap();
+        let Query(query) = Query::<BTreeMap<String, String>>::try_from_uri(&query).unwrap();
         let is_watch = query.get("watch").is_some_and(|watch| watch == "true");
         let verb = match (request.method.as_str(), &at.object) {
             ("GET", Some(_)) => "get",
             ("GET", None) if is_watch => "watch",
             ("GET", None) => "list",
             ("POST", None) => "create",
-            // A subresource that is no part of its object, such as a binding.
-            ("POST", Some(_)) if at.subresource.is_some() => "create",
-            ("PATCH", Some(_)) => "patch",
             ("PUT", Some(_)) => "update",
             ("DELETE", Some(_)) => "delete",
             other => panic!("{other:?} of {}", request.path),
@@ -359,10 +363,8 @@ impl Server {
                     about["continue"] = json!(format!("{version}@{path}"));
                 }
                 let items: Vec<_> = page.into_iter().map(|(_, object)| object).collect();
-                success(
-                    200,
-                    &json!({ "apiVersion": "v1", "kind": "List", "metadata": about, "items": items }),
-                )
+                let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": about, "items": items });
+                success(200, &list)
             }
             ("watch", ..) => self.watch(&at.collection, selectors, &query["resourceVersion"]),
             ("create", None, _) => {
@@ -372,16 +374,8 @@ impl Server {
                     return failure(409, "AlreadyExists");
                 }
                 let mut object = request.body.clone();
-                if let Some(why) = self.invalid(&path, &object) {
-                    return said(422, "Invalid", &format!("{} \"{name}\" is invalid: {why}", at.resource));
-                }
-                let why = self.refuse.as_ref().and_then(|refuse| refuse("CREATE", &object, &Value::Null));
-                if let Some(why) = why {
-                    return said(
-                        403,
-                        "Forbidden",
-                        &format!("{} \"{name}\" is forbidden: {why}", at.resource),
-                    );
+                if let Some(refused) = self.refused(&path, &object) {
+                    return refused;
                 }
                 object["metadata"]["generation"] = json!(1);
                 object["metadata"]["uid"] = json!(format!("made-{}", self.version + 1));
@@ -424,12 +418,12 @@ impl Server {
             .map(|error| format!("{}: Invalid value: {error}", field(error.instance_path().to_string())))
     }
 
-    /// The answer to an invalid or refused change.
-    fn unchanged(&self, path: &str, object: &Value) -> Option<Response<Body>> {
+    /// The answer to an object that is invalid or not admitted.
+    fn refused(&self, path: &str, object: &Value) -> Option<Response<Body>> {
         if let Some(why) = self.invalid(path, object) {
             return Some(said(422, "Invalid", &format!("{path} is invalid: {why}")));
         }
-        let why = self.refuse.as_ref().and_then(|refuse| refuse("UPDATE", object, &self.objects[path]));
+        let why = self.refuse.as_ref().and_then(|refuse| refuse(object));
         why.map(|why| said(403, "Forbidden", &format!("{path} is forbidden: {why}")))
     }
 
@@ -464,7 +458,7 @@ impl Server {
                     object = self.objects[path].clone();
                     object[part] = body[part].clone();
                 }
-                if let Some(refused) = self.unchanged(path, &object) {
+                if let Some(refused) = self.refused(path, &object) {
                     return refused;
                 }
                 // A write that changes nothing makes no version.
@@ -540,91 +534,68 @@ fn tidy(object: &mut Value, is_built_in: bool) {
     }
 }
 
+fn differ<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
+    let mut seen = BTreeSet::new();
+    names.all(|name| seen.insert(name))
+}
+
 /// The inconsistent part of a pod, by the name in the real server's validation.
 fn senseless(pod: &Value) -> Option<String> {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let is_label = |text: &str| {
-        let ends = text.bytes().next().zip(text.bytes().last());
-        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        text.len() <= 63
-            && ends.is_some_and(|(first, last)| plain(first) && plain(last))
-            && text.bytes().all(|byte| plain(byte) || byte == b'-')
+    let read: Pod = match serde_json::from_value(pod.clone()) {
+        Ok(read) => read,
+        Err(error) => return Some(error.to_string()),
     };
-    let name = text(&pod["metadata"]["name"]);
-    if name.len() > 253 || !name.split('.').all(is_label) {
-        return Some(format!("metadata.name: Invalid value: {name:?}: a lowercase RFC 1123 subdomain"));
-    }
-    for (key, value) in pod["metadata"]["labels"].as_object().into_iter().flatten() {
-        if value.as_str().is_none_or(|value| value.len() > 63) {
-            return Some(format!(
-                "metadata.labels: Invalid value: {value}: {key}: must be no more than 63 bytes"
-            ));
-        }
-    }
-    let mut volumes = BTreeSet::new();
-    for (index, volume) in list(&pod["spec"]["volumes"]).iter().enumerate() {
-        let field = format!("spec.volumes[{index}]");
-        if !volumes.insert(text(&volume["name"])) {
-            return Some(format!("{field}.name: Duplicate value: {}", volume["name"]));
-        }
-        if !is_label(&text(&volume["name"])) {
-            return Some(format!(
-                "{field}.name: Invalid value: {}: a lowercase RFC 1123 label",
-                volume["name"]
-            ));
-        }
-        // A volume without a type is an `emptyDir`.
-        let mut types =
-            volume.as_object().into_iter().flatten().map(|(key, _)| key).filter(|key| *key != "name");
-        if let (Some(_), Some(second)) = (types.next(), types.next()) {
-            return Some(format!("{field}.{second}: Forbidden: may not specify more than 1 volume type"));
-        }
-    }
-    let mut names = BTreeSet::new();
-    if list(&pod["spec"]["containers"]).is_empty() {
-        return Some("spec.containers: Required value".into());
-    }
-    for kind in ["containers", "initContainers"] {
-        for (index, container) in list(&pod["spec"][kind]).iter().enumerate() {
-            let field = format!("spec.{kind}[{index}]");
-            if !names.insert(text(&container["name"])) {
-                return Some(format!("{field}.name: Duplicate value: {}", container["name"]));
-            }
-            let mut paths = BTreeSet::new();
-            for (index, mount) in list(&container["volumeMounts"]).iter().enumerate() {
-                let field = format!("{field}.volumeMounts[{index}]");
-                if !volumes.contains(&text(&mount["name"])) {
-                    return Some(format!("{field}.name: Not found: {}", mount["name"]));
-                }
-                if !paths.insert(text(&mount["mountPath"])) {
-                    return Some(format!(
-                        "{field}.mountPath: Invalid value: {}: must be unique",
-                        mount["mountPath"]
-                    ));
-                }
-            }
-            for (index, variable) in list(&container["env"]).iter().enumerate() {
-                if text(&variable["name"]).is_empty()
-                    || !(variable["value"].is_null() || variable["valueFrom"].is_null())
-                {
-                    return Some(format!(
-                        "{field}.env[{index}]: Invalid value: needs a name, and a value or a source"
-                    ));
-                }
-            }
-            // Extended resources cannot be overcommitted.
-            for (name, limit) in container["resources"]["limits"].as_object().into_iter().flatten() {
-                let request = &container["resources"]["requests"][name];
-                if name.contains('/') && !request.is_null() && request != limit {
-                    return Some(format!(
-                        "{field}.resources.requests: Invalid value: {request}: must be equal to {name} limit"
-                    ));
-                }
-            }
-        }
-    }
-    None
+    let (name, spec) = (read.metadata.name.unwrap_or_default(), read.spec.unwrap_or_default());
+    let is_label = |text: &str| {
+        let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let (first, last) = (text.as_bytes().first(), text.as_bytes().last());
+        text.len() <= 63
+            && first.is_some_and(plain)
+            && last.is_some_and(plain)
+            && text.bytes().all(|byte| plain(&byte) || byte == b'-')
+    };
+    let volumes: Vec<_> = spec.volumes.iter().flatten().map(|volume| &volume.name).collect();
+    // A volume without a type is an `emptyDir`.
+    let mut kinds = pod["spec"]["volumes"].as_array().into_iter().flatten().filter_map(Value::as_object);
+    let containers: Vec<_> = spec.containers.iter().chain(spec.init_containers.iter().flatten()).collect();
+    let all = |is: fn(&Container, &[&String]) -> bool| containers.iter().all(|one| is(one, &volumes));
+    let mut labels = read.metadata.labels.iter().flatten();
+    let checks = [
+        ("metadata.name: a lowercase RFC 1123 subdomain", name.len() <= 253 && name.split('.').all(is_label)),
+        ("metadata.labels: must be no more than 63 bytes", labels.all(|(_, value)| value.len() <= 63)),
+        ("spec.volumes.name: Duplicate value", differ(volumes.iter().copied())),
+        ("spec.volumes.name: a lowercase RFC 1123 label", volumes.iter().all(|name| is_label(name))),
+        ("spec.volumes: may not specify more than 1 volume type", kinds.all(|volume| volume.len() <= 2)),
+        ("spec.containers: Required value", !spec.containers.is_empty()),
+        ("containers.name: Duplicate value", differ(containers.iter().map(|one| &one.name))),
+        (
+            "volumeMounts.name: Not found",
+            all(|one, volumes| {
+                one.volume_mounts.iter().flatten().all(|mount| volumes.contains(&&mount.name))
+            }),
+        ),
+        (
+            "volumeMounts.mountPath: must be unique",
+            all(|one, _| differ(one.volume_mounts.iter().flatten().map(|mount| &mount.mount_path))),
+        ),
+        (
+            "env: needs a name, and a value or a source",
+            all(|one, _| {
+                let mut env = one.env.iter().flatten();
+                env.all(|it| !it.name.is_empty() && (it.value.is_none() || it.value_from.is_none()))
+            }),
+        ),
+        (
+            "resources.requests: must be equal to the limit of an extended resource",
+            all(|one, _| {
+                let asked = one.resources.clone().unwrap_or_default();
+                let requests = asked.requests.unwrap_or_default();
+                let mut limits = asked.limits.iter().flatten().filter(|(name, _)| name.contains('/'));
+                limits.all(|(name, limit)| requests.get(name).is_none_or(|request| request == limit))
+            }),
+        ),
+    ];
+    checks.into_iter().find(|(_, is)| !is).map(|(why, _)| why.to_owned())
 }
 
 /// Quantities as the real server stores them: without a rest in the largest unit of their kind, `10000` as `10k` and `16384Mi`
@@ -680,12 +651,6 @@ fn failure(code: u16, reason: &str) -> Response<Body> {
     success(code, &status(code, reason))
 }
 
-/// Without percent signs.
-fn plain(text: &str) -> String {
-    let plain = text.replace("%3D", "=").replace("%2F", "/").replace("%26", "&").replace("%2C", ",");
-    plain.replace("%40", "@")
-}
-
 impl Api {
     /// Checks custom resources of the group of a definition by its schema.
     pub(crate) fn define(&self, definition: &str) {
@@ -706,29 +671,13 @@ impl Api {
     /// The same, and a client of it.
     pub(crate) fn start(manifest: &str, manager: &'static str) -> (Self, kube::Client) {
         let api = Self::new(manifest, manager);
-        let (mock, mut handle) = tower_test::mock::pair::<Request<kube::client::Body>, Response<Body>>();
         let server = api.clone();
-        tokio::spawn(async move {
-            let mut unanswered = Vec::new();
-            while let Some((request, answer)) = handle.next_request().await {
-                let (parts, body) = request.into_parts();
-                let body = body.collect_bytes().await.unwrap();
-                let seen = Seen {
-                    method: parts.method.to_string(),
-                    path: parts.uri.path().to_owned(),
-                    query: parts.uri.query().unwrap_or_default().to_owned(),
-                    body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
-                };
-                let mut server = server.lock();
-                server.seen.push(seen.clone());
-                if server.deaf {
-                    unanswered.push(answer);
-                    continue;
-                }
-                answer.send_response(server.answer(&seen));
-            }
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            // A sent request arrives, even if nobody waits for its answer.
+            let answer = tokio::spawn(server.clone().hear(request));
+            async { answer.await? }
         });
-        (api, kube::Client::new(mock, "default"))
+        (api, kube::Client::new(service, "default"))
     }
 
     /// The same server for other programs, at an address of this machine.
@@ -736,30 +685,25 @@ impl Api {
         let api = Self::new(manifest, manager);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, server) = (listener.local_addr().unwrap(), api.clone());
-        let answer = move |request: Request<Body>| {
-            let server = server.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-                let seen = Seen {
-                    method: parts.method.to_string(),
-                    path: parts.uri.path().to_owned(),
-                    query: parts.uri.query().unwrap_or_default().to_owned(),
-                    body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
-                };
-                let answer = {
-                    let mut server = server.lock();
-                    server.seen.push(seen.clone());
-                    (!server.deaf).then(|| server.answer(&seen))
-                };
-                match answer {
-                    Some(answer) => answer,
-                    None => std::future::pending().await,
-                }
-            }
-        };
+        let answer = async move |request: Request<Body>| server.clone().hear(request).await.unwrap();
         tokio::spawn(axum::serve(listener, axum::Router::new().fallback(answer)).into_future());
         (api, address)
+    }
+
+    async fn hear<B>(self, request: Request<B>) -> Result<Response<Body>, axum::BoxError>
+    where
+        B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+    {
+        let seen = Seen::of(request).await;
+        let answer = {
+            let mut server = self.lock();
+            server.seen.push(seen.clone());
+            (!server.deaf).then(|| server.answer(&seen))
+        };
+        match answer {
+            Some(answer) => Ok(answer),
+            None => std::future::pending().await,
+        }
     }
 
     /// The answer to a request that came over another way.

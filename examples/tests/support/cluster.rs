@@ -1,18 +1,12 @@
-//! Scenarios for the mock of an API server, and for a real one if there is one.
+//! A real API server with the objects of the manifests, if there is one.
 
-use super::api_server::{Api, Seen, documents};
+use super::api_server::documents;
 use super::control_plane::{ControlPlane, User, send};
 use http::StatusCode;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::MutexGuard;
-
-pub(crate) enum Cluster {
-    /// Gives the rights of a manifest.
-    Mock(Api, kube::Client),
-    Real(Real),
-}
 
 pub(crate) struct Real {
     pub(crate) plane: &'static ControlPlane,
@@ -60,44 +54,10 @@ impl Real {
         text.replace("\"namespace\":\"team\"", &format!("\"namespace\":\"{own}\""))
     }
 
-    pub(crate) async fn object(&self, path: &str) -> Option<Value> {
-        let (status, object) = self.ask_as(User::Admin, &format!("GET {path}"), Value::Null).await;
-        (status == 200).then_some(object)
-    }
-
-    /// Makes the object, or replaces it, and its status.
-    pub(crate) async fn put(&self, path: &str, mut object: Value) {
-        for key in ["uid", "resourceVersion", "generation", "creationTimestamp"] {
-            object["metadata"].as_object_mut().unwrap().remove(key);
-        }
-        let (status, there) = self.ask_as(User::Admin, &format!("GET {path}"), Value::Null).await;
-        let (collection, name) = path.rsplit_once('/').unwrap();
-        object["metadata"]["name"] =
-            json!(if path.ends_with("/namespaces/team") { &self.namespace } else { name });
-        let line = if status == 404 { format!("POST {collection}") } else { format!("PUT {path}") };
-        object["metadata"]["resourceVersion"] = there["metadata"]["resourceVersion"].clone();
-        let (status, made) = self.ask_as(User::Admin, &line, object.clone()).await;
-        assert!(status.is_success(), "{line}: {made}");
-        if !object["status"].is_null() {
-            object["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"].clone();
-            let line = format!("PUT {path}/status");
-            let (status, said) = self.ask_as(User::Admin, &line, object).await;
-            assert!(status.is_success(), "{line}: {said}");
-        }
-    }
-
-    /// Gives the accounts of a manifest their rights, in the namespace of all manifests.
+    /// Gives the accounts of a manifest their rights.
     pub(crate) async fn give(&self, manifest: &str) {
         let mut objects = documents(manifest);
         objects.insert(0, json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": SYSTEM } }));
-        for object in &mut objects {
-            if ["ServiceAccount", "Role", "RoleBinding"].contains(&object["kind"].as_str().unwrap()) {
-                object["metadata"]["namespace"] = json!(SYSTEM);
-            }
-            for subject in object.get_mut("subjects").and_then(Value::as_array_mut).into_iter().flatten() {
-                subject["namespace"] = json!(SYSTEM);
-            }
-        }
         self.apply(&objects).await;
     }
 
@@ -141,44 +101,4 @@ fn path_of(object: &Value) -> String {
 pub(crate) fn collection_of(object: &Value) -> String {
     let path = path_of(object);
     path.rsplit_once('/').unwrap().0.to_owned()
-}
-
-impl Cluster {
-    /// Each with a namespace `team`. The mock gives the rights of this manifest.
-    pub(crate) async fn all(role: &str) -> Vec<Self> {
-        let (api, client) = Api::start(role, "");
-        let mut all = vec![Self::Mock(api, client)];
-        all.extend(Real::here().await.map(Self::Real));
-        all
-    }
-
-    /// `METHOD PATH`, with a body or null.
-    pub(crate) async fn ask(&self, line: &str, body: Value) -> (StatusCode, Value) {
-        let api = match self {
-            Self::Mock(api, _) => api,
-            Self::Real(real) => return real.ask_as(User::Admin, line, body).await,
-        };
-        let (method, path) = line.split_once(' ').unwrap();
-        let (path, query) = path.split_once('?').unwrap_or((path, ""));
-        let seen = Seen { method: method.into(), path: path.into(), query: query.into(), body };
-        let answer = api.answer(&seen);
-        let status = answer.status();
-        let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
-        (status, serde_json::from_slice(&bytes).unwrap())
-    }
-
-    /// An administrator makes or changes an object.
-    pub(crate) async fn put(&self, path: &str, object: Value) {
-        match self {
-            Self::Mock(api, _) => api.lock().put(path, object),
-            Self::Real(real) => real.put(path, object).await,
-        }
-    }
-
-    pub(crate) async fn object(&self, path: &str) -> Option<Value> {
-        match self {
-            Self::Mock(api, _) => api.lock().object(path).cloned(),
-            Self::Real(real) => real.object(path).await,
-        }
-    }
 }

@@ -4,12 +4,9 @@
 //! All tests of a program share one control plane, one after the other. A shell starts both processes and ends them when this program is
 //! gone.
 
-use base64::Engine as _;
 use http::{Request, StatusCode};
 use kube::config::AuthInfo;
 use kube::{Client, Config};
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -59,11 +56,10 @@ impl ControlPlane {
         let [api, etcd, peers] = [0, 1, 2].map(|index: usize| ports[index].local_addr().unwrap().port());
         drop(ports);
         std::fs::write(folder.join("tokens.csv"), format!("{ADMIN},admin,admin,system:masters\n")).unwrap();
-        let [key, public] = account_keys();
-        std::fs::write(folder.join("accounts.key"), key).unwrap();
-        std::fs::write(folder.join("accounts.pub"), public).unwrap();
         let script = format!(
             "cd '{folder}'
+            openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out accounts.key
+            openssl pkey -in accounts.key -pubout -out accounts.pub
             '{assets}/etcd' --data-dir etcd --unsafe-no-fsync --listen-client-urls http://127.0.0.1:{etcd} \
               --advertise-client-urls http://127.0.0.1:{etcd} --listen-peer-urls http://127.0.0.1:{peers} \
               --initial-advertise-peer-urls http://127.0.0.1:{peers} \
@@ -145,21 +141,4 @@ pub(crate) async fn send(
     let bytes = answer.into_body().collect_bytes().await?;
     let text = String::from_utf8_lossy(&bytes);
     Ok((status, serde_json::from_str(&text).unwrap_or_else(|_| json!(text))))
-}
-
-/// The keys by which tokens of service accounts are signed and read, as PEM.
-fn account_keys() -> [String; 2] {
-    // A public key of P-256 in the form used in certificates (RFC 5480): its type, and its point.
-    const KIND: [u8; 26] = [
-        0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
-        0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
-    ];
-    let (random, kind) = (SystemRandom::new(), &ECDSA_P256_SHA256_FIXED_SIGNING);
-    let key = EcdsaKeyPair::generate_pkcs8(kind, &random).unwrap();
-    let pair = EcdsaKeyPair::from_pkcs8(kind, key.as_ref(), &random).unwrap();
-    let public = [&KIND[..], pair.public_key().as_ref()].concat();
-    [("PRIVATE KEY", key.as_ref()), ("PUBLIC KEY", &public)].map(|(name, bytes)| {
-        let text = base64::engine::general_purpose::STANDARD.encode(bytes);
-        format!("-----BEGIN {name}-----\n{text}\n-----END {name}-----\n")
-    })
 }

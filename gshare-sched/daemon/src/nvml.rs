@@ -192,7 +192,7 @@ impl NodeDriver {
     }
 }
 
-/// The GPUs of this node with their MIG devices, by index. Lost GPUs are left out, and are an error only if no other GPU is there.
+/// [`listed`] without the indices.
 ///
 /// # Errors
 /// [`NvmlError`].
@@ -200,8 +200,12 @@ pub fn inventory(nvml: &Nvml) -> Result<Vec<Found>, NvmlError> {
     Ok(listed(nvml)?.into_iter().map(|(_, gpu)| gpu).collect())
 }
 
-/// The present GPUs with their indices.
-fn listed(nvml: &Nvml) -> Result<Vec<(u32, Found)>, NvmlError> {
+/// The present GPUs of this node with their indices and their MIG devices. Lost GPUs are left out, and are an error only if no other GPU
+/// is there.
+///
+/// # Errors
+/// [`NvmlError`].
+pub fn listed(nvml: &Nvml) -> Result<Vec<(u32, Found)>, NvmlError> {
     let (mut gpus, mut lost) = (Vec::new(), None);
     for index in 0..nvml.device_count()? {
         match nvml.device_by_index(index).and_then(|gpu| with_slices(&gpu)) {

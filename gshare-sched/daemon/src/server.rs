@@ -570,6 +570,7 @@ impl Daemon {
             connections: self.conns.len(),
             processes: node.processes(),
             drops: self.metrics.drops(),
+            window_ns: node.window(),
             journal_lost: self.node.journal.lost(),
             journal: self.config.journal.as_ref().map(|journal| journal.dir.clone()),
             journal_failure: self.node.journal.failure().map(str::to_owned),

@@ -27,6 +27,9 @@ pub struct Snapshot {
     pub version: String,
     /// The socket of the hooks.
     pub socket: PathBuf,
+    /// Length of the window over which shares of time are settled, in ns; zero where an older daemon does not say.
+    #[serde(default)]
+    pub window_ns: Duration,
     /// Open connections, including connections before their Hello.
     pub connections: usize,
     /// Admitted processes.

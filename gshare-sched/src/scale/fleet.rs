@@ -24,8 +24,6 @@ crate::settings_table::settings! {
         /// Time before another try of a point refused for lack of room. 30 s: placements change by then.
         #[cfg_attr(feature = "serde", serde(rename = "retry_after_ns"))]
         pub retry_after: Duration = Duration::from_secs(30), with_retry_after;
-        /// Number of functions. 1,048,576.
-        pub max_functions: u32 = 1 << 20, with_max_functions;
     }
 }
 
@@ -34,7 +32,6 @@ impl FleetConfig {
         let (ms, hour) = (Duration::from_millis(1), Duration::from_secs(3600));
         gshare_core::check_fields!("fleet.", self {
             tick, retry_after in ms..=hour, "need 1ms to 3600s";
-            max_functions in 1..=1 << 24, "need 1 to 16777216";
         })
     }
 }
@@ -66,15 +63,8 @@ impl Fleet {
     /// The fleet of a new function, without instances.
     ///
     /// # Errors
-    /// A function that the settings or its own profile exclude.
-    pub fn new(
-        function: FunctionId,
-        spec: FunctionScale,
-        config: &FleetConfig,
-    ) -> Result<Self, HorizontalError> {
-        if function.number() >= config.max_functions {
-            return Err(HorizontalError::TooManyFunctions { function, limit: config.max_functions });
-        }
+    /// A function that its own profile or bounds exclude.
+    pub fn new(function: FunctionId, spec: FunctionScale) -> Result<Self, HorizontalError> {
         check_bounds(function, spec.min_instances, spec.max_instances)?;
         let all = spec.profile.points();
         let fastest = all.iter().min_by_key(|point| point.p95);

@@ -41,7 +41,7 @@
 use super::fleet::{Fleet, FleetConfig};
 use super::forecast::Forecast;
 use super::queue::{Late, Queue};
-use crate::scale::{HorizontalOrder, HorizontalScaler};
+use crate::scale::{HorizontalOrder, HorizontalScaler, LoadReport};
 use gshare_core::profile::RequestRate;
 use gshare_core::{BasisPoints, ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -147,14 +147,8 @@ impl HeuristicHorizontal {
 }
 
 impl HorizontalScaler for HeuristicHorizontal {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let LoadReport { now, function, fleet, load } = report;
         let history = self.functions.entry(function).or_default();
         if history.reports.len() >= self.config.predict_reports as usize {
             history.reports.pop_front();
@@ -293,7 +287,7 @@ mod tests {
             let spec = FunctionScale { profile, max_p95, min_instances: 1, max_instances: 400 };
             let mut scaler = HeuristicHorizontal::new(HeuristicHorizontalConfig::default()).unwrap();
             let (function, mut now) = (FunctionId::new(0), Timestamp::from_millis(1_000));
-            let mut fleet = Fleet::new(function, spec, &scaler.config()).unwrap();
+            let mut fleet = Fleet::new(function, spec).unwrap();
             let mut names = (0..).map(InstanceId::new);
             let mut start = |fleet: &mut Fleet, now, point| {
                 let instance = names.next().unwrap();
@@ -315,7 +309,7 @@ mod tests {
                 let expected =
                     if cooled { taken_away(&scaler, &History { reports, started }, &fleet) } else { Vec::new() };
                 let (mut orders, mut gone) = (Vec::new(), Vec::new());
-                scaler.decide(now, function, &fleet, rate, &mut orders);
+                scaler.decide(LoadReport { now, function, fleet: &fleet, load: rate }, &mut orders);
                 for order in orders {
                     match order {
                         HorizontalOrder::Start(point) => start(&mut fleet, now, point),

@@ -11,14 +11,19 @@ use gshare_core::{Duration, FunctionId, InstanceId, Timestamp};
 pub struct FunctionScale {
     /// Throughput and latencies as measured, per setting.
     pub profile: ProfileTable,
-    /// The longest p95 of one batch at a point, in ns. Dilu takes half of the SLO, and leaves the rest for queueing and the network (Dilu,
-    /// section 3.2, footnote 2). `None`: any.
+    /// The longest p95 of one batch at a point, in ns. `None`: any.
     #[cfg_attr(feature = "serde", serde(default, rename = "max_p95_ns"))]
     pub max_p95: Option<Duration>,
     /// Instances to keep at any load.
     pub min_instances: u32,
     /// The most instances, starting ones included; at least the minimum, more than 0.
     pub max_instances: u32,
+}
+
+/// The longest p95 of one batch that keeps an SLO: half of it. The other half is for queueing and the network (Dilu, section 3.2,
+/// footnote 2).
+pub const fn max_p95(slo: Duration) -> Duration {
+    Duration::from_nanos(slo.as_nanos() / 2)
 }
 
 /// An order of the horizontal scaler for its host.
@@ -32,14 +37,24 @@ pub enum HorizontalOrder {
     Unmet(RequestRate),
 }
 
+/// A function's load in the tick that ended now.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadReport<'a> {
+    /// The end of the tick.
+    pub now: Timestamp,
+    /// The function.
+    pub function: FunctionId,
+    /// Its instances, and what is known of it.
+    pub fleet: &'a Fleet,
+    /// Its requests per second.
+    pub load: RequestRate,
+}
+
 /// Why a function or its bounds were refused. Nothing changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum HorizontalError {
-    /// More functions than configured.
-    #[error("unknown {function}: number must be below {limit} (max_functions)")]
-    TooManyFunctions { function: FunctionId, limit: u32 },
     /// `max_instances` is below `min_instances`, 0 or above the most instances of a function.
     #[error(
         "{function}: max_instances is {max_instances}, need at least min_instances ({min_instances}), 1 to {limit}"
@@ -73,17 +88,10 @@ gshare_core::claims! {
 ///
 /// The minimum, and the maximum where it falls, are the host's business.
 pub trait HorizontalScaler: Send {
-    /// Requests per second of a function in the tick that ended now: one report per tick, 0 included. The host carries out the orders, one
+    /// Takes one report per tick and function, also without load. The host carries out the orders, one
     /// after the other, and notes the changes in the function's fleet. It ignores an order to start an instance beyond the maximum or at a
     /// point that is not in the profile, and an order to remove an instance that is not in the fleet.
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    );
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>);
 
     /// The function is gone: its number may come again, with another profile.
     fn forget(&mut self, function: FunctionId);
@@ -125,16 +133,9 @@ impl<F: FnMut(FunctionId, RequestRate) -> RequestRate + Send> Told<F> {
 }
 
 impl<F: FnMut(FunctionId, RequestRate) -> RequestRate + Send> HorizontalScaler for Told<F> {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
-        let load = (self.load)(function, load);
-        self.scaler.decide(now, function, fleet, load, orders);
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let load = (self.load)(report.function, report.load);
+        self.scaler.decide(LoadReport { load, ..report }, orders);
     }
 
     fn forget(&mut self, function: FunctionId) {

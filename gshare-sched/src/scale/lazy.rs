@@ -39,7 +39,7 @@
 //! - The cooldown is explicit. At its default, 20 s, it changes nothing: the window is empty after each step.
 //! - The paper prints "more than" 30 reports, and the implementation has "at least". Here it is at least, like for scaling out.
 use super::fleet::{Fleet, FleetConfig};
-use crate::scale::{HorizontalOrder, HorizontalScaler};
+use crate::scale::{HorizontalOrder, HorizontalScaler, LoadReport};
 use gshare_core::profile::RequestRate;
 use gshare_core::{ConfigError, Duration, FunctionId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -162,14 +162,8 @@ impl LazyHorizontal {
 }
 
 impl HorizontalScaler for LazyHorizontal {
-    fn decide(
-        &mut self,
-        now: Timestamp,
-        function: FunctionId,
-        fleet: &Fleet,
-        load: RequestRate,
-        orders: &mut Vec<HorizontalOrder>,
-    ) {
+    fn decide(&mut self, report: LoadReport<'_>, orders: &mut Vec<HorizontalOrder>) {
+        let LoadReport { now, function, fleet, load } = report;
         let config = &self.config;
         let history = self.functions.entry(function).or_default();
         history.note(now, load, config);

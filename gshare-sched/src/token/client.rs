@@ -24,8 +24,9 @@ pub(super) struct Token {
     pub(super) occupied: Duration,
     /// SMs counted for the token.
     pub(super) sm: u16,
-    /// Whether the client was asked to give the token back early.
-    pub(super) recalled: bool,
+    /// The total at which the client gives the token back for another client: by a recall, or since the token ends before the room
+    /// reserved for the other.
+    pub(super) recalled: Option<Duration>,
 }
 
 /// How long the ledger waits for a token: until `grace` after its end, and for at most `max_debt` of work known to run.
@@ -55,7 +56,6 @@ fn beyond(used: Duration, request: Duration, lag: i64) -> Duration {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Past {
     pub(super) used: Duration,
-    pub(super) request: Duration,
     /// Missed time of earlier windows, carried into this window.
     pub(super) brought: Duration,
     /// The unused part of the limit and of the time brought in, plus the limits of later windows without an event.
@@ -114,6 +114,7 @@ pub(super) struct Client {
     pub(super) id: ClientId,
     pub(super) gpu: usize,
     pub(super) share: Share,
+    /// The request of this window. A share that changes in the window counts for the rest of it.
     pub(super) request: Duration,
     pub(super) limit: Duration,
     /// The largest limit in force in this window.
@@ -125,7 +126,7 @@ pub(super) struct Client {
     pub(super) lag: i64,
     /// Lag of earlier windows, by which the limit of this window is raised.
     pub(super) brought: Duration,
-    /// The client joined or its share changed in this window, so it may not have had a whole window.
+    /// The client joined in this window, so it may not have had a whole window.
     pub(super) fresh: bool,
     /// Time beyond the request, claimed by no other client and fading.
     pub(super) surplus: Duration,
@@ -182,6 +183,13 @@ impl Client {
         self.outstanding(window).max(self.running(now))
     }
 
+    /// GPU time of up to `most` for a next grant which the client can use by `end`: once the rest of its token is used up, and within its
+    /// limit.
+    pub(super) fn budget(&self, most: Duration, end: Timestamp, window: u64, now: Timestamp) -> Duration {
+        let time = end.saturating_since(now).saturating_sub(self.left(window, now));
+        most.min(self.remain(window)).min(time)
+    }
+
     pub(super) fn committed(&self, window: u64) -> Duration {
         self.used.saturating_add(self.outstanding(window))
     }
@@ -190,6 +198,15 @@ impl Client {
     pub(super) fn release_at(&self, token: &Token, patience: Patience) -> Timestamp {
         let runs = self.spent(token).min(patience.max_debt);
         token.until.max(token.since.saturating_add(runs)).saturating_add(patience.grace)
+    }
+
+    /// When the client's SMs are free again: a recalled client first runs up to the recall's total and ends its known work, and any other
+    /// client may keep its token until its `release`.
+    pub(super) fn returns_at(&self, token: &Token, release: Timestamp, now: Timestamp) -> Timestamp {
+        let Some(allowed) = token.recalled else { return release };
+        let busy = token.base.saturating_add(now.saturating_since(token.since));
+        let left = allowed.saturating_sub(self.charged.max(busy)).max(self.running(now));
+        now.saturating_add(left).min(release)
     }
 
     /// How long a token has kept the GPU, as far as known.
@@ -216,8 +233,9 @@ impl Client {
     /// taken to have been busy since the grant.
     pub(super) fn recalled_at(&self, now: Timestamp, least: Duration, urgent: bool) -> Option<Duration> {
         // A token about to end by the clock comes back by itself.
-        let token =
-            self.holds.filter(|token| !token.recalled && token.until.saturating_since(now) >= least)?;
+        let token = self
+            .holds
+            .filter(|token| token.recalled.is_none() && token.until.saturating_since(now) >= least)?;
         let held = now.saturating_since(token.since);
         let lag = self.lag.saturating_sub(signed(held.saturating_sub(token.occupied)));
         let charged = self.charged.max(token.base);
@@ -265,8 +283,18 @@ impl Client {
         }
     }
 
-    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined or
-    /// changed its share in the window, has missed nothing.
+    /// Puts another share in force for the part of a window still `left`, out of its whole `length`.
+    pub(super) fn reshare(&mut self, share: Share, left: Duration, length: Duration) {
+        let (old, new) = (self.share.quota.request().of(left), share.quota.request().of(left));
+        self.lag = self.lag.saturating_add(signed(new)).saturating_sub(signed(old));
+        self.request = self.request.saturating_add(new).saturating_sub(old);
+        self.share = share;
+        self.limit = share.quota.limit().of(length);
+        self.largest = self.largest.max(self.limit);
+    }
+
+    /// The lag to keep at the end of a window, while tokens of the GPU last up to `longest`. A client that asked for nothing, or joined in
+    /// the window, has missed nothing.
     pub(super) fn carried_lag(&self, longest: Duration, length: Duration) -> i64 {
         let windows = 1 + longest.as_nanos().div_ceil(length.as_nanos());
         let most = if self.wants() && !self.fresh { signed(self.request.saturating_mul(windows)) } else { 0 };
@@ -274,23 +302,24 @@ impl Client {
     }
 
     /// Starts a window with `lag`, the kept part of the client's lag at the end of the `past` window.
-    pub(super) fn begin_window(&mut self, past: Past, lag: i64, counts: bool, window: u64) {
+    pub(super) fn begin_window(&mut self, past: Past, lag: i64, counts: bool, gpu: &Gpu) {
         let forgiven = self.lag.min(0).saturating_sub(lag.min(0));
         self.surplus = match counts {
-            true => self.surplus.saturating_add(beyond(past.used, past.request, forgiven)),
+            true => self.surplus.saturating_add(beyond(past.used, self.request, forgiven)),
             false => Duration::ZERO,
         };
         self.last = Last {
-            unused: if counts { past.request.saturating_sub(past.used) } else { Duration::MAX },
-            missed: past.request.saturating_add(past.brought).saturating_sub(past.used),
+            unused: if counts { self.request.saturating_sub(past.used) } else { Duration::MAX },
+            missed: self.request.saturating_add(past.brought).saturating_sub(past.used),
             lag: Duration::from_nanos(u64::try_from(lag).unwrap_or(0)),
             // A token from before the past window may use the unused limits of all windows since.
             left: match self.holds {
-                Some(token) if token.window + 1 < window => self.last.left.saturating_add(past.left),
+                Some(token) if token.window + 1 < gpu.window => self.last.left.saturating_add(past.left),
                 _ => past.left,
             },
         };
         self.brought = self.last.missed.min(self.last.lag);
+        self.request = self.share.quota.request().of(gpu.length);
         self.lag = lag.saturating_add(signed(self.request));
         self.fresh = false;
     }
@@ -316,9 +345,9 @@ impl Client {
     pub(super) fn end_windows(&mut self, windows: u64) -> Past {
         let most =
             self.largest.saturating_add(self.brought).saturating_add(self.limit.saturating_mul(windows - 1));
-        let (used, request, brought) = (self.used, self.request, self.brought);
-        let past = Past { used, request, brought, left: most.saturating_sub(used) };
-        self.brought = Duration::ZERO;
+        let used = self.used;
+        let past =
+            Past { used, brought: core::mem::take(&mut self.brought), left: most.saturating_sub(used) };
         self.used = used.saturating_sub(most);
         self.largest = self.limit;
         self.carried = self.used;
@@ -339,6 +368,11 @@ impl Client {
     pub(super) fn token_sm(&self, window: u64) -> u16 {
         let extended = self.holds.filter(|token| token.window == window);
         extended.map_or(self.share.sm.get(), |token| token.sm)
+    }
+
+    /// The SMs that the client's next token takes beyond those of the replaced token.
+    pub(super) fn needed_sm(&self, window: u64) -> u16 {
+        self.token_sm(window).saturating_sub(self.holds.map_or(0, |token| token.sm))
     }
 
     /// The client's place at the GPU's present time.

@@ -71,17 +71,13 @@ impl Turn<'_> {
     pub fn waiting(&self) -> Vec<ClientId> {
         let mut waiting: Vec<_> = self.ledger.gpus[self.index].ready.iter().copied().collect();
         waiting.sort_unstable_by_key(|rank| (rank.asked, rank.slot));
-        waiting.iter().filter_map(|rank| self.ledger.clients.at(rank.slot)).map(|client| client.id).collect()
+        waiting.iter().map(|rank| self.ledger.client(rank.slot).id).collect()
     }
 
     /// Clients with a token, in the order in which their tokens are taken back.
     pub fn holders(&self) -> Vec<ClientId> {
         let releases = &self.ledger.gpus[self.index].releases;
-        releases
-            .iter()
-            .filter_map(|&(_, slot)| self.ledger.clients.at(slot))
-            .map(|client| client.id)
-            .collect()
+        releases.iter().map(|&(_, slot)| self.ledger.client(slot).id).collect()
     }
 
     /// A client's account.
@@ -100,15 +96,12 @@ impl Turn<'_> {
         let (now, gpu) = (self.ledger.now, &self.ledger.gpus[self.index]);
         let Ok(of) = self.ledger.get(client) else { return false };
         let waits = gpu.ready.iter().any(|rank| rank.slot == client.slot());
-        let (sm, held) = (of.token_sm(gpu.window), of.holds.map_or(0, |token| token.sm));
-        // What the token still allows is used up before the new time begins.
-        let rest = gpu.window_end.saturating_since(now).saturating_sub(of.left(gpu.window, now));
-        let budget = most.min(of.remain(gpu.window)).min(rest);
-        if !waits || sm.saturating_sub(held) > gpu.free || budget.is_zero() {
+        let budget = of.budget(most, gpu.window_end, gpu.window, now);
+        if !waits || of.needed_sm(gpu.window) > gpu.free || budget.is_zero() {
             return false;
         }
         let until = gpu.window_end;
-        self.ledger.grant(client.slot(), budget, sm, until, self.actions);
+        self.ledger.grant(client.slot(), budget, until, self.actions);
         true
     }
 }

@@ -133,14 +133,8 @@ impl Ledger {
         match event {
             TokenEvent::ClientJoined { client, gpu, share } => self.join(now, client, gpu, share),
             TokenEvent::ShareChanged { client, share } => {
-                let window = self.config.window;
                 let (known, gpu) = self.pair(client.slot());
-                known.share = share;
-                let request = share.quota.request().of(window);
-                known.lag = known.lag.saturating_add(signed(request)).saturating_sub(signed(known.request));
-                (known.request, known.fresh) = (request, true);
-                known.limit = share.quota.limit().of(window);
-                known.largest = known.largest.max(known.limit);
+                known.reshare(share, gpu.window_end.saturating_since(now), gpu.length);
                 gpu.refile(known);
                 let gpu = known.gpu;
                 self.reshuffle(gpu);
@@ -257,14 +251,19 @@ impl Ledger {
         (client, gpu)
     }
 
+    /// The client in a slot of a queue or table.
+    pub(super) fn client(&self, slot: u32) -> &Client {
+        self.clients.at(slot).expect("a listed slot has a client")
+    }
+
     fn patience(&self) -> Patience {
         Patience { grace: self.config.grace, max_debt: self.config.max_debt }
     }
 
     /// Accounts for clients that joined a GPU, left it or changed their shares.
     fn reshuffle(&mut self, index: usize) {
-        let requests = self.gpus[index].clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let requests = requests.map(|client| u32::from(client.share.quota.request().get()));
+        let requests = self.gpus[index].clients.iter();
+        let requests = requests.map(|&slot| u32::from(self.client(slot).share.quota.request().get()));
         let (sum, count) =
             requests.fold((0, 0), |(sum, count), request| (sum + request, count + usize::from(request > 0)));
         let gpu = &mut self.gpus[index];
@@ -315,8 +314,8 @@ impl Ledger {
         gpu.dirty = true;
         let reshuffled = core::mem::take(&mut gpu.reshuffled);
         let clients = core::mem::take(&mut gpu.clients);
-        let limits = clients.iter().filter_map(|&slot| self.clients.at(slot));
-        let limits: u32 = limits.map(|client| u32::from(client.share.quota.limit().get())).sum();
+        let limit = |&slot: &u32| u32::from(self.client(slot).share.quota.limit().get());
+        let limits: u32 = clients.iter().map(limit).sum();
         let gpu = &mut self.gpus[index];
         gpu.undersubscribed = !gpu.by_slots && limits < u32::from(Quota::WHOLE.get());
         gpu.longest -= Duration::from_nanos(gpu.longest.as_nanos().div_ceil(16));
@@ -368,7 +367,7 @@ impl Ledger {
                 lag
             };
             let lag = i64::try_from(lag).unwrap_or(0).min(client.debt());
-            client.begin_window(*past, lag, single && settled, gpu.window);
+            client.begin_window(*past, lag, single && settled, gpu);
         }
     }
 
@@ -525,7 +524,6 @@ impl Ledger {
         &mut self,
         slot: u32,
         budget: Duration,
-        sm: u16,
         until: Timestamp,
         actions: &mut Vec<TokenAction>,
     ) {
@@ -538,7 +536,7 @@ impl Ledger {
             Some(held) if held.window == gpu.window => {
                 // Overuse counts as used, and the budget comes on top of it.
                 let allowed = held.allowed.max(client.charged).saturating_add(budget);
-                Token { allowed, until: until.max(held.until), recalled: false, ..held }
+                Token { allowed, until: until.max(held.until), recalled: None, ..held }
             }
             replaced => {
                 let base = replaced.map_or(Duration::ZERO, |token| token.allowed).max(client.charged);
@@ -550,8 +548,8 @@ impl Ledger {
                     until,
                     since: now,
                     occupied: Duration::ZERO,
-                    sm,
-                    recalled: false,
+                    sm: client.share.sm.get(),
+                    recalled: None,
                 }
             }
         };
@@ -570,6 +568,12 @@ impl Ledger {
         actions.push(TokenAction::Allow { client: client.id, allowed: token.allowed, until: token.until });
     }
 
+    /// A client's token, granted ahead of a reservation, ends in time for it.
+    pub(super) fn ends_in_time(&mut self, slot: u32) {
+        let token = self.pair(slot).0.holds.as_mut().expect("a client has its token");
+        token.recalled = Some(token.allowed);
+    }
+
     /// Asks other holders to give their tokens back early (see [`Client::recalled_at`]), as many as make room for the client of `rank`; none
     /// if all of them would make too little room.
     pub(super) fn recall(&mut self, index: usize, rank: Rank, needed: u16, actions: &mut Vec<TokenAction>) {
@@ -577,11 +581,9 @@ impl Ledger {
         let gpu = &self.gpus[index];
         let others = || {
             let others = gpu.releases.iter().filter(|&&(_, other)| other != rank.slot);
-            others
-                .filter_map(|&(_, other)| self.clients.at(other))
-                .filter_map(|client| Some((client, client.holds?)))
+            others.map(|&(_, other)| self.client(other)).filter_map(|client| Some((client, client.holds?)))
         };
-        let recalled = others().filter(|(_, token)| token.recalled);
+        let recalled = others().filter(|(_, token)| token.recalled.is_some());
         let mut room = gpu.free + recalled.map(|(_, token)| token.sm).sum::<u16>();
         // Mostly they are recalled already.
         if room >= needed {
@@ -600,7 +602,7 @@ impl Ledger {
         });
         for (client, _, allowed) in beyond.into_iter().take(enough.map_or(0, |last| last + 1)) {
             let (known, _) = self.pair(client.slot());
-            known.holds.as_mut().expect("a holder has a token").recalled = true;
+            known.holds.as_mut().expect("a holder has a token").recalled = Some(allowed);
             actions.push(TokenAction::Recall { client, allowed });
         }
     }
@@ -611,7 +613,7 @@ impl Ledger {
             let mut held = 0;
             let (mut ready, mut paced, mut throttled, mut holders) = (0, 0, 0, 0);
             for &slot in &gpu.clients {
-                let client = self.clients.at(slot).expect("listed clients exist");
+                let client = self.client(slot);
                 assert_eq!(client.gpu, index);
                 assert!(client.heard <= client.charged);
                 if let Some(token) = client.holds {

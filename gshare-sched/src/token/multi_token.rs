@@ -136,15 +136,13 @@ impl MultiToken {
                         break 'rounds;
                     }
                 }
-                let Some(client) = self.ledger.clients.at(rank.slot) else { continue };
-                let gpu = &self.ledger.gpus[index];
-                let held = client.holds.map_or(0, |token| token.sm);
-                let sm = client.token_sm(window);
-                let needed = sm.saturating_sub(held);
+                let (client, gpu) = (self.ledger.client(rank.slot), &self.ledger.gpus[index]);
+                let (sm, needed) = (client.token_sm(window), client.needed_sm(window));
                 let Offer { mut budget, least, until } = self.offer(gpu, client, rank, ready);
                 let left = client.left(window, now);
                 let overhead =
                     left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
+                let mut ahead = false;
                 match &mut reservation {
                     None if needed > gpu.free => {
                         if !rank.ineligible && client.miss(gpu) >= self.ledger.config.min_token {
@@ -162,11 +160,15 @@ impl MultiToken {
                         if budget < self.ledger.config.min_token {
                             continue;
                         }
+                        ahead = true;
                     }
                 }
                 if budget >= least {
                     let free = self.ledger.gpus[index].free;
-                    self.ledger.grant(rank.slot, budget, sm, until, actions);
+                    self.ledger.grant(rank.slot, budget, until, actions);
+                    if ahead {
+                        self.ledger.ends_in_time(rank.slot);
+                    }
                     if self.ledger.gpus[index].free > free {
                         // The replaced token gave SMs back, so a client without room before may fit now.
                         (reservation, behind, from) = (None, 0, None);
@@ -184,11 +186,8 @@ impl MultiToken {
     fn offer(&self, gpu: &Gpu, client: &Client, rank: Rank, ready: u64) -> Offer {
         let config = &self.ledger.config;
         let now = self.ledger.now;
-        let left = gpu.window_end.saturating_since(now);
-        // The new budget begins once the rest of the token is used up. A budget beyond the window's end would stay part of the allowed
-        // total, on top of the next window's limit.
-        let rest = left.saturating_sub(client.left(gpu.window, now));
-        let budget = config.max_token.min(client.remain(gpu.window)).min(rest);
+        // A budget beyond the window's end would stay part of the allowed total, on top of the next window's limit.
+        let budget = client.budget(config.max_token, gpu.window_end, gpu.window, now);
         let any = Duration::from_nanos(1);
         let quarter = Duration::from_nanos(config.max_token.as_nanos().div_ceil(4));
         if ready <= 1 {
@@ -198,7 +197,7 @@ impl MultiToken {
         let extends = client.holds.is_some_and(|token| token.window == gpu.window);
         let least = if extends { config.min_token } else { any };
         if rank.ineligible {
-            let fair = Duration::from_nanos(left.as_nanos() / ready);
+            let fair = Duration::from_nanos(gpu.window_end.saturating_since(now).as_nanos() / ready);
             return Offer { budget: budget.min(fair.max(quarter)), least, until: gpu.window_end };
         }
         let lag = client.miss(gpu);
@@ -206,21 +205,27 @@ impl MultiToken {
         Offer { budget: budget.min(lag), least, until: gpu.window_end.min(now.saturating_add(turn)) }
     }
 
-    /// The latest time at which `needed` SMs are free, and the number of SMs free beside them. Recalled tokens come back at once.
+    /// The time at which `needed` SMs are free for the client `head`, and the number of SMs free beside them.
     fn reserve(&self, gpu: &Gpu, head: u32, needed: u16) -> Reservation {
+        let now = self.ledger.now;
+        let holder = |&(release, slot): &(Timestamp, u32)| {
+            let client = self.ledger.client(slot);
+            client
+                .holds
+                .filter(|_| slot != head)
+                .map(|token| (client.returns_at(&token, release, now), token.sm))
+        };
+        let mut holders: Vec<_> = gpu.releases.iter().filter_map(holder).collect();
+        holders.sort_unstable();
         let mut free = gpu.free;
-        for recalled in [true, false] {
-            for &(release, slot) in gpu.releases.iter().filter(|&&(_, slot)| slot != head) {
-                let held = self.ledger.clients.at(slot).and_then(|client| client.holds);
-                free += held.filter(|token| token.recalled == recalled).map_or(0, |token| token.sm);
-                if free >= needed {
-                    let at = if recalled { self.ledger.now } else { release };
-                    return Reservation { at, beside: free - needed };
-                }
+        for (at, sm) in holders {
+            free += sm;
+            if free >= needed {
+                return Reservation { at, beside: free - needed };
             }
         }
         // Free and held SMs are the whole GPU, and no client needs more.
-        Reservation { at: self.ledger.now, beside: 0 }
+        Reservation { at: now, beside: 0 }
     }
 }
 
@@ -403,6 +408,22 @@ mod tests {
             self.now = end;
         }
 
+        /// Lets time pass until something happens. Each token of the first client is one `kernel` in ms, reported when it is launched.
+        fn step_beside(&mut self, kernel: u64) {
+            if let Some(run) = self.running.iter_mut().find(|run| run.0 == id(0)) {
+                let used = self.used.get(&id(0)).copied().unwrap_or_default();
+                if run.2 - used < ms(kernel) {
+                    *run = (id(0), self.now + ms(kernel), used + ms(kernel));
+                    let event =
+                        TokenEvent::Used { client: id(0), used: used + ms(kernel), state: UseState::Holds };
+                    let actions = self.engine.orders(self.now, event).unwrap();
+                    assert!(actions.is_empty(), "{actions:?}");
+                }
+            }
+            let next = self.running.iter().map(|run| run.1).chain(self.engine.next_deadline()).min();
+            self.run_until(next.unwrap().max(self.now));
+        }
+
         fn used_ms(&self, slot: u32) -> u64 {
             self.used.get(&id(slot)).map_or(0, |used| used.as_nanos() / 1_000_000)
         }
@@ -539,23 +560,8 @@ mod tests {
         ] {
             let mut bench = Bench::new(&[(quotas[0], 100), (quotas[1], 100)], ms(1));
             let windows = 300;
-            // Each token of the first client is one kernel of its own length, reported when it is launched.
             while bench.now < at(windows * 100) {
-                if let Some(run) = bench.running.iter_mut().find(|run| run.0 == id(0)) {
-                    let used = bench.used.get(&id(0)).copied().unwrap_or_default();
-                    if run.2 - used < ms(kernel) {
-                        *run = (id(0), bench.now + ms(kernel), used + ms(kernel));
-                        let event = TokenEvent::Used {
-                            client: id(0),
-                            used: used + ms(kernel),
-                            state: UseState::Holds,
-                        };
-                        let actions = bench.engine.orders(bench.now, event).unwrap();
-                        assert!(actions.is_empty(), "{actions:?}");
-                    }
-                }
-                let next = bench.running.iter().map(|run| run.1).chain(bench.engine.next_deadline()).min();
-                bench.run_until(next.unwrap().max(bench.now));
+                bench.step_beside(kernel);
             }
             let got = [0, 1].map(|slot| bench.used_ms(slot) as f64 / windows as f64);
             assert!(got[0] > 39.0 && got[1] > 48.9, "{kernel} ms, {quotas:?}: {got:?} per cent");
@@ -761,6 +767,33 @@ mod tests {
         assert_eq!(recalled(&bench), 3);
     }
 
+    /// The last kernel of a recalled holder lasts 200 ms. Meanwhile its neighbour's SMs are of use to a client that fits beside it, up to
+    /// the time at which the reserved client can run.
+    #[test]
+    fn room_is_reserved_from_the_time_at_which_a_recalled_holder_ends() {
+        let mut bench = Bench::new(&[("0:1", 60)], ms(1));
+        bench.join(1, "0.3:0.6", 90);
+        bench.join(2, "0:1", 30);
+        bench.now = at(3);
+        bench.says(id(1), UseState::Wants);
+        assert!(
+            bench.log.iter().any(|(_, order)| matches!(order, TokenAction::Recall { .. })),
+            "{:?}",
+            bench.log
+        );
+        bench.uses(id(0), ms(200), UseState::Holds);
+        bench.says(id(2), UseState::Wants);
+        assert!(bench.engine.client(id(2)).unwrap().holds.is_some(), "{:?}", bench.log);
+        let allowed = |bench: &Bench| {
+            bench.log.iter().filter(|(_, order)| matches!(order, TokenAction::Allow { .. })).count()
+        };
+        bench.running.retain(|run| run.0 != id(0));
+        bench.run_until(at(190));
+        let orders = allowed(&bench);
+        bench.run_until(at(199));
+        assert_eq!(allowed(&bench), orders, "a token from now on could delay the reserved client");
+    }
+
     /// Narrow holders that would make too little room keep their tokens, and so does a holder about to end.
     #[test]
     fn no_holder_is_recalled_in_vain() {
@@ -851,6 +884,27 @@ mod tests {
         bench.send(TokenEvent::ShareChanged { client: id(0), share: share("0.1:0.9", 100) });
         bench.run_until(at(1_200));
         assert!((910..=920).contains(&bench.used_ms(0)), "{}", bench.used_ms(0));
+    }
+
+    /// Time which the second client misses during the long kernels of the first is made good, although its limit or its request changes in
+    /// every window, as a vertical scaler does.
+    #[test]
+    fn missed_time_outlives_other_shares() {
+        for (other, due) in [("0.5:0.9", 50), ("0.4:1", 45)] {
+            let mut bench = Bench::new(&[("0.4:1", 100), ("0.5:1", 100)], ms(1));
+            let mut halves = 0;
+            while bench.now < at(30_000) {
+                bench.step_beside(200);
+                let half = bench.now.as_nanos() / 50_000_000;
+                if half != halves {
+                    halves = half;
+                    let share = share(if half.is_multiple_of(2) { "0.5:1" } else { other }, 100);
+                    bench.send(TokenEvent::ShareChanged { client: id(1), share });
+                }
+            }
+            let got = bench.used_ms(1) as f64 / 300.0;
+            assert!(got > f64::from(due) - 0.5, "{got:.1} of {due} ms of each window");
+        }
     }
 
     /// A cut from 100 % to 1 % would otherwise lock the client out for a hundred windows.

@@ -104,11 +104,7 @@ impl Schedule {
 impl Slots {
     /// Whether a claim on this GPU begins now.
     pub(super) fn is_due(&self, index: usize, now: Timestamp) -> bool {
-        self.next_claim(index).is_some_and(|begin| begin <= now)
-    }
-
-    fn next_claim(&self, index: usize) -> Option<Timestamp> {
-        self.schedules.get(index).and_then(|schedule| schedule.next_claim)
+        self.schedules.get(index).and_then(|schedule| schedule.next_claim).is_some_and(|begin| begin <= now)
     }
 
     /// When the next claim on any GPU begins.
@@ -144,8 +140,8 @@ impl Slots {
         if schedule.window == gpu.window && !schedule.stretches.is_empty() {
             return;
         }
-        let clients = gpu.clients.iter().filter_map(|&slot| ledger.clients.at(slot));
-        schedule.owners = clients.map(|client| (client.id, client.share)).collect();
+        let owner = |&slot: &u32| (ledger.client(slot).id, ledger.client(slot).share);
+        schedule.owners = gpu.clients.iter().map(owner).collect();
         let mut wants: Vec<_> =
             schedule.owners.iter().map(|(id, share)| (*id, share.quota.request(), share.sm)).collect();
         wants.retain(|(_, length, _)| !length.is_zero());
@@ -180,7 +176,7 @@ impl Slots {
         // A grant may give SMs of the replaced token back, so clients without room before may fit now.
         while self.serve_slots(ledger, index, actions) || self.serve_spare(ledger, index, actions) {}
         let now = ledger.now;
-        let waits = |claim: &&Claim| claim.from > now && Self::filed(ledger, claim.client) != Filed::Nowhere;
+        let waits = |claim: &&Claim| claim.from > now && ledger.client(claim.client).filed != Filed::Nowhere;
         self.schedules[index].next_claim = self.claims.iter().filter(waits).map(|claim| claim.from).min();
     }
 
@@ -194,7 +190,7 @@ impl Slots {
                 let end = now.saturating_add(stretch.end - since);
                 // Another client with a slot now may wait for a late holder, as this client did: no reason to hold back.
                 let until = self.horizon(ledger, index, stretch.client).max(end);
-                let miss = Self::miss(ledger, index, stretch.client);
+                let miss = ledger.client(stretch.client).miss(&ledger.gpus[index]);
                 if self.serve(ledger, index, stretch.client, miss, (end, until), actions)
                     == Served::AndMadeRoom
                 {
@@ -208,7 +204,7 @@ impl Slots {
     /// Step 3: serves the other clients in the spare time. Answers whether to go through them again.
     fn serve_spare(&mut self, ledger: &mut Ledger, index: usize, actions: &mut Vec<TokenAction>) -> bool {
         let gpu = &ledger.gpus[index];
-        let (now, window_end) = (ledger.now, gpu.window_end);
+        let (now, window, window_end) = (ledger.now, gpu.window, gpu.window_end);
         let config = &ledger.config;
         let (most, slack, least) = (config.max_token, config.slack, config.min_token);
         let ready = gpu.ready.len() as u64;
@@ -218,7 +214,8 @@ impl Slots {
         let (mut again, mut passed_over) = (false, false);
         for rank in &queue {
             // A holder asking for more time does not go before a client waiting for its SMs.
-            let needed = Self::needed(ledger, index, rank.slot);
+            let client = ledger.client(rank.slot);
+            let needed = client.needed_sm(window);
             if needed > ledger.gpus[index].free || (needed == 0 && passed_over) {
                 passed_over = true;
                 continue;
@@ -230,12 +227,12 @@ impl Slots {
                 budget = budget.min(if rank.ineligible {
                     fair.max(quarter)
                 } else {
-                    Self::miss(ledger, index, rank.slot)
+                    client.miss(&ledger.gpus[index])
                 });
             }
             let horizon = self.horizon(ledger, index, rank.slot);
             let end = if horizon < window_end { horizon.saturating_sub(slack) } else { horizon };
-            let enough = end.saturating_since(Self::runs_until(ledger, index, rank.slot)) >= least;
+            let enough = end.saturating_since(now).saturating_sub(client.left(window, now)) >= least;
             if enough || horizon == window_end {
                 again = self.serve(ledger, index, rank.slot, budget, (end, horizon), actions)
                     == Served::AndMadeRoom;
@@ -270,43 +267,14 @@ impl Slots {
     ) -> Served {
         let gpu = &ledger.gpus[index];
         let (window, free) = (gpu.window, gpu.free);
-        let Some(client) = ledger.clients.at(slot) else { return Served::Not };
-        let sm = client.token_sm(window);
-        let time = end.saturating_since(Self::runs_until(ledger, index, slot));
-        let budget = budget.min(client.remain(window)).min(time);
-        if !matches!(client.filed, Filed::Ready(_))
-            || Self::needed(ledger, index, slot) > free
-            || budget.is_zero()
-        {
+        let client = ledger.client(slot);
+        let budget = client.budget(budget, end, window, ledger.now);
+        if !matches!(client.filed, Filed::Ready(_)) || client.needed_sm(window) > free || budget.is_zero() {
             return Served::Not;
         }
-        ledger.grant(slot, budget, sm, until, actions);
+        ledger.grant(slot, budget, until, actions);
         self.claim(ledger, index);
         if ledger.gpus[index].free > free { Served::AndMadeRoom } else { Served::Yes }
-    }
-
-    /// The SMs a new token needs beyond the replaced token's SMs.
-    fn needed(ledger: &Ledger, index: usize, slot: u32) -> u16 {
-        let Some(client) = ledger.clients.at(slot) else { return 0 };
-        let held = client.holds.map_or(0, |token| token.sm);
-        client.token_sm(ledger.gpus[index].window).saturating_sub(held)
-    }
-
-    /// When the rest of a client's token of this window is used up; now, without a token.
-    fn runs_until(ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
-        let now = ledger.now;
-        let window = ledger.gpus[index].window;
-        let Some(client) = ledger.clients.at(slot) else { return now };
-        now.saturating_add(client.outstanding(window))
-    }
-
-    fn miss(ledger: &Ledger, index: usize, slot: u32) -> Duration {
-        let client = ledger.clients.at(slot);
-        client.map_or(Duration::ZERO, |client| client.miss(&ledger.gpus[index]))
-    }
-
-    fn filed(ledger: &Ledger, slot: u32) -> Filed {
-        ledger.clients.at(slot).map_or(Filed::Nowhere, |client| client.filed)
     }
 
     fn since_begin(ledger: &Ledger, index: usize) -> Duration {
@@ -321,7 +289,7 @@ impl Slots {
         let (gpu, now) = (&ledger.gpus[index], ledger.now);
         let since = Self::since_begin(ledger, index);
         for &slot in &gpu.clients {
-            let Some(client) = ledger.clients.at(slot) else { continue };
+            let client = ledger.client(slot);
             let waits = matches!(client.filed, Filed::Ready(_));
             let sm = client.holds.map_or(client.share.sm.get(), |token| token.sm);
             if let Some(token) = client.holds {
@@ -378,7 +346,7 @@ impl Slots {
     /// The first instant without room for a client beside the held and claimed SMs.
     fn horizon(&self, ledger: &Ledger, index: usize, slot: u32) -> Timestamp {
         let window_end = ledger.gpus[index].window_end;
-        let Some(client) = ledger.clients.at(slot) else { return window_end };
+        let client = ledger.client(slot);
         let own = u32::from(client.token_sm(ledger.gpus[index].window));
         let first = self.claims.partition_point(|claim| claim.client < slot);
         let claims = self.claims[first..].iter().take_while(|claim| claim.client == slot);

@@ -3,7 +3,7 @@
 
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
-use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler, LoadReport};
 
 pub(crate) const F: FunctionId = FunctionId::new(0);
 
@@ -47,7 +47,7 @@ pub(crate) struct Bench<S> {
 
 impl<S: HorizontalScaler> Bench<S> {
     pub(crate) fn new(scaler: S, spec: FunctionScale) -> Self {
-        let fleet = Fleet::new(F, spec, &scaler.config()).unwrap();
+        let fleet = Fleet::new(F, spec).unwrap();
         let mut bench =
             Self { scaler, fleet, now: Timestamp::from_millis(1_000), ready_at_once: true, given: 0 };
         bench.keep_minimum();
@@ -92,7 +92,8 @@ impl<S: HorizontalScaler> Bench<S> {
     /// Reports this load now, and carries out the orders.
     pub(crate) fn report(&mut self, rate: RequestRate) -> Vec<Change> {
         let (mut changes, mut orders) = (self.keep_minimum(), Vec::new());
-        self.scaler.decide(self.now, F, &self.fleet, rate, &mut orders);
+        let report = LoadReport { now: self.now, function: F, fleet: &self.fleet, load: rate };
+        self.scaler.decide(report, &mut orders);
         for order in orders {
             changes.push(match order {
                 HorizontalOrder::Start(point) => self.start(point),

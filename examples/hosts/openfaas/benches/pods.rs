@@ -100,7 +100,7 @@ async fn trial([nodes, functions, replicas, refused]: Size, idle: Duration) -> R
     while !api.lock().is_watched(FUNCTIONS) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    api.lock().refuse = Some(Box::new(|_, object, _| {
+    api.lock().refuse = Some(Box::new(|object| {
         let function = object["metadata"]["labels"]["gshare.io/function"].as_str();
         function.is_some_and(|name| name.starts_with("bad")).then(|| "exceeded quota".to_owned())
     }));

@@ -490,6 +490,9 @@ async fn look(node: Weak<Node>) {
         let mut host = node.host();
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
+            if of.parking.is_some_and(|parking| !parking.held) {
+                host.not_held(&of.name);
+            }
         }
         // Without an answer from the daemon nothing changes.
         let Some(lost) = snapshot.lost else { continue };

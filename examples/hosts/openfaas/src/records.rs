@@ -3,7 +3,6 @@
 use super::api::FunctionDeployment;
 use super::trials::Measured;
 use gshare_runner::confine::User;
-use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -211,7 +210,7 @@ impl Store {
     /// If the record cannot be written; the old record remains then.
     pub fn put_function(&self, record: &Record) -> io::Result<()> {
         let bytes = serde_json::to_vec_pretty(record)?;
-        replace(&self.functions, &format!("{}.json", record.deployment.service), &bytes)
+        replace(&self.functions.join(format!("{}.json", record.deployment.service)), &bytes, 0o600)
     }
 
     /// Removes the record of a function.
@@ -229,11 +228,8 @@ impl Store {
     /// If the measurement cannot be written.
     pub fn put_profile(&self, deployment: &FunctionDeployment, measured: &Measured) -> io::Result<()> {
         let profile = Profile::new(deployment, measured);
-        replace(
-            &self.profiles,
-            &format!("{}.json", deployment.service),
-            &serde_json::to_vec_pretty(&profile)?,
-        )
+        let file = self.profiles.join(format!("{}.json", deployment.service));
+        replace(&file, &serde_json::to_vec_pretty(&profile)?, 0o600)
     }
 
     /// Removes the measurement of a function, if there is one.
@@ -241,10 +237,7 @@ impl Store {
     /// # Errors
     /// If the measurement cannot be removed.
     pub fn forget_profile(&self, name: &str) -> io::Result<()> {
-        match std::fs::remove_file(self.profiles.join(format!("{name}.json"))) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync(&self.profiles),
-        }
+        remove(&self.profiles.join(format!("{name}.json")))
     }
 
     /// The measurement of a function, if its program is still the same; none if the file is unreadable.
@@ -271,7 +264,7 @@ impl Store {
     /// # Errors
     /// If the secret cannot be written; the old secret remains then.
     pub fn put_secret(&self, name: &str, value: &[u8]) -> io::Result<()> {
-        replace(&self.secrets, name, value)
+        replace(&self.secrets.join(name), value, 0o600)
     }
 
     /// Removes a secret.
@@ -341,7 +334,10 @@ fn give(path: &Path, user: User, mode: u32) -> io::Result<()> {
 }
 
 /// Names of the files in a directory, sorted.
-fn names(dir: &Path) -> io::Result<Vec<String>> {
+///
+/// # Errors
+/// If the directory cannot be read.
+pub fn names(dir: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         names.extend(entry?.file_name().into_string());
@@ -350,16 +346,31 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Writes a file so that readers see either the old bytes or the new bytes, also after a crash.
-fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let temporary = dir.join(format!(".{name}.new"));
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
-    let file = rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR)?;
-    let mut file = File::from(file);
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, dir.join(name))?;
+/// Writes a file so that readers see either the old bytes or the new bytes, also after a crash. A killed program may leave `.FILE.*.new`.
+///
+/// # Errors
+/// If the file cannot be written; the old file remains then.
+pub fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let (dir, name) = (file.parent().unwrap_or(Path::new("/")), file.file_name().unwrap_or_default());
+    let prefix = format!(".{}.", name.to_string_lossy());
+    let mut new = tempfile::Builder::new();
+    new.prefix(&prefix).suffix(".new").permissions(std::fs::Permissions::from_mode(mode));
+    let mut new = new.tempfile_in(dir)?;
+    new.write_all(bytes)?;
+    new.as_file().sync_all()?;
+    new.persist(file)?;
     sync(dir)
+}
+
+/// Removes a file if it is there, also after a crash.
+///
+/// # Errors
+/// If the file is there and cannot be removed.
+pub fn remove(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => sync(file.parent().unwrap_or(Path::new("/"))),
+    }
 }
 
 fn sync(dir: &Path) -> io::Result<()> {
@@ -382,7 +393,8 @@ mod tests {
         std::fs::write(dir.path().join("functions/h.json"), "{").unwrap();
         std::fs::copy(dir.path().join("functions/f.json"), dir.path().join("functions/i.json")).unwrap();
         let pipe = dir.path().join("functions/p.json");
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
         let (good, bad) = Store::open(dir.path()).unwrap().functions().unwrap();
         assert_eq!((good.len(), good[0].replicas, &good[0].deployment), (1, Some(2), &deployment));
         assert!(

@@ -27,6 +27,7 @@ use gshare_profile::executor::{ExecError, Executor as _};
 use gshare_profile::http::{Call, Http, Program};
 use gshare_profile::planner::{EfficacySearch, Journal, Measurement, Planner as _, Step, Trial};
 use gshare_sched::platform::{Part, Regime};
+use gshare_sched::scale::max_p95;
 use gshared::ClientSnapshot;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -38,8 +39,6 @@ use std::sync::{Arc, Weak};
 /// Load of the latency measurement, as a part of the throughput: a burst on an instance with the headroom that scalers leave.
 const SLACK: f64 = 0.66;
 
-/// The window over which the node's daemon settles shares, unless it is configured otherwise.
-const WINDOW: Duration = Duration::from_millis(100);
 /// Calls per measurement: three of them lie above the 95th percentile.
 const CALLS: u64 = 60;
 /// Calls before a measurement, which trigger lazy loading.
@@ -288,8 +287,7 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
         }
         memory = memory.max(memory_of(node, launch).unwrap_or(Bytes::ZERO));
         let searches = search.as_ref().and_then(|(planner, journal)| next_trial(planner, journal, time));
-        let fast =
-            |point: &&ProfilePoint| plan.slo.is_none_or(|slo| point.p95.as_nanos() <= slo.as_nanos() / 2);
+        let fast = |point: &&ProfilePoint| plan.slo.is_none_or(|slo| point.p95 <= max_p95(slo));
         if plan.batch.is_none()
             && searches.is_none()
             && settings.is_empty()
@@ -316,19 +314,19 @@ pub fn run(node: &Weak<Node>, launch: &Launch, stop: &Arc<AtomicBool>) -> Result
 /// Most trials of the search for SMs, and for batches and SMs.
 const TRIALS: (usize, usize) = (4, 6);
 
-/// The search for the batch and the SMs of a function that takes up to `most` requests at once: the most requests for its SMs, with a
-/// p95 of half of the SLO (Dilu, section 3.2).
+/// The search for the batch and the SMs of a function that takes up to `most` requests at once: the most requests for its SMs, within its
+/// SLO.
 fn efficacy_search(
     most: u32,
     slo: Option<Duration>,
     mut shares: Vec<SmShare>,
 ) -> Result<EfficacySearch, String> {
-    let half = slo.map_or(ANSWER, |slo| Duration::from_nanos(slo.as_nanos() / 2));
     let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
     sizes.push(most);
     shares.sort_unstable();
     shares.dedup();
-    let search = EfficacySearch::new(half).and_then(|search| search.with_batches(sizes));
+    let search =
+        EfficacySearch::new(slo.map_or(ANSWER, max_p95)).and_then(|search| search.with_batches(sizes));
     let search = search.and_then(|search| {
         search.with_shares(shares)?.with_max_trials(if most > 1 { TRIALS.1 } else { TRIALS.0 })
     });
@@ -615,6 +613,8 @@ struct Beside {
     /// Its own GPU time, and launches.
     own: Duration,
     launches: u64,
+    /// The window over which the node's daemon settles shares.
+    window: Duration,
 }
 
 impl Beside {
@@ -624,6 +624,7 @@ impl Beside {
             delayed: self.delayed.saturating_sub(before.delayed),
             own: self.own.saturating_sub(before.own),
             launches: self.launches.saturating_sub(before.launches),
+            window: self.window,
         }
     }
 
@@ -633,13 +634,10 @@ impl Beside {
         let per_call = |total: u64| total.checked_div(calls as u64).unwrap_or(0);
         let work = per_call(self.own.as_nanos());
         let last = work.checked_div(per_call(self.launches)).unwrap_or(work);
-        let a_window = quota.of(WINDOW).as_nanos().max(1);
-        let windows = work.saturating_sub(last) / a_window;
-        let rest = work.saturating_sub(windows * a_window);
-        (
-            Duration::from_nanos(work),
-            WINDOW.saturating_mul(windows).saturating_add(Duration::from_nanos(rest)),
-        )
+        let a_window = quota.of(self.window).as_nanos();
+        let windows = work.saturating_sub(last).checked_div(a_window).unwrap_or(0);
+        let rest = Duration::from_nanos(work.saturating_sub(windows * a_window));
+        (Duration::from_nanos(work), self.window.saturating_mul(windows).saturating_add(rest))
     }
 }
 
@@ -653,7 +651,7 @@ fn beside_of(node: &Weak<Node>, launch: &Launch) -> Option<Beside> {
     let sum =
         |of: fn(&ClientSnapshot) -> Duration| mine().map(of).fold(Duration::ZERO, Duration::saturating_add);
     let (own, launches) = (sum(|of| of.total_used_ns), mine().map(|of| of.launches).sum());
-    Some(Beside { used, delayed: sum(|of| of.delayed_ns), own, launches })
+    Some(Beside { used, delayed: sum(|of| of.delayed_ns), own, launches, window: snapshot.window_ns })
 }
 
 /// The point and the least latency of a function that uses no GPU, in the smallest share. Without an SLO nothing is measured: the point
@@ -677,6 +675,18 @@ mod tests {
     use gshare_profile::executor::ExecError;
     use gshare_runner::HookedProcess;
     use std::process::{Command, Stdio};
+
+    /// Half of the time gives 50 ms of seven launches of 10 ms in a window of 100 ms, or 60 ms in six windows of 20 ms.
+    #[test]
+    fn the_least_time_of_a_call_follows_from_the_daemons_window() {
+        let half = Quota::from_percent(50).unwrap();
+        let (own, launches) = (Duration::from_millis(70), 7);
+        for (window, least) in [(100, 120), (20, 130), (0, 70)] {
+            let beside = Beside { own, launches, window: Duration::from_millis(window), ..Beside::default() };
+            let expected = (own, Duration::from_millis(least));
+            assert_eq!(beside.least(1, half), expected, "a window of {window} ms");
+        }
+    }
 
     #[test]
     fn the_wait_for_a_program_that_does_nothing_ends_with_its_patience() {

@@ -2,7 +2,7 @@
 //!
 //! The kubelet dials a registration socket by its path, and gRPC for Go makes an `:authority` of it: `%2Fvar%2Flib%2F...`.
 //! No authority of RFC 3986 looks like that to the HTTP library under tonic, which resets the stream. A server on a UNIX
-//! socket does not need the authority, so [`Tolerant`] replaces it before the library reads it.
+//! socket does not need the authority, so [`tolerant`] replaces it before the library reads it.
 //!
 //! # Algorithm
 //! HTTP/2 (RFC 9113) is cut into its frames. In the header block of a `HEADERS` frame, each literal field named
@@ -15,12 +15,10 @@
 //! - An unreadable block passes unchanged, such as a block over several frames or a truncated field. The library handles it
 //!   as usual.
 
+use std::future::pending;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, copy, duplex};
 use tokio::net::UnixStream;
-use tonic::transport::server::Connected;
 
 /// The authority that the library sees, as a string of HPACK: its length, and one letter.
 const PLAIN: [u8; 2] = [1, b'k'];
@@ -41,53 +39,42 @@ const AUTHORITY: usize = 1;
 const HUFFMAN: [u8; 8] = [0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
 /// A connection that accepts any authority from its client.
-#[derive(Debug)]
-pub struct Tolerant {
-    stream: UnixStream,
-    /// Received bytes that were not passed on: at most a frame and a read.
-    raw: Vec<u8>,
-    /// Bytes ready to be read, from `at` on.
-    out: Vec<u8>,
-    at: usize,
-    greeted: bool,
+pub fn tolerant(stream: UnixStream) -> DuplexStream {
+    let (near, far) = duplex(LARGEST);
+    tokio::spawn(async move {
+        let (mut from, mut to) = stream.into_split();
+        let (mut answers, mut asked) = tokio::io::split(far);
+        let ask = async {
+            // The end of the connection, or an error that ends it for the server too.
+            let _ = pass(&mut from, &mut asked).await;
+            let _ = asked.shutdown().await;
+            pending::<()>().await;
+        };
+        tokio::select! {
+            _ = copy(&mut answers, &mut to) => {}
+            () = ask => {}
+        }
+    });
+    near
 }
 
-impl From<UnixStream> for Tolerant {
-    fn from(stream: UnixStream) -> Self {
-        Self { stream, raw: Vec::new(), out: Vec::new(), at: 0, greeted: false }
-    }
-}
-
-impl Tolerant {
-    /// Moves whole frames from `raw` to `out`.
-    fn pass(&mut self) -> io::Result<()> {
-        let mut done = 0;
-        if !self.greeted && self.raw.len() >= PREFACE {
-            done = PREFACE;
-            self.greeted = true;
-            self.out.extend(&self.raw[..done]);
+/// Passes a client's frames on, until the client ends.
+async fn pass(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+    let (mut preface, mut head) = ([0; PREFACE], [0; HEAD]);
+    from.read_exact(&mut preface).await?;
+    to.write_all(&preface).await?;
+    loop {
+        from.read_exact(&mut head).await?;
+        let [a, b, c, kind, flags, ..] = head;
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        if length > LARGEST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an HTTP/2 frame above 16384 bytes"));
         }
-        while let Some(head @ &[a, b, c, kind, flags, ..]) =
-            self.raw.get(done..done + HEAD).filter(|_| self.greeted)
-        {
-            let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-            if length > LARGEST {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "an HTTP/2 frame above 16384 bytes"));
-            }
-            let Some(payload) = self.raw.get(done + HEAD..done + HEAD + length) else { break };
-            match rewrite(kind, flags, payload) {
-                Some(payload) => {
-                    let length = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
-                    self.out.extend(&length[1..]);
-                    self.out.extend(&head[3..]);
-                    self.out.extend(payload);
-                }
-                None => self.out.extend(&self.raw[done..done + HEAD + length]),
-            }
-            done += HEAD + length;
-        }
-        self.raw.drain(..done);
-        Ok(())
+        let mut payload = vec![0; length];
+        from.read_exact(&mut payload).await?;
+        let payload = rewrite(kind, flags, &payload).unwrap_or(payload);
+        let length = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
+        to.write_all(&[&length[1..], &head[3..], &payload].concat()).await?;
     }
 }
 
@@ -119,7 +106,7 @@ fn rewrite(kind: u8, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
         let index = number(block, &mut at, bits)?;
         if literal {
             let named = match index {
-                0 => is_authority(string(block, &mut at)?),
+                0 => [(true, &HUFFMAN[..]), (false, b":authority")].contains(&string(block, &mut at)?),
                 index => index == AUTHORITY,
             };
             let value = at;
@@ -135,10 +122,6 @@ fn rewrite(kind: u8, flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     }
     new.extend(&payload[end..]);
     Some(new)
-}
-
-fn is_authority((huffman, name): (bool, &[u8])) -> bool {
-    name == if huffman { &HUFFMAN[..] } else { b":authority" }
 }
 
 /// Section 5.1: a number in the last `bits` of a byte, and the bytes after it if they do not hold it.
@@ -167,57 +150,6 @@ fn string<'a>(block: &'a [u8], at: &mut usize) -> Option<(bool, &'a [u8])> {
     let bytes = block.get(*at..*at + length)?;
     *at += length;
     Some((huffman, bytes))
-}
-
-impl AsyncRead for Tolerant {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        while this.at == this.out.len() {
-            (this.at, this.out) = (0, Vec::new());
-            let mut bytes = [0; 4096];
-            let mut read = ReadBuf::new(&mut bytes);
-            ready!(Pin::new(&mut this.stream).poll_read(context, &mut read))?;
-            if read.filled().is_empty() {
-                // The end, perhaps within a frame.
-                this.out = std::mem::take(&mut this.raw);
-                break;
-            }
-            this.raw.extend(read.filled());
-            this.pass()?;
-        }
-        let length = buffer.remaining().min(this.out.len() - this.at);
-        buffer.put_slice(&this.out[this.at..this.at + length]);
-        this.at += length;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Tolerant {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
-impl Connected for Tolerant {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
 }
 
 #[cfg(test)]

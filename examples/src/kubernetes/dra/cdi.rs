@@ -2,12 +2,11 @@
 
 use crate::kubernetes::DOMAIN;
 use gshare_openfaas::kubernetes::injection;
+use gshare_openfaas::records::{names, remove, replace};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fs, io};
 
 /// The oldest version of the format with all fields used here; every runtime with CDI reads it.
 pub const VERSION: &str = "0.6.0";
@@ -77,9 +76,11 @@ impl From<&injection::File> for Mount {
 #[derive(Debug, Clone)]
 pub struct Directory {
     specs: PathBuf,
-    shares: PathBuf,
+    hook: PathBuf,
 }
 
+/// Containers of any user read these files.
+pub(crate) const MODE: u32 = 0o644;
 /// Directory of the files of shares, beside the hook.
 const SHARES: &str = "shares";
 
@@ -89,6 +90,12 @@ pub fn share_file(hook: &Path, uid: &str) -> PathBuf {
 }
 
 impl Spec {
+    /// The spec of a device.
+    pub fn of(kind: String, name: &str, edits: Edits, annotations: BTreeMap<String, String>) -> Self {
+        let devices = vec![Device { name: name.to_owned(), container_edits: edits }];
+        Self { cdi_version: VERSION.into(), kind, annotations, devices }
+    }
+
     /// The share file: the hook's variables, one per line.
     fn share(&self) -> String {
         let variables = self.devices.iter().flat_map(|device| &device.container_edits.env);
@@ -101,9 +108,6 @@ impl Spec {
     }
 }
 
-/// Number of the next temporary file.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-
 impl Directory {
     /// Makes the directories if necessary, and removes leftovers of a driver that was killed during a write. Share files
     /// lie beside `hook`.
@@ -111,18 +115,19 @@ impl Directory {
     /// # Errors
     /// When one cannot be made or read.
     pub fn open(specs: impl Into<PathBuf>, hook: &Path) -> io::Result<Self> {
-        let directory = Self { specs: specs.into(), shares: hook.with_file_name(SHARES) };
+        let (directory, shares) =
+            (Self { specs: specs.into(), hook: hook.into() }, hook.with_file_name(SHARES));
         fs::create_dir_all(&directory.specs)?;
-        fs::create_dir_all(&directory.shares)?;
+        fs::create_dir_all(&shares)?;
         for name in names(&directory.specs)? {
-            if name.starts_with(&prefix()) && name.ends_with(".tmp") {
+            if name.starts_with(&format!(".{}", prefix())) && name.ends_with(".new") {
                 fs::remove_file(directory.specs.join(name))?;
             }
         }
-        for name in names(&directory.shares)? {
+        for name in names(&shares)? {
             // The claim's spec is gone, because the node restarted or an unprepare was killed.
             if name.strip_suffix(".env").is_none_or(|uid| !directory.file(uid).exists()) {
-                fs::remove_file(directory.shares.join(name))?;
+                fs::remove_file(shares.join(name))?;
             }
         }
         Ok(directory)
@@ -131,10 +136,6 @@ impl Directory {
     /// The file of a claim, by its checked UID.
     pub fn file(&self, uid: &str) -> PathBuf {
         self.specs.join(format!("{}{uid}.json", prefix()))
-    }
-
-    fn share_file(&self, uid: &str) -> PathBuf {
-        self.shares.join(format!("{uid}.env"))
     }
 
     /// The UIDs of all claims that have a spec.
@@ -163,8 +164,8 @@ impl Directory {
     /// # Errors
     /// If a file cannot be written; the old file stays.
     pub fn write(&self, uid: &str, spec: &Spec) -> io::Result<()> {
-        replace(&self.share_file(uid), spec.share().as_bytes())?;
-        replace(&self.file(uid), &serde_json::to_vec_pretty(spec)?)
+        replace(&share_file(&self.hook, uid), spec.share().as_bytes(), MODE)?;
+        replace(&self.file(uid), &serde_json::to_vec_pretty(spec)?, MODE)
     }
 
     /// Removes the spec of a claim and the file of its share; they need not be there.
@@ -172,47 +173,13 @@ impl Directory {
     /// # Errors
     /// When one is there and cannot be removed.
     pub fn remove(&self, uid: &str) -> io::Result<()> {
-        for file in [self.file(uid), self.share_file(uid)] {
-            match fs::remove_file(&file) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-                Ok(()) => sync(&file)?,
-            }
-        }
-        Ok(())
+        remove(&self.file(uid))?;
+        remove(&share_file(&self.hook, uid))
     }
-}
-
-fn names(directory: &Path) -> io::Result<Vec<String>> {
-    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    fs::read_dir(directory)?.map(name).collect()
-}
-
-/// Replaces a file. Each reader sees the old or the new file, also after a crash.
-pub(crate) fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
-    let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-    let temporary = file.with_extension(format!("{}-{serial}.tmp", std::process::id()));
-    let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, file));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written?;
-    sync(file)
-}
-
-/// Syncs the directory of a file, so that changes to it survive a crash.
-fn sync(file: &Path) -> io::Result<()> {
-    File::open(file.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 fn prefix() -> String {
     format!("{}-{CLASS}_", super::DRIVER)
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }
 
 #[cfg(test)]
@@ -224,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (specs, hook) = (dir.path().join("cdi"), dir.path().join("opt/hook.so"));
         fs::create_dir_all(&specs).unwrap();
-        let left = specs.join(format!("{}u.1-0.tmp", prefix()));
+        let left = specs.join(format!(".{}u.json.1.new", prefix()));
         let others = specs.join("nvidia.yaml");
         for file in [&left, &others] {
             fs::write(file, "{").unwrap();
@@ -232,12 +199,7 @@ mod tests {
         let cdi = Directory::open(&specs, &hook).unwrap();
         assert!(!left.exists() && others.exists(), "what is another's stays");
         let env = ["GSHARE_SM=24%", "CUDA_MPS_PIPE_DIRECTORY=/p", "GSHARE_MEM=1"].map(str::to_owned).into();
-        let spec = Spec {
-            cdi_version: VERSION.into(),
-            kind: "v/c".into(),
-            annotations: BTreeMap::new(),
-            devices: vec![Device { name: "u".into(), container_edits: Edits { env, mounts: Vec::new() } }],
-        };
+        let spec = Spec::of("v/c".into(), "u", Edits { env, mounts: Vec::new() }, BTreeMap::new());
         assert_eq!(cdi.read("u").unwrap(), None);
         cdi.write("u", &spec).unwrap();
         assert_eq!(cdi.read("u").unwrap().as_ref(), Some(&spec));

@@ -1,8 +1,8 @@
 //! Computes the CDI spec and the devices of an allocated claim. Pure.
 
 use super::slice::{MEMORY, QUOTA, SM};
-use super::{DRIVER, Gpu, Injection, Node, cdi, kubelet};
-use crate::kubernetes::{DOMAIN, run_of};
+use super::{DRIVER, Gpu, Injection, Node, cdi};
+use crate::kubernetes::{DOMAIN, kubelet, run_of};
 use gshare_core::wire::DaemonWait;
 use gshare_core::{Bytes, Quota, QuotaRange, ResourceSpec, ServiceClass, SmShare};
 use gshare_openfaas::kubernetes::injection::{File, HOOK, SHARE};
@@ -164,7 +164,9 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
         }
         let asked = exact.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
         for (key, quantity) in asked {
-            let number = rounded_up(&quantity.0);
+            // As the scheduler takes it: up to the next whole number.
+            let thousandths = || Some(quantity.0.strip_suffix('m')?.parse::<u64>().ok()?.div_ceil(1000));
+            let number = whole(&quantity.0).or_else(thousandths);
             let most = if key == MEMORY { u64::MAX } else { 100 };
             let Some(number) = number.filter(|number| (1..=most).contains(number)) else {
                 let need = if key == MEMORY { "1 or more" } else { "1 to 100" };
@@ -195,11 +197,6 @@ pub fn check(spec: &ResourceClaimSpec) -> Result<(), BadField> {
         }
     }
     Ok(())
-}
-
-/// A capacity as the scheduler takes it: up to the next whole number.
-fn rounded_up(text: &str) -> Option<u64> {
-    whole(text).or_else(|| Some(text.strip_suffix('m')?.parse::<u64>().ok()?.div_ceil(1000)))
 }
 
 fn share(
@@ -249,37 +246,23 @@ fn spec(
     if node.injected.injection == Injection::Environment {
         env.push(format!("LD_PRELOAD={HOOK}"));
     }
-    let own = File {
-        name: "share",
-        host: cdi::share_file(&node.injected.hook, uid),
-        container: SHARE,
-        is_directory: false,
-        read_only: true,
-    };
     let mut files = node.injected.files();
-    files.insert(1, own);
+    files.insert(1, File::of("share", cdi::share_file(&node.injected.hook, uid), SHARE));
     let mounts = files.iter().map(Into::into).collect();
     let kind = format!("{DRIVER}/{}", cdi::CLASS);
-    let mut annotations = BTreeMap::new();
-    let mut note = |key: &str, value: String| {
-        annotations.insert(format!("{DOMAIN}/{key}"), value);
-    };
-    note("claim", full);
-    note("uid", uid.to_owned());
-    note("request", result.request.clone());
-    note("pool", result.pool.clone());
-    note("device", result.device.clone());
-    if let Some(id) = &result.share_id {
-        note("share-id", id.clone());
-    }
     let gpu = node.gpu_kind.as_ref().map(|kind| format!("{kind}={} ", gpu.uuid)).unwrap_or_default();
-    note("cdi-devices", format!("{gpu}{kind}={uid}"));
-    cdi::Spec {
-        cdi_version: cdi::VERSION.into(),
-        kind,
-        annotations,
-        devices: vec![cdi::Device { name: uid.to_owned(), container_edits: cdi::Edits { env, mounts } }],
-    }
+    let notes = [
+        ("claim", Some(full)),
+        ("uid", Some(uid.to_owned())),
+        ("request", Some(result.request.clone())),
+        ("pool", Some(result.pool.clone())),
+        ("device", Some(result.device.clone())),
+        ("share-id", result.share_id.clone()),
+        ("cdi-devices", Some(format!("{gpu}{kind}={uid}"))),
+    ];
+    let note = |(key, value): (&str, Option<String>)| Some((format!("{DOMAIN}/{key}"), value?));
+    let annotations = notes.into_iter().filter_map(note).collect();
+    cdi::Spec::of(kind, uid, cdi::Edits { env, mounts }, annotations)
 }
 
 /// The answer to the kubelet about a prepared claim. None unless the spec is this driver's spec for the claim.
@@ -304,25 +287,16 @@ pub fn whole(text: &str) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, suffix) = text.split_at(digits);
     let number: u64 = number.parse().ok()?;
-    let exponent = suffix.strip_prefix(['e', 'E']).filter(|rest| !rest.is_empty());
-    let factor = match (suffix, exponent) {
-        ("", _) => 1,
-        ("m", _) => return number.is_multiple_of(1000).then_some(number / 1000),
-        ("k", _) => 1000,
-        ("M", _) => 1000_u64.pow(2),
-        ("G", _) => 1000_u64.pow(3),
-        ("T", _) => 1000_u64.pow(4),
-        ("P", _) => 1000_u64.pow(5),
-        ("E", _) => 1000_u64.pow(6),
-        ("Ki", _) => 1 << 10,
-        ("Mi", _) => 1 << 20,
-        ("Gi", _) => 1 << 30,
-        ("Ti", _) => 1 << 40,
-        ("Pi", _) => 1 << 50,
-        ("Ei", _) => 1 << 60,
-        (_, Some(exponent)) => 10_u64.checked_pow(exponent.parse().ok()?)?,
-        _ => return None,
+    let power = |base: u64, units: &[&str]| {
+        (0..).zip(units).find(|(_, unit)| **unit == suffix).map(|(power, _)| base.pow(power))
     };
+    let exponent = || 10_u64.checked_pow(suffix.strip_prefix(['e', 'E'])?.parse().ok()?);
+    if suffix == "m" {
+        return number.is_multiple_of(1000).then_some(number / 1000);
+    }
+    let factor = power(1000, &["", "k", "M", "G", "T", "P", "E"])
+        .or_else(|| power(1024, &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]))
+        .or_else(exponent)?;
     number.checked_mul(factor)
 }
 

@@ -2,9 +2,9 @@
 
 use super::cdi::Directory;
 use super::claim::{answer, check_uid, prepare};
-use super::kubelet::*;
 use super::{DRIVER, Node, health};
-use crate::kubernetes::controller_metrics::{DRA_PREPARED, Metrics};
+use crate::kubernetes::controller_metrics::Metrics;
+use crate::kubernetes::kubelet::*;
 use crate::kubernetes::plugin::Sockets;
 use crate::kubernetes::{heard, plugin};
 use anyhow::Context as _;
@@ -91,16 +91,13 @@ impl dra_plugin_server::DraPlugin for Driver {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let mut response = NodePrepareResourcesResponse::default();
         for claim in request.into_inner().claims {
-            let entry = match self.prepare(&claim).await {
-                Ok(device) => NodePrepareResourceResponse { devices: vec![device], error: String::new() },
-                Err(error) => NodePrepareResourceResponse {
-                    devices: Vec::new(),
-                    error: format!("claim {}/{}: {error:#}", claim.namespace, claim.name),
-                },
+            let why = |error| format!("claim {}/{}: {error:#}", claim.namespace, claim.name);
+            let (devices, result, error) = match self.prepare(&claim).await {
+                Ok(device) => (vec![device], "prepared", String::new()),
+                Err(error) => (Vec::new(), "refused", why(error)),
             };
-            let result = if entry.error.is_empty() { "prepared" } else { "refused" };
-            self.metrics.add(&DRA_PREPARED, Some(("result", result)), 1.0);
-            response.claims.insert(claim.uid, entry);
+            self.metrics.prepared.get_or_create(&vec![("result", result)]).inc();
+            response.claims.insert(claim.uid, NodePrepareResourceResponse { devices, error });
         }
         Ok(Response::new(response))
     }
@@ -128,8 +125,6 @@ pub async fn serve(driver: Driver, sockets: &Sockets, end: impl Future<Output = 
     let router = tonic::transport::Server::builder()
         .add_service(dra_plugin_server::DraPluginServer::new(driver))
         .add_service(dra_resource_health_server::DraResourceHealthServer::new(health));
-    let supported_versions = [DRA_V1, HEALTH_V1ALPHA1].map(str::to_owned).into();
-    let (r#type, name) = ("DRAPlugin".into(), DRIVER.into());
-    let info = PluginInfo { r#type, name, supported_versions, ..PluginInfo::default() };
+    let info = ("DRAPlugin", DRIVER, &[DRA_V1, HEALTH_V1ALPHA1][..]);
     plugin::serve(router, info, sockets, metrics, end).await
 }

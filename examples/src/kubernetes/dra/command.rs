@@ -1,13 +1,14 @@
 //! The command line of the driver.
 
 use super::claim_service::{Driver, serve};
-use super::{DRIVER, Injected, Injection, Node, cdi, claim, node_gpus, publish, slice};
-use crate::kubernetes::controller_metrics::{DRA_GPUS, DRA_SLICE_WRITES, DRA_SWEPT};
+use super::{DRIVER, Injected, Injection, Node, cdi, claim, publish, slice};
 use crate::kubernetes::node_hooks::{Hooks, NAME};
 use crate::kubernetes::{self, plugin::Sockets};
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
 use gshare_openfaas::kubernetes::injection;
+use gshare_openfaas::records::replace;
+use gshared::metrics::integer;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Resource as _;
@@ -31,7 +32,7 @@ pub struct Options {
     /// Name of this node [default: `$NODE_NAME`].
     #[arg(long)]
     pub node: Option<String>,
-    /// Number of simulated GPUs, in place of those that nvidia-smi lists.
+    /// Number of simulated GPUs, in place of those that the driver lists.
     #[arg(long, value_name = "GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub sim: Option<u32>,
     /// Memory of a simulated GPU.
@@ -39,19 +40,19 @@ pub struct Options {
     pub sim_memory: Bytes,
     /// The hook on this node.
     #[arg(long, value_name = "FILE", default_value = "/opt/gshare/libgshare_hook.so")]
-    pub hook: String,
+    pub hook: PathBuf,
     /// The daemon's socket. Its directory is mounted into containers, so nothing else may be in it.
     #[arg(long, value_name = "FILE", default_value = "/run/gshare/pods/gshare.sock")]
-    pub socket: String,
+    pub socket: PathBuf,
     /// How the hook is loaded.
     #[arg(long, value_enum, default_value_t = Injection::File)]
     pub inject: Injection,
     /// Pipe directory of a running MPS; the scheduler then sums SM partitions.
     #[arg(long, value_name = "DIR", requires = "mps_shm")]
-    pub mps_pipes: Option<String>,
+    pub mps_pipes: Option<PathBuf>,
     /// Shared memory of MPS, mounted at /dev/shm.
     #[arg(long, value_name = "DIR", requires = "mps_pipes")]
-    pub mps_shm: Option<String>,
+    pub mps_shm: Option<PathBuf>,
     /// Kind of the CDI devices of `nvidia-ctk cdi generate --device-name-strategy=uuid`, which bring the GPU itself.
     #[arg(long, default_value = "nvidia.com/gpu")]
     pub gpu_kind: String,
@@ -83,12 +84,11 @@ pub struct Options {
 
 impl Options {
     fn injected(&self) -> Injected {
-        let mps = self.mps_pipes.as_ref().zip(self.mps_shm.as_ref());
         Injected {
-            hook: PathBuf::from(&self.hook),
+            hook: self.hook.clone(),
             injection: self.inject,
-            socket: PathBuf::from(&self.socket),
-            mps: mps.map(|(pipes, shm)| (pipes.into(), shm.into())),
+            socket: self.socket.clone(),
+            mps: self.mps_pipes.clone().zip(self.mps_shm.clone()),
             ..Injected::default()
         }
     }
@@ -96,8 +96,8 @@ impl Options {
     fn describe(&self) -> anyhow::Result<Node> {
         let node = self.node.clone().or_else(|| std::env::var("NODE_NAME").ok());
         let gpus = match self.sim {
-            Some(count) => node_gpus::simulated(count, self.sim_memory),
-            None => node_gpus::of_this_node()?,
+            Some(count) => super::simulated(count, self.sim_memory),
+            None => super::of_this_node()?,
         };
         Ok(Node {
             name: node.context("--node: missing, and there is no $NODE_NAME")?,
@@ -125,7 +125,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
     let (metrics, end) = kubernetes::begin(options.metrics).await?;
     let mut end = std::pin::pin!(end);
-    metrics.set(&DRA_GPUS, None, node.gpus.len());
+    metrics.gpus.get_or_create(&Vec::new()).set(integer(node.gpus.len()));
     tokio::select! {
         () = &mut end => return Ok(()),
         () = hook_is_there(&node.injected.hook) => {}
@@ -134,7 +134,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     ensure!(
         !admin.exists(),
         "--socket: {}: the daemon's admin socket is beside it, and containers would get both. Set `admin_socket` in its configuration",
-        options.socket
+        options.socket.display()
     );
     if node.injected.injection == Injection::File {
         let file = node.injected.preload();
@@ -154,7 +154,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             if look.is_multiple_of(SWEEP) {
                 match sweeper.sweep().await {
                     Ok(swept) => {
-                        swept.iter().for_each(|_| metrics.add(&DRA_SWEPT, None, 1.0));
+                        metrics.swept.get_or_create(&Vec::new()).inc_by(swept.len() as u64);
                         swept.iter().for_each(|uid| println!("gshare-dra: claim {uid} is over: swept"));
                     }
                     Err(error) => eprintln!("gshare-dra: sweep: {error:#}"),
@@ -163,7 +163,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             let pause = match publish::publish(&client, &node).await {
                 Ok(0) => LOOK,
                 Ok(_) => {
-                    metrics.add(&DRA_SLICE_WRITES, None, 1.0);
+                    metrics.slice_writes.get_or_create(&Vec::new()).inc();
                     println!("gshare-dra: published {}", slice::name(&node));
                     LOOK
                 }
@@ -211,12 +211,10 @@ fn check(file: &Path) -> anyhow::Result<()> {
 
 /// Waits for the hook, which the daemon's pod puts on a fresh node.
 pub async fn hook_is_there(hook: &Path) {
-    let mut told = false;
+    if !hook.is_file() {
+        println!("gshare-dra: waits for --hook {}: the daemon's pod puts it there", hook.display());
+    }
     while !hook.is_file() {
-        if !told {
-            println!("gshare-dra: waits for --hook {}: the daemon's pod puts it there", hook.display());
-            told = true;
-        }
         tokio::time::sleep(HOOK_LOOK).await;
     }
 }
@@ -224,7 +222,7 @@ pub async fn hook_is_there(hook: &Path) {
 /// Puts the file in place by which containers load the hook. Containers that run have the old one mounted, and a loader reads it at
 /// any time.
 fn name_hook(preload_file: &Path) -> std::io::Result<()> {
-    cdi::replace(preload_file, format!("{}\n", injection::HOOK).as_bytes())
+    replace(preload_file, format!("{}\n", injection::HOOK).as_bytes(), cdi::MODE)
 }
 
 /// Prints the slice and the CDI spec that the driver would write.

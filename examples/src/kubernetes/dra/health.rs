@@ -1,15 +1,16 @@
 //! Health of the GPUs for the kubelet (KEP-4680), which shows it in the status of pods with shares of them.
 //!
-//! A GPU that `nvidia-smi` no longer lists is unhealthy, for example after an error that took it off the bus. If
-//! `nvidia-smi` does not answer, the health of all GPUs is unknown. Simulated GPUs are healthy.
+//! A GPU that its driver has lost, for example after an error that took it off the bus, is unhealthy. If NVML does not answer, the health of
+//! all GPUs is unknown. Simulated GPUs are healthy.
 
-use super::kubelet::dra_resource_health_server::DraResourceHealth;
-use super::kubelet::{
+use super::{Gpu, Node};
+use crate::kubernetes::kubelet::dra_resource_health_server::DraResourceHealth;
+use crate::kubernetes::kubelet::{
     DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
 };
-use super::{Gpu, Node, node_gpus};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use gshared::nvml::NvmlHealth;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tonic::{Request, Response, Status};
@@ -20,14 +21,14 @@ const LOOK: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(super) struct Watch(pub(super) Arc<Node>);
 
-/// Health of each GPU of a node. `listed` has the present GPUs, if `nvidia-smi` answered.
-fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchResourcesResponse {
+/// Health of each GPU of a node, by the UUIDs of the lost devices if the driver can tell.
+fn health(node: &Node, lost: Option<&[String]>, now: SystemTime) -> NodeWatchResourcesResponse {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let of = |gpu: &Gpu| DeviceHealth {
         device: Some(DeviceIdentifier { pool_name: node.name.clone(), device_name: gpu.name() }),
-        health: match listed.map(|listed| listed.iter().any(|other| other.uuid == gpu.uuid)) {
-            Some(true) => HealthStatus::Healthy,
-            Some(false) => HealthStatus::Unhealthy,
+        health: match lost.map(|lost| lost.contains(&gpu.uuid)) {
+            Some(false) => HealthStatus::Healthy,
+            Some(true) => HealthStatus::Unhealthy,
             None => HealthStatus::Unknown,
         }
         .into(),
@@ -36,12 +37,12 @@ fn health(node: &Node, listed: Option<&[Gpu]>, now: SystemTime) -> NodeWatchReso
     NodeWatchResourcesResponse { devices: node.gpus.iter().map(of).collect() }
 }
 
-async fn look(node: &Node) -> NodeWatchResourcesResponse {
-    let listed = match node.gpu_kind {
-        None => Some(node.gpus.clone()),
-        Some(_) => tokio::task::spawn_blocking(node_gpus::of_this_node).await.ok().and_then(Result::ok),
+fn look(node: &Node, nvml: &mut NvmlHealth) -> NodeWatchResourcesResponse {
+    let lost = match node.gpu_kind {
+        None => Some(Vec::new()),
+        Some(_) => nvml.look().map(|(lost, _)| lost.into_iter().map(|one| one.uuid).collect()),
     };
-    health(node, listed.as_deref(), SystemTime::now())
+    health(node, lost.as_deref(), SystemTime::now())
 }
 
 #[tonic::async_trait]
@@ -52,9 +53,11 @@ impl DraResourceHealth for Watch {
         &self,
         _: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let looks = stream::unfold((Arc::clone(&self.0), Duration::ZERO), |(node, pause)| async move {
+        let begin = (Arc::clone(&self.0), NvmlHealth::default(), Duration::ZERO);
+        let looks = stream::unfold(begin, |(node, mut nvml, pause)| async move {
             tokio::time::sleep(pause).await;
-            Some((Ok(look(&node).await), (node, LOOK)))
+            let looks = tokio::task::spawn_blocking(move || (look(&node, &mut nvml), (node, nvml, LOOK)));
+            looks.await.ok().map(|(seen, next)| (Ok(seen), next))
         });
         Ok(Response::new(looks.boxed()))
     }
@@ -65,19 +68,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_is_no_longer_listed_is_unhealthy_and_without_an_answer_none_is_judged() {
+    fn a_gpu_that_its_driver_has_lost_is_unhealthy_and_without_an_answer_none_is_judged() {
         let node = super::super::tests::node();
-        let healths = |listed: Option<&[Gpu]>| {
+        let healths = |lost: Option<&[String]>| {
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(7);
-            let devices = health(&node, listed, now).devices;
+            let devices = health(&node, lost, now).devices;
             assert!(devices.iter().all(|device| device.last_updated_time == 7));
             let name = |device: &DeviceHealth| device.device.clone().unwrap();
             assert_eq!(name(&devices[1]).pool_name, "n1");
             assert_eq!(name(&devices[1]).device_name, "gpu-1");
             [devices[0].health(), devices[1].health()]
         };
-        assert_eq!(healths(Some(&node.gpus)), [HealthStatus::Healthy, HealthStatus::Healthy]);
-        assert_eq!(healths(Some(&node.gpus[..1])), [HealthStatus::Healthy, HealthStatus::Unhealthy]);
+        assert_eq!(healths(Some(&[])), [HealthStatus::Healthy, HealthStatus::Healthy]);
+        assert_eq!(healths(Some(&["GPU-b".into()])), [HealthStatus::Healthy, HealthStatus::Unhealthy]);
         assert_eq!(healths(None), [HealthStatus::Unknown, HealthStatus::Unknown]);
     }
 }

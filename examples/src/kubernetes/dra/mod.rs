@@ -52,13 +52,13 @@ pub mod claim;
 pub mod claim_service;
 pub mod command;
 pub mod health;
-pub mod kubelet;
-pub mod node_gpus;
 pub mod publish;
 pub mod slice;
 
+use anyhow::Context as _;
 use gshare_core::Bytes;
 pub use gshare_openfaas::kubernetes::injection::{Injected, Injection};
+use gshared::nvml::{Found, Nvml, listed};
 
 /// The name of the driver, and the vendor of its CDI devices.
 pub const DRIVER: &str = "gpu.gshare.io";
@@ -81,6 +81,23 @@ impl Gpu {
     pub fn name(&self) -> String {
         format!("gpu-{}", self.index)
     }
+}
+
+/// The GPUs in the list of this node's driver.
+///
+/// # Errors
+/// If NVML does not answer.
+pub fn of_this_node() -> anyhow::Result<Vec<Gpu>> {
+    let gpus =
+        Nvml::init().and_then(|nvml| listed(&nvml)).context("NVML lists no GPUs. Without a GPU: --sim")?;
+    let gpu = |(index, Found { uuid, name, memory, .. })| Gpu { index, uuid, model: name, memory };
+    Ok(gpus.into_iter().map(gpu).collect())
+}
+
+/// Makes `count` simulated GPUs.
+pub fn simulated(count: u32, memory: Bytes) -> Vec<Gpu> {
+    let uuid = |index| format!("GPU-00000000-0000-0000-0000-{index:012}");
+    (0..count).map(|index| Gpu { index, uuid: uuid(index), model: "simulated".into(), memory }).collect()
 }
 
 /// The driver's settings on one node: its GPUs, and the way into containers.

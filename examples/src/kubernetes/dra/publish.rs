@@ -8,13 +8,6 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, Resource as _};
 
-fn code(error: &kube::Error) -> u16 {
-    match error {
-        kube::Error::Api(status) => status.code,
-        _ => 0,
-    }
-}
-
 /// Brings the slice of `node` up to date. Returns the number of writes.
 ///
 /// # Errors
@@ -28,23 +21,25 @@ pub async fn publish(client: &Client, node: &Node) -> anyhow::Result<usize> {
     let slices: Api<ResourceSlice> = Api::all(client.clone());
     let mine = format!("spec.driver={DRIVER},spec.nodeName={}", node.name);
     let found = slices.list(&ListParams::default().fields(&mine)).await.map_err(heard)?;
-    let plan = slice::plan(node, &owner, &found.items);
+    let (delete, write) = slice::plan(node, &owner, &found.items);
     let mut writes = 0;
-    for name in &plan.delete {
+    for name in &delete {
         match slices.delete(name, &DeleteParams::default()).await {
-            Err(error) if code(&error) == 404 => {}
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
             result => drop(result.map_err(heard)?),
         }
         writes += 1;
     }
-    let written = match (&plan.create, &plan.replace) {
-        (Some(new), _) => slices.create(&PostParams::default(), new).await,
-        (_, Some(new)) => slices.replace(&slice::name(node), &PostParams::default(), new).await,
-        _ => return Ok(writes),
+    let Some(new) = &write else { return Ok(writes) };
+    let written = match new.metadata.resource_version {
+        None => slices.create(&PostParams::default(), new).await,
+        Some(_) => slices.replace(&slice::name(node), &PostParams::default(), new).await,
     };
-    let written = written.map_err(|error| match code(&error) {
+    let written = written.map_err(|error| match &error {
         // Made or deleted in between: the next look sees it.
-        409 | 404 => anyhow!("the slice changed while it was written"),
+        kube::Error::Api(status) if [404, 409].contains(&status.code) => {
+            anyhow!("the slice changed while it was written")
+        }
         _ => heard(error),
     })?;
     // Its devices would be given to one claim each.

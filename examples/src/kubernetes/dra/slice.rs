@@ -1,6 +1,5 @@
 //! The `ResourceSlice` with the GPUs of a node, which the driver publishes.
 
-use super::claim::whole;
 use super::{DRIVER, Gpu, Node};
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, ResourcePool,
@@ -8,7 +7,6 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// SM partition, in per cent of the SMs.
@@ -18,36 +16,28 @@ pub const QUOTA: &str = "quota";
 /// GPU memory.
 pub const MEMORY: &str = "memory";
 
-/// Most shares of a GPU. Where a capacity is no sum but a bound on each claim, it is this many times the whole.
-const SHARES: u64 = 100;
+/// Where a capacity is no sum but a bound on each claim: the whole of a hundred shares, as there are at most.
+const BOUND: &str = "10k";
 const MIB: u64 = 1 << 20;
 
 /// The slice of `node`, which goes with the Node object `owner`.
 pub fn slice(node: &Node, owner: OwnerReference, generation: i64) -> ResourceSlice {
+    let (name, owner_references) = (Some(name(node)), Some(vec![owner]));
     ResourceSlice {
-        metadata: ObjectMeta {
-            name: Some(name(node)),
-            owner_references: Some(vec![owner]),
-            ..ObjectMeta::default()
+        metadata: ObjectMeta { name, owner_references, ..ObjectMeta::default() },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.into(),
+            node_name: Some(node.name.clone()),
+            pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
+            devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.injected.mps.is_some())).collect()),
+            ..ResourceSliceSpec::default()
         },
-        spec: spec(node, generation),
     }
 }
 
 /// Name of the slice, the same at each start.
 pub fn name(node: &Node) -> String {
     format!("{}-{DRIVER}", node.name)
-}
-
-/// Spec of the slice.
-pub fn spec(node: &Node, generation: i64) -> ResourceSliceSpec {
-    ResourceSliceSpec {
-        driver: DRIVER.into(),
-        node_name: Some(node.name.clone()),
-        pool: ResourcePool { name: node.name.clone(), generation, resource_slice_count: 1 },
-        devices: Some(node.gpus.iter().map(|gpu| device(gpu, node.injected.mps.is_some())).collect()),
-        ..ResourceSliceSpec::default()
-    }
 }
 
 fn device(gpu: &Gpu, side_by_side: bool) -> Device {
@@ -59,13 +49,12 @@ fn device(gpu: &Gpu, side_by_side: bool) -> Device {
         ("index", DeviceAttribute { int: Some(gpu.index.into()), ..DeviceAttribute::default() }),
         ("mps", DeviceAttribute { bool: Some(side_by_side), ..DeviceAttribute::default() }),
     ];
-    let percent = |summed: bool| {
-        let value = if summed { 100 } else { 100 * SHARES };
-        capacity(value.to_string(), "1".into(), "100".into(), "1".into())
-    };
+    // Quantities as the API server stores them: its slice is then equal to the wanted slice.
+    let percent = |summed: bool| capacity(if summed { "100" } else { BOUND }, "1", "100");
     // Whole MiB, as the policy counts in steps.
     let mib = gpu.memory.get() / MIB;
-    let memory = capacity(format!("{mib}Mi"), "1Mi".into(), format!("{mib}Mi"), "1Mi".into());
+    let memory = if mib.is_multiple_of(1024) { format!("{}Gi", mib / 1024) } else { format!("{mib}Mi") };
+    let memory = capacity(&memory, "1Mi", &memory);
     let capacity = [(SM, percent(side_by_side)), (QUOTA, percent(!side_by_side)), (MEMORY, memory)];
     Device {
         name: gpu.name(),
@@ -76,74 +65,38 @@ fn device(gpu: &Gpu, side_by_side: bool) -> Device {
     }
 }
 
-/// A claim without a request gets the maximum of one claim.
-fn capacity(value: String, min: String, max: String, step: String) -> DeviceCapacity {
-    let range = CapacityRequestPolicyRange {
-        min: Quantity(min),
-        max: Some(Quantity(max.clone())),
-        step: Some(Quantity(step)),
-    };
+/// A claim asks for steps up to a maximum, which a claim without a request gets.
+fn capacity(value: &str, step: &str, max: &str) -> DeviceCapacity {
+    let quantity = |text: &str| Quantity(text.to_owned());
+    let (min, step) = (quantity(step), Some(quantity(step)));
     let policy = CapacityRequestPolicy {
-        default: Some(Quantity(max)),
-        valid_range: Some(range),
+        default: Some(quantity(max)),
+        valid_range: Some(CapacityRequestPolicyRange { min, max: Some(quantity(max)), step }),
         ..CapacityRequestPolicy::default()
     };
-    DeviceCapacity { value: Quantity(value), request_policy: Some(policy) }
+    DeviceCapacity { value: quantity(value), request_policy: Some(policy) }
 }
 
-/// The writes that leave the API server with exactly this node's slice.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Plan {
-    /// Names of slices to delete.
-    pub delete: Vec<String>,
-    /// A slice to make.
-    pub create: Option<ResourceSlice>,
-    /// A slice to replace the existing slice, at the version that was read.
-    pub replace: Option<ResourceSlice>,
-}
-
-/// Compares the existing slices with the wanted slice.
-pub fn plan(node: &Node, owner: &OwnerReference, found: &[ResourceSlice]) -> Plan {
+/// The writes that leave the API server with exactly this node's slice: the names of slices to delete, and the slice to make, or to replace
+/// at the version that was read.
+pub fn plan(
+    node: &Node,
+    owner: &OwnerReference,
+    found: &[ResourceSlice],
+) -> (Vec<String>, Option<ResourceSlice>) {
     let newest = found.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
-    let mine = name(node);
+    let mut wanted = slice(node, owner.clone(), newest);
     let (kept, extra): (Vec<_>, Vec<_>) =
-        found.iter().partition(|slice| slice.metadata.name.as_ref() == Some(&mine));
-    let mut plan = Plan {
-        delete: extra.into_iter().filter_map(|slice| slice.metadata.name.clone()).collect(),
-        ..Plan::default()
+        found.iter().partition(|slice| slice.metadata.name == wanted.metadata.name);
+    let is_right = |old: &&ResourceSlice| {
+        let mut owners = old.metadata.owner_references.iter().flatten();
+        old.spec == wanted.spec && owners.any(|other| other.uid == owner.uid)
     };
-    match kept.first() {
-        None => plan.create = Some(slice(node, owner.clone(), newest + 1)),
-        Some(old) => {
-            let same_owner = old.metadata.owner_references.iter().flatten().any(|o| o.uid == owner.uid);
-            if by_value(&old.spec) != by_value(&spec(node, newest)) || !same_owner {
-                let mut new = slice(node, owner.clone(), newest + 1);
-                new.metadata.resource_version.clone_from(&old.metadata.resource_version);
-                plan.replace = Some(new);
-            }
-        }
-    }
-    plan
-}
-
-/// With each quantity as a plain number: the API server stores `10000` as `10k`, and `16384Mi` as `16Gi`.
-fn by_value(spec: &ResourceSliceSpec) -> Value {
-    fn plain(value: &mut Value) {
-        match value {
-            Value::String(text) => {
-                if let Some(number) = whole(text) {
-                    *value = number.into();
-                }
-            }
-            Value::Object(all) => all.values_mut().for_each(plain),
-            _ => {}
-        }
-    }
-    let mut spec = json!(spec);
-    for device in spec["devices"].as_array_mut().into_iter().flatten() {
-        plain(&mut device["capacity"]);
-    }
-    spec
+    let write = !kept.iter().any(is_right);
+    wanted.spec.pool.generation += 1;
+    wanted.metadata.resource_version = kept.first().and_then(|old| old.metadata.resource_version.clone());
+    let delete = extra.into_iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+    (delete, write.then_some(wanted))
 }
 
 /// Whether the API server kept the field for shared devices, which it silently drops without its feature gate.
@@ -156,6 +109,7 @@ pub fn is_shareable(slice: &ResourceSlice) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::claim::whole;
     use super::super::tests::node;
     use super::*;
 
@@ -167,10 +121,10 @@ mod tests {
     fn a_slice_is_made_once_kept_while_it_is_right_and_replaced_when_it_is_not() {
         let node = node();
         let first = plan(&node, &owner(), &[]);
-        let made = first.create.unwrap();
+        let made = first.1.unwrap();
         assert_eq!(made.spec.pool.generation, 1);
         assert!(is_shareable(&made));
-        assert_eq!(plan(&node, &owner(), std::slice::from_ref(&made)), Plan::default());
+        assert_eq!(plan(&node, &owner(), std::slice::from_ref(&made)), (Vec::new(), None));
 
         let mut grown = node.clone();
         grown.gpus.pop();
@@ -180,10 +134,10 @@ mod tests {
         stray.metadata.name = Some("stray".into());
         stray.spec.pool.generation = 5;
         let third = plan(&grown, &owner(), &[stray, read]);
-        let replaced = third.replace.unwrap();
+        let replaced = third.1.unwrap();
         assert_eq!(replaced.spec.pool.generation, 6, "above every generation there is");
         assert_eq!(replaced.metadata.resource_version.as_deref(), Some("7"));
-        assert_eq!((third.delete, third.create), (vec!["stray".into()], None));
+        assert_eq!(third.0, ["stray"]);
     }
 
     #[test]
@@ -191,7 +145,7 @@ mod tests {
         for mps in [true, false] {
             let mut node = node();
             node.injected.mps = mps.then(|| ("/p".into(), "/s".into()));
-            for device in spec(&node, 1).devices.unwrap() {
+            for device in slice(&node, owner(), 1).spec.devices.unwrap() {
                 for (key, capacity) in device.capacity.unwrap() {
                     let number = |q: &Quantity| whole(&q.0).unwrap();
                     let policy = capacity.request_policy.unwrap();

@@ -13,7 +13,7 @@ use core::ops::Range;
 use gshare_core::profile::{ProfilePoint, ProfileTable, RequestRate};
 use gshare_core::{Duration, FunctionId, InstanceId, Quota, SmShare, Timestamp};
 use gshare_sched::scale::horizontal_claims as claims;
-use gshare_sched::scale::{Fleet, FleetConfig, FunctionScale, HorizontalOrder, HorizontalScaler};
+use gshare_sched::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler, LoadReport};
 
 /// The number of ticks in a run.
 const TICKS: u64 = 400;
@@ -64,7 +64,7 @@ fn random_fleets(
     most: usize,
     log: &Log,
 ) -> Result<Vec<Vec<Order>>, Broken> {
-    let mut functions = random_functions(seed, &scaler.config());
+    let mut functions = random_functions(seed);
     functions.truncate(most);
     for number in 1..=TICKS {
         let now = Timestamp::ZERO + scaler.config().tick.saturating_mul(number);
@@ -78,7 +78,7 @@ fn random_fleets(
 
 /// One instance at most, with far too much to do.
 fn overload(scaler: &mut dyn HorizontalScaler, log: &Log) -> Result<(), Broken> {
-    let mut functions = random_functions(0, &scaler.config());
+    let mut functions = random_functions(0);
     let of = &mut functions[0];
     // The bounds are within each other.
     let _ = of.fleet.set_bounds(of.id, 0, 1);
@@ -95,13 +95,13 @@ fn overload(scaler: &mut dyn HorizontalScaler, log: &Log) -> Result<(), Broken> 
 }
 
 /// One to three functions; none is left out, since their profiles are valid.
-fn random_functions(seed: u64, config: &FleetConfig) -> Vec<Function> {
+fn random_functions(seed: u64) -> Vec<Function> {
     let mut rng = Rng::new(seed);
     let ids = (0..u32::try_from(rng.between(1, 3)).unwrap_or(1)).map(FunctionId::new);
-    ids.filter_map(|id| random_function(id, rng.fork(), config)).collect()
+    ids.filter_map(|id| random_function(id, rng.fork())).collect()
 }
 
-fn random_function(id: FunctionId, mut rng: Rng, config: &FleetConfig) -> Option<Function> {
+fn random_function(id: FunctionId, mut rng: Rng) -> Option<Function> {
     let points = [20, 50].into_iter().filter_map(|percent| {
         let (sm, quota) = (SmShare::from_percent(percent)?, Quota::from_percent(50 + percent)?);
         let p50 = rng.duration(Duration::from_millis(5), Duration::from_millis(80));
@@ -113,7 +113,7 @@ fn random_function(id: FunctionId, mut rng: Rng, config: &FleetConfig) -> Option
     let max_p95 = rng.percent(50).then_some(slowest);
     let (min_instances, max_instances) = bounds(&mut rng);
     let spec = FunctionScale { profile, max_p95, min_instances, max_instances };
-    let fleet = Fleet::new(id, spec, config).ok()?;
+    let fleet = Fleet::new(id, spec).ok()?;
     Some(Function { id, fleet, rng, rate: 0, starting: Vec::new(), given: 0, orders: Vec::new() })
 }
 
@@ -176,7 +176,7 @@ impl Function {
 
     fn decide(&mut self, now: Timestamp, scaler: &mut dyn HorizontalScaler, log: &Log) -> Result<(), Broken> {
         let (load, mut orders) = (RequestRate::per_second(self.rate), Vec::new());
-        scaler.decide(now, self.id, &self.fleet, load, &mut orders);
+        scaler.decide(LoadReport { now, function: self.id, fleet: &self.fleet, load }, &mut orders);
         log.note(&now, &format!("{}: {load} on {} instances -> {orders:?}", self.id, self.fleet.deployed()));
         let startable: Vec<usize> = self.fleet.startable(now).map(|(point, _)| point).collect();
         // Each decision is checked as if every start found room.

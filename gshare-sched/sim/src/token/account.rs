@@ -11,7 +11,7 @@
 //!
 //! One kind of time may come later: a client's missed part of its request, if the client held a token or asked for one at the end
 //! of the window, since other clients may have overrun. The owed time is at most one request for each window of the longest
-//! token on its GPU, and one more. A scheduler may add the owed time to request and limit of the next window, or drop it, so every
+//! token on its GPU, and one more. A request that changes within a window counts by the time for which it was in force. A scheduler may add the owed time to request and limit of the next window, or drop it, so every
 //! balance has two readings, [`Bound::Least`] and [`Bound::Most`]. A limit with a change within a window has two readings as well:
 //! overuse is at least the use beyond the largest limit in force, and at most the use beyond the smallest. A check uses the reading
 //! that can only err in the scheduler's favour.
@@ -91,7 +91,10 @@ struct Period {
     smallest: Quota,
     /// The quota at the window's end, which also holds for the following windows without any event.
     after: QuotaRange,
-    /// Whether the client was present with this quota from the window's start, and wanted more at its end.
+    /// The requests of this window, each for its part of the window.
+    request: Duration,
+    /// Whether the client was present from the window's start, and with this quota, and whether it wanted more at the end.
+    present: bool,
     whole: bool,
     wanted: bool,
     charged: Duration,
@@ -100,7 +103,9 @@ struct Period {
 impl Account {
     /// The account of a client that joins at `now`.
     pub fn new(windows: Windows, now: Timestamp, quota: QuotaRange) -> Self {
-        let period = Period { whole: false, ..Period::new(windows.index(now), quota) };
+        let request = quota.request().of(windows.length);
+        let period =
+            Period { whole: false, present: false, ..Period::new(windows.index(now), quota, request) };
         Self {
             windows,
             quota,
@@ -118,7 +123,11 @@ impl Account {
 
     /// Changes the quota from `now` on.
     pub fn change_quota(&mut self, now: Timestamp, quota: QuotaRange) {
-        let period = self.period(self.windows.index(now));
+        let window = self.windows.index(now);
+        let left = self.windows.end(window).saturating_since(now);
+        let old = self.quota.request().of(left);
+        let period = self.period(window);
+        period.request = period.request + quota.request().of(left) - old;
         period.largest = period.largest.max(quota.limit());
         period.smallest = period.smallest.min(quota.limit());
         (period.after, period.whole) = (quota, false);
@@ -176,15 +185,15 @@ impl Account {
                 Bound::Most => period.smallest,
             };
             let used = brought.carry + period.charged;
-            let request = period.after.request().of(length);
             let may_be_owed = bound == Bound::Least && period.wanted;
-            let most = request.saturating_mul(self.most_owed);
-            let missed = (request + brought.owed).saturating_sub(used).min(most);
+            let most = period.request.saturating_mul(self.most_owed);
+            let missed = (period.request + brought.owed).saturating_sub(used).min(most);
             let carry = used.saturating_sub(limit.of(length) + brought.owed).min(self.windows.max_carry);
-            let owed = if may_be_owed && period.whole { missed } else { Duration::ZERO };
+            let owed = if may_be_owed && period.present { missed } else { Duration::ZERO };
             brought = Brought { carry, owed };
             let idle = next.map_or(window, |next| next.window.min(window)) - period.window - 1;
             if idle > 0 {
+                let most = period.after.request().of(length).saturating_mul(self.most_owed);
                 let owed = if may_be_owed { most } else { Duration::ZERO };
                 let paid = period.after.limit().of(length).saturating_add(owed).saturating_mul(idle);
                 brought = Brought { carry: brought.carry.saturating_sub(paid), owed };
@@ -242,7 +251,8 @@ impl Account {
         let at = self.periods.partition_point(|period| period.window < window);
         if self.periods.get(at).is_none_or(|period| period.window != window) {
             let quota = at.checked_sub(1).map_or(self.quota, |before| self.periods[before].after);
-            self.periods.insert(at, Period { wanted: self.wants, ..Period::new(window, quota) });
+            let request = quota.request().of(self.windows.length);
+            self.periods.insert(at, Period { wanted: self.wants, ..Period::new(window, quota, request) });
             if self.periods.len() > WINDOWS_KEPT && at > 0 {
                 let second = self.periods[1].window;
                 self.opening = (self.brought(second, Bound::Least), self.brought(second, Bound::Most));
@@ -255,14 +265,16 @@ impl Account {
 }
 
 impl Period {
-    const fn new(window: u64, quota: QuotaRange) -> Self {
+    const fn new(window: u64, quota: QuotaRange, request: Duration) -> Self {
         let limit = quota.limit();
         Self {
             window,
             largest: limit,
             smallest: limit,
             after: quota,
+            request,
             whole: true,
+            present: true,
             wanted: false,
             charged: Duration::ZERO,
         }
@@ -315,6 +327,15 @@ mod tests {
         assert_eq!(account.owed(9, Bound::Least), millis(90));
         account.set_wants(at(310), false);
         assert_eq!(account.owed(4, Bound::Least), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_request_that_changes_counts_by_its_part_of_the_window() {
+        let mut account = account(30);
+        account.set_wants(at(0), true);
+        account.charge(at(110), millis(10));
+        account.change_quota(at(175), quota(70));
+        assert_eq!(account.owed(2, Bound::Least), millis(30), "30 % for 75 ms and 70 % for 25, less 10 ms");
     }
 
     #[test]

@@ -62,7 +62,7 @@ use super::timers::Timers;
 use crate::pack::{Demand, GpuSpec, Packer};
 use crate::pipeline::{Gaps, Stay};
 use crate::platform::{DeviceSpec, InstanceReport, Part, PlatformAction, PoolError, Regime, StopCause, Work};
-use crate::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler};
+use crate::scale::{Fleet, FunctionScale, HorizontalOrder, HorizontalScaler, max_p95};
 use gangs::Gang;
 use gshare_core::profile::{ProfilePoint, RequestRate};
 use gshare_core::{
@@ -224,12 +224,11 @@ impl FractionalPool {
             Work::Inference { profile: Some(profile) } => {
                 let of = FunctionScale {
                     profile: if self.config.sm_partitions { profile.clone() } else { profile.on_all_sms() },
-                    // Half of the SLO is for waiting (Dilu, section 3.2, footnote 2).
-                    max_p95: spec.slo.map(|slo| Duration::from_nanos(slo.as_nanos() / 2)),
+                    max_p95: spec.slo.map(max_p95),
                     min_instances: spec.min_instances,
                     max_instances: spec.max_instances,
                 };
-                let new = Fleet::new(function, of, &self.scaler.config());
+                let new = Fleet::new(function, of);
                 fleet = Some(new.map_err(|error| REGIME.unsuitable(function, error))?);
             }
             _ => {}

@@ -8,6 +8,7 @@ use super::{
 use crate::Tier;
 use crate::pack::{Demand, PackError, Placed};
 use crate::platform::PoolError;
+use crate::scale::LoadReport;
 use core::fmt::Display;
 use gshare_core::dag::ComponentSet;
 use gshare_core::{GpuShare, Quota, QuotaRange, SmShare};
@@ -19,7 +20,7 @@ impl FractionalPool {
         self.start_missing(function, cluster);
         let Some(fleet) = self.functions.get(&function).and_then(|of| of.fleet.as_ref()) else { return };
         let mut orders = Vec::new();
-        self.scaler.decide(cluster.now, function, fleet, load, &mut orders);
+        self.scaler.decide(LoadReport { now: cluster.now, function, fleet, load }, &mut orders);
         let mut refused = false;
         for order in orders {
             match order {

@@ -54,6 +54,8 @@ pub(super) struct Served {
     pub(super) kinds: u64,
     pub(super) costs: Vec<Costs>,
     pub(super) copies: BTreeSet<CopyKey>,
+    /// The devices with a parked copy.
+    pub(super) parked: Vec<GpuId>,
     recent: Recent,
     /// The device with the kept copy.
     pub(super) kept_on: Option<GpuId>,
@@ -74,6 +76,7 @@ impl Served {
             kinds: 0,
             costs: Vec::new(),
             copies: BTreeSet::new(),
+            parked: Vec::new(),
             recent: Recent::NONE,
             kept_on: None,
             warming: None,
@@ -348,11 +351,32 @@ impl WholeDevices {
         found.min().map(|(finish, _, gpu)| (Duration::from_nanos(finish - now), gpu))
     }
 
-    /// Of each kind that holds the function's model, the idle devices with the fewest dispatches: 16 at most.
+    /// The time until a busy device would answer a request of the function after the return of a parked copy, behind the function's other
+    /// waiting requests; `None` without such a device.
+    pub fn busy_parked(&self, function: FunctionId) -> Option<Duration> {
+        let of = self.f(function);
+        let waiting = u64::from(self.queue.of_function(function).len.max(1));
+        let found = of.parked.iter().map(|gpu| self.g(*gpu)).filter_map(|on| {
+            // Kept copies do not make room for its return.
+            let kept: u64 = on.copies.iter().filter(|copy| copy.kept).map(|copy| copy.bytes).sum();
+            let returns = !on.phase.is_idle() && kept + of.bytes <= on.memory;
+            let costs = of.costs.iter().find(|costs| returns && costs.kind == on.kind)?;
+            let runs = Duration::from_nanos(costs.infer.mean()).saturating_mul(waiting);
+            let back = Duration::from_nanos(costs.back.mean()).saturating_add(runs);
+            Some(on.free_at().saturating_since(self.now).saturating_add(back))
+        });
+        found.min()
+    }
+
+    /// The idle devices with a parked copy of the function's model; and of each kind that holds the model, the idle devices with the fewest
+    /// dispatches: 16 at most.
     pub fn idle(&self, function: FunctionId) -> impl Iterator<Item = GpuId> {
-        let kinds = self.f(function).kinds;
+        let of = self.f(function);
+        let kinds = of.kinds;
+        let parked = of.parked.iter().copied().filter(|gpu| self.g(*gpu).phase.is_idle());
         let idle = (0..).zip(&self.idle).filter(move |(kind, _)| kinds >> kind & 1 == 1);
-        idle.flat_map(|(_, idle)| idle.iter().take(CANDIDATES)).map(|&(_, gpu)| gpu)
+        let fewest = idle.flat_map(|(_, idle)| idle.iter().take(CANDIDATES)).map(|&(_, gpu)| gpu);
+        parked.chain(fewest)
     }
 
     /// The worth of a copy on the device: its loading time x (arrivals expected while a copy is loaded and runs once + half the waiting
@@ -528,6 +552,21 @@ impl WholeDevices {
         of.copies.remove(&key);
         let tenant = of.tenant;
         self.tenant(tenant).memory -= copy.bytes;
+    }
+
+    /// Keeps a copy whose memory has left the device.
+    pub(super) fn park(&mut self, gpu: GpuId, copy: ModelCopy) {
+        self.f_mut(copy.function).parked.push(gpu);
+        self.g_mut(gpu).parked.push(copy);
+    }
+
+    /// Takes a parked copy from its device, if there is `such` a copy.
+    pub(super) fn unpark(&mut self, gpu: GpuId, such: impl Fn(&ModelCopy) -> bool) -> Option<ModelCopy> {
+        let parked = &mut self.g_mut(gpu).parked;
+        let copy = parked.iter().position(such).map(|found| parked.remove(found))?;
+        let homes = &mut self.f_mut(copy.function).parked;
+        homes.swap_remove(homes.iter().position(|on| *on == gpu).expect("a parked copy's device is listed"));
+        Some(copy)
     }
 
     /// Whether a device has memory for a copy beside the kept copies. All other copies there make room when idle.

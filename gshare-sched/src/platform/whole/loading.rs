@@ -82,11 +82,10 @@ impl WholePool {
             self.held_up.insert(gpu);
             return;
         }
-        let on = self.devices.g_mut(gpu);
         let here = |copy: &ModelCopy| {
             copy.function == function && copy.instance.is_some_and(|one| is_parked(one, cluster))
         };
-        let parked = on.parked.iter().position(here).and_then(|found| on.parked.remove(found).instance);
+        let parked = self.devices.unpark(gpu, here).and_then(|copy| copy.instance);
         let from = parked.is_none().then(|| self.devices.tier(function, self.devices.g(gpu)));
         let instance = parked.unwrap_or_else(|| cluster.instances.name());
         let on = self.devices.g_mut(gpu);
@@ -153,8 +152,8 @@ impl WholePool {
         if self.ends.remove(&instance) {
             self.left(function, cluster);
         }
+        self.devices.unpark(gpu, |copy| copy.instance == Some(instance));
         let on = self.devices.g_mut(gpu);
-        on.parked.retain(|copy| copy.instance != Some(instance));
         let Some(copy) = on.of_instance(instance).copied() else { return };
         match (copy.state, on.phase) {
             (CopyState::Evicting, _) => {

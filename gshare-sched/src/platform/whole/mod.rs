@@ -213,6 +213,7 @@ impl Pool for WholePool {
                 self.devices.unfile_copy(gpu, &copy);
             }
         }
+        while self.devices.unpark(gpu, |_| true).is_some() {}
         let mut ended = Vec::new();
         for instance in lost {
             if let Some((_, function)) = self.places.remove(instance) {
@@ -377,7 +378,7 @@ impl Pool for WholePool {
 
     fn invariants(&self, cluster: &Cluster) {
         self.devices.queue.invariants();
-        let (mut placed, mut instances) = (0, 0);
+        let (mut placed, mut instances, mut parked) = (0, 0, 0);
         let mut memory: BTreeMap<TenantId, u64> = BTreeMap::new();
         for (id, on) in self.devices.gpus.sorted() {
             let waits = |copy: &&ModelCopy| copy.is_cached() && copy.instance.is_none();
@@ -405,6 +406,14 @@ impl Pool for WholePool {
             let users: Vec<FunctionId> = local.chain(at_work).collect();
             assert!(users.iter().all(|function| on.cached(*function).is_some()), "a model is not on {id}");
             instances += on.parked.len();
+            for copy in &on.parked {
+                assert!(
+                    self.devices.f(copy.function).parked.contains(&id),
+                    "{} parks on {id}",
+                    copy.function
+                );
+            }
+            parked += on.parked.len();
             for copy in &on.copies {
                 let function = copy.function;
                 let life =
@@ -439,6 +448,7 @@ impl Pool for WholePool {
         let mut all = 0;
         for (function, of) in self.devices.functions.sorted() {
             all += of.instances as usize;
+            parked -= of.parked.len();
             let kept = cluster.functions.get(&function).is_some_and(|of| of.spec.min_instances > 0);
             let here = |(_, _, _, gpu): &(bool, u8, u64, GpuId)| {
                 self.devices.g(*gpu).cached(function).is_some_and(|copy| copy.instance.is_some())
@@ -446,7 +456,7 @@ impl Pool for WholePool {
             let keeps = kept && of.copies.iter().any(here) && !cluster.is_removed(function);
             assert_eq!(of.kept_on.is_some(), keeps, "the kept copy of {function}");
         }
-        assert_eq!(all, instances, "instances of functions");
+        assert_eq!((all, parked), (instances, 0), "instances of functions, and copies parked beyond them");
     }
 }
 

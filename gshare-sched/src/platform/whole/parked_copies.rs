@@ -34,7 +34,8 @@ impl WholePool {
         let copy = on.copies.remove(found);
         on.evicting -= copy.bytes;
         on.free += copy.bytes;
-        on.parked.push(copy);
+        self.devices.park(gpu, copy);
+        let on = self.devices.g(gpu);
         // The copy that comes back into this room is out of host memory soon.
         let returning = match on.phase {
             Phase::MakingRoom { function, .. } => Some(function),
@@ -90,11 +91,8 @@ impl WholePool {
         let Some(instance) = instance.filter(|one| is_parked(*one, cluster)) else { return };
         end(instance, cause, cluster);
         let Some(&(gpu, function)) = self.places.get(&instance) else { return };
-        let parked = &mut self.devices.g_mut(gpu).parked;
-        let before = parked.len();
-        parked.retain(|copy| copy.instance != Some(instance));
         // The ledger counts it for its tenant until it is gone. A copy on its way counts as one that leaves already.
-        if parked.len() < before {
+        if self.devices.unpark(gpu, |copy| copy.instance == Some(instance)).is_some() {
             self.ends.insert(instance);
             let tenant = self.devices.f(function).tenant;
             self.devices.tenant(tenant).leaving += 1;

@@ -422,6 +422,32 @@ fn the_processes_of_an_evicted_model_live_and_its_memory_comes_back_to_the_same_
     assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 1, 0)));
 }
 
+/// GPU-enabled FaaS, Algorithm 2: a request waits for a busy device if that answers it before a load elsewhere would.
+#[test]
+fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.now += 3_000;
+    host.report(1, InstanceReport::Ready);
+    host.join(1);
+    assert_eq!(host.request(2, 0), [], "20 ms, a return of 700 ms and 20 ms are less than a start of 3 s");
+    assert_eq!(host.done(1), [park(1)]);
+    assert_eq!(unparked(&host.report(1, InstanceReport::Parked)).map(|(instance, ..)| instance), Some(0));
+    host.now += 700;
+    assert_eq!(host.report(0, InstanceReport::Unparked), [dispatch(2, 0)]);
+    // 150 requests of 20 ms are before it: a start on the other device is shorter.
+    for request in 3..153 {
+        assert_eq!(host.request(request, 0), []);
+    }
+    let orders = host.request(153, 1);
+    assert_eq!(orders[..2], ended(1, StopCause::Evicted), "one instance is its maximum");
+    assert_eq!(started(&orders[2..]), Some((2, 1, 1)));
+}
+
 #[test]
 fn processes_that_ended_in_a_parking_are_not_kept() {
     let mut host = Host::parking(1);
@@ -464,8 +490,15 @@ fn parked_processes_count_towards_a_functions_limit_and_end_with_their_function(
     host.report(0, InstanceReport::Parked);
     host.report(1, InstanceReport::Ready);
     host.join(1);
-    // Its own device is busy.
+    // Its own device is busy, and keeps another model.
+    let keep = |function, min_instances| PlatformEvent::BoundsChanged {
+        function: FunctionId::new(function),
+        min_instances,
+        max_instances: 4,
+    };
+    assert_eq!(host.tell(keep(1, 1)), []);
     let orders = host.request(2, 0);
+    assert_eq!(host.tell(keep(1, 0)), []);
     assert_eq!(orders[..2], ended(0, StopCause::Evicted));
     assert_eq!(started(&orders[2..]), Some((2, 0, 1)));
     host.report(0, InstanceReport::Gone);

@@ -133,11 +133,14 @@ impl WholePolicy for Locality {
                 }
             }
         }
-        // A request waits for a copy if that is shorter than a load (GPU-enabled FaaS, Algorithm 2).
+        // A request waits for a copy if that is shorter than a load (GPU-enabled FaaS, Algorithm 2), and so for the return of a parked
+        // copy to its device.
         let cost = load.takes.saturating_add(load.worth);
-        if let Some((_, copy)) = devices.busy_copy(function).filter(|(done_in, _)| *done_in < cost) {
+        let parked = devices.busy_parked(function).filter(|done_in| *done_in < cost);
+        let soonest = parked.unwrap_or(cost);
+        if let Some((_, copy)) = devices.busy_copy(function).filter(|(done_in, _)| *done_in < soonest) {
             return Choice::Queue(copy);
         }
-        load.room.map_or(Choice::Wait, Choice::Load)
+        load.room.filter(|_| parked.is_none()).map_or(Choice::Wait, Choice::Load)
     }
 }

@@ -28,6 +28,7 @@ use gshare_sched::platform::{
     FunctionSpec, FunctionState, InstanceReport, Moving, PlatformAction, PlatformEvent, Regime, Rejection,
     Work,
 };
+use gshare_sched::scale::max_p95;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -492,9 +493,7 @@ impl Host {
         let (version, found) = (Arc::clone(&known.version), found.clone());
         let name = version.deployment.service.clone();
         let _ = self.orders.send(Order::Keep(Arc::clone(&version), found.clone()));
-        let fast = |point: &ProfilePoint| {
-            version.plan.slo.is_none_or(|slo| point.p95.as_nanos() <= slo.as_nanos() / 2)
-        };
+        let fast = |point: &ProfilePoint| version.plan.slo.is_none_or(|slo| point.p95 <= max_p95(slo));
         self.decided(format!("{name} answers with a p95 of {p95} at {at}, where it was measured otherwise"));
         let Some(of) = self.functions.get(&name).filter(|of| of.serving == function && of.next.is_none())
         else {

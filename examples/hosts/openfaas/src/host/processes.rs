@@ -425,14 +425,26 @@ impl Host {
 
     /// Records the device time of a process since its start, in ns. `client` is its name at the daemon.
     pub fn used(&mut self, client: &str, ns: u64) {
-        let Some((service, number)) = client.rsplit_once('-') else { return };
-        let number = number.split_once('.').map_or(number, |(number, _)| number);
-        let Ok(number) = number.parse() else { return };
-        let Some(known) = self.instances.get_mut(&InstanceId::new(number)) else { return };
-        let version = self.versions.get(&known.function).map(|known| &known.version);
-        // Other programs of the node's daemon may have names of the same form.
-        if version.is_some_and(|version| version.deployment.service == service) {
+        if let Some(known) = self.instance_of(client).and_then(|instance| self.instances.get_mut(&instance)) {
             known.gpu_ns.insert(client.to_owned(), ns);
+        }
+    }
+
+    /// The instance of a process by its name at the daemon. Other programs of the daemon may have names of the same form.
+    fn instance_of(&self, client: &str) -> Option<InstanceId> {
+        let (service, number) = client.rsplit_once('-')?;
+        let number = number.split_once('.').map_or(number, |(number, _)| number);
+        let instance = InstanceId::new(number.parse().ok()?);
+        let known = self.versions.get(&self.instances.get(&instance)?.function)?;
+        (known.version.deployment.service == service).then_some(instance)
+    }
+
+    /// The daemon does not hold the memory of this process in host memory. A daemon that started again has forgotten the order to hold a
+    /// parked instance, and gets it once more.
+    pub fn not_held(&mut self, client: &str) {
+        let parked = |instance: &InstanceId| self.life(*instance) == Some((Life::Parked, None));
+        if let Some(instance) = self.instance_of(client).filter(parked) {
+            self.order_move(instance, true);
         }
     }
 

@@ -6,6 +6,7 @@ use crate::trials::Measured;
 use gshare_core::profile::{ProfilePoint, ProfileTable};
 use gshare_core::{Bytes, Duration, FunctionId, GpuId};
 use gshare_sched::platform::{DeviceSpec, Regime};
+use gshare_sched::scale::max_p95;
 use std::collections::BTreeMap;
 
 impl Host {
@@ -141,8 +142,7 @@ impl Host {
             regime != Regime::Sliced || sizes.last().is_some_and(|largest| point.sm <= *largest)
         };
         let best = table.points().iter().filter(here).min_by_key(time)?;
-        let most = if shared { slo.as_nanos() / 2 } else { slo.as_nanos() };
-        if time(&best).as_nanos() <= most {
+        if time(&best) <= if shared { max_p95(slo) } else { slo } {
             return None;
         }
         let takes = time(&best);

@@ -50,14 +50,8 @@ impl Daemons {
 
     async fn answer(&self, node: &str) -> anyhow::Result<Snapshot> {
         let known = self.known.lock().get(node).copied();
-        let address = match known {
-            Some(address) => address,
-            None => {
-                let found = self.find(node).await?;
-                self.known.lock().insert(node.to_owned(), found);
-                found
-            }
-        };
+        let address = if let Some(address) = known { address } else { self.find(node).await? };
+        self.known.lock().insert(node.to_owned(), address);
         ask(address).await.with_context(|| address.to_string())
     }
 

@@ -18,13 +18,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A function with instances that share GPUs.
+#[serde_with::skip_serializing_none]
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "gshare.io",
     version = "v1alpha1",
     kind = "GpuFunction",
-    plural = "gpufunctions",
-    singular = "gpufunction",
     shortname = "gf",
     namespaced,
     status = "GpuFunctionStatus",
@@ -40,11 +39,7 @@ use std::collections::BTreeMap;
         .message("metadata.name: has a dot: need a DNS label of a-z, 0-9 and -"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyReplicas"),
     printcolumn(name = "SLO", type_ = "string", json_path = ".spec.slo"),
-    printcolumn(
-        name = "State",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
-    ),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -80,47 +75,34 @@ pub struct GpuFunctionSpec {
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub read_only_root_filesystem: bool,
     /// Time in which a request is to be answered, such as `69ms`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<String>,
     /// `slo-sensitive` or `best-effort`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class: Option<String>,
     /// `inference` or `training`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
     /// The explicit share of an instance; without it, the function is measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
     /// Measured points: a file of the host, `auto` or `none`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// The tenant that pays.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// `fractional`, `sliced` or `whole`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regime: Option<String>,
     /// Requests that an instance serves at once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub concurrency: Option<u32>,
     /// Most requests of a batch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub batch: Option<u32>,
     /// Time from the start of an instance to its first answer, such as `4s`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<String>,
     /// Fewest instances.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4096))]
     pub min_replicas: Option<u32>,
     /// Most instances.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_replicas: Option<u32>,
     /// Number of instances that a client asked for. Load may start more of a function that scales.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4096))]
     pub replicas: Option<u32>,
     /// Further labels of the deployment.
@@ -128,7 +110,7 @@ pub struct GpuFunctionSpec {
     pub labels: BTreeMap<String, String>,
     /// Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The
     /// container `function` is its program: its image and arguments are the fields above.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "pod_template")]
     pub template: Option<Value>,
     /// Further annotations of the deployment.
@@ -137,31 +119,28 @@ pub struct GpuFunctionSpec {
 }
 
 /// A share of a GPU.
+#[serde_with::skip_serializing_none]
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
     /// Guaranteed part of the time, such as `0.3` or `30%`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
     pub quota: Option<String>,
     /// Largest part of the time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
     pub quota_limit: Option<String>,
     /// Part of the SMs, such as `12` or `12%`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^[0-9]+(\.[0-9]+)?%?$"))]
     pub sm: Option<String>,
     /// Memory, such as `1GiB`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
     /// Requests per second of an instance with this share, by which it scales.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<String>,
 }
 
 /// The observed state.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde_with::skip_serializing_none]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuFunctionStatus {
     /// The generation that this is about.
@@ -177,16 +156,17 @@ pub struct GpuFunctionStatus {
     #[serde(default)]
     pub selector: String,
     /// The measurement, for the next leader.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "anything")]
     pub profile: Option<Value>,
     /// The last spec without a fault, for the next leader.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     #[schemars(schema_with = "anything")]
     pub serving: Option<Value>,
-    /// `Ready`, `Progressing` and `Degraded`.
+    /// Ready: the least number of instances is ready. Progressing: instances start, or the function is measured. Degraded: something has
+    /// to be mended first, as the message says.
     #[serde(default)]
-    #[schemars(schema_with = "conditions")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
@@ -200,28 +180,6 @@ fn pod_template(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "type": "object",
         "description": "Further parts of its pods, as in a Deployment: labels, volumes, node selectors, tolerations, service accounts and containers. The container `function` is its program: its image and arguments are the fields beside the template.",
         "properties": { "metadata": anything(generator), "spec": anything(generator) },
-    })
-}
-
-/// The schema of conditions of these types.
-pub fn conditions(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({
-        "type": "array",
-        "description": "Ready: the least number of instances is ready. Progressing: instances start, or the function is measured. Degraded: something has to be mended first, as the message says.",
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-        "items": {
-            "type": "object",
-            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
-            "properties": {
-                "lastTransitionTime": {"type": "string", "format": "date-time"},
-                "message": {"type": "string"},
-                "observedGeneration": {"type": "integer", "format": "int64"},
-                "reason": {"type": "string"},
-                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-                "type": {"type": "string"},
-            },
-        },
     })
 }
 
@@ -243,19 +201,6 @@ pub const FIELDS: [(&str, &str); 16] = [
     ("share.quotaLimit", "fastgshare/gpu_quota_limit"),
     ("share.sm", "fastgshare/gpu_sm_partition"),
     ("share.memory", "fastgshare/gpu_mem"),
-];
-
-/// Fields of a deployment, and their names in an object.
-const OTHERS: [(&str, &str); 9] = [
-    ("service", "metadata.name"),
-    ("image", "spec.image"),
-    ("envProcess", "spec.args"),
-    ("envVars", "spec.env"),
-    ("secrets", "spec.secrets"),
-    ("limits", "spec.limits"),
-    ("requests", "spec.requests"),
-    ("labels", "spec.labels"),
-    ("annotations", "spec.annotations"),
 ];
 
 /// The fields of these that are numbers.
@@ -370,10 +315,13 @@ pub fn in_fields(message: &str) -> String {
             message = message.replace(&format!("{of}{key}"), &format!("spec.{field}"));
         }
     }
-    let of = OTHERS.iter().find_map(|(own, field)| Some((message.strip_prefix(own)?, field)));
-    match of.filter(|(rest, _)| rest.starts_with(": ")) {
-        Some((rest, field)) => format!("{field}{rest}"),
-        None => message,
+    let Some((field, rest)) = message.split_once(": ") else { return message };
+    match field {
+        "service" => format!("metadata.name: {rest}"),
+        "envProcess" => format!("spec.args: {rest}"),
+        "envVars" => format!("spec.env: {rest}"),
+        "image" | "secrets" | "limits" | "requests" | "labels" | "annotations" => format!("spec.{message}"),
+        _ => message,
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Injection {
 
 /// Variable of a container: `NODE/GPU`, for which its pod was made.
 pub const PLACE: &str = "GSHARE_PLACE";
+/// Variable of a container: its GPUs, for NVIDIA's runtime.
+pub(super) const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Path of the hook in a container.
 pub const HOOK: &str = "/usr/lib/gshare/libgshare_hook.so";
 /// The file with a container's share, beside the hook, which reads it in any environment.
@@ -61,6 +63,13 @@ pub struct File {
     pub read_only: bool,
 }
 
+impl File {
+    /// A file that containers read.
+    pub const fn of(name: &'static str, host: PathBuf, container: &'static str) -> Self {
+        Self { name, host, container, is_directory: false, read_only: true }
+    }
+}
+
 /// Files and sockets of the node that containers are given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injected {
@@ -79,20 +88,18 @@ pub struct Injected {
 impl Injected {
     /// The files and directories of the node that every container of a function sees.
     pub fn files(&self) -> Vec<File> {
-        let file =
-            |name, host, container| File { name, host, container, is_directory: false, read_only: true };
         let directory = |name, host, container, read_only| File {
             is_directory: true,
             read_only,
-            ..file(name, host, container)
+            ..File::of(name, host, container)
         };
         let socket = self.socket.parent().unwrap_or(Path::new("/"));
         let mut files = vec![
-            file("gshare-hook", self.hook.clone(), HOOK),
+            File::of("gshare-hook", self.hook.clone(), HOOK),
             directory("gshare-socket", socket.to_owned(), SOCKET_DIR, true),
         ];
         if self.injection == Injection::File {
-            files.push(file("gshare-preload", self.preload(), "/etc/ld.so.preload"));
+            files.push(File::of("gshare-preload", self.preload(), "/etc/ld.so.preload"));
         }
         if let Some((pipes, shm)) = &self.mps {
             files.push(directory("gshare-mps", pipes.clone(), "/tmp/nvidia-mps", false));
@@ -134,7 +141,7 @@ impl Injected {
         if self.mounts == Mounts::HostPath {
             return;
         }
-        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        for container in containers(spec) {
             let resources = container.resources.get_or_insert_default();
             // Requests are the limits where they are left out, but for quotas.
             for asked in [&mut resources.limits, &mut resources.requests] {
@@ -174,60 +181,60 @@ pub fn inject(
     let file = environment.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     environment.push((PLACE, place.to_owned()));
     let gpu = place.rsplit_once('/').map_or(place, |(_, gpu)| gpu);
-    environment.push(("NVIDIA_VISIBLE_DEVICES", gpu.to_owned()));
+    environment.push((VISIBLE, gpu.to_owned()));
     environment.extend(mps);
-    let annotation = ObjectFieldSelector {
-        field_path: format!("metadata.annotations['{ENVIRONMENT}']"),
-        ..ObjectFieldSelector::default()
-    };
+    let field_path = format!("metadata.annotations['{ENVIRONMENT}']");
+    let annotation = Some(ObjectFieldSelector { field_path, ..Default::default() });
     let item =
-        DownwardAPIVolumeFile { path: "share.env".into(), field_ref: Some(annotation), ..Default::default() };
-    let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..DownwardAPIVolumeSource::default() };
-    let told = Volume { name: "gshare-share".into(), downward_api: Some(told), ..Volume::default() };
-    let mut volumes = vec![told];
-    let mut mounts = vec![VolumeMount {
-        name: "gshare-share".into(),
-        mount_path: SHARE.into(),
-        sub_path: Some("share.env".into()),
-        read_only: Some(true),
-        ..VolumeMount::default()
-    }];
+        DownwardAPIVolumeFile { path: "share.env".into(), field_ref: annotation, ..Default::default() };
+    let told = DownwardAPIVolumeSource { items: Some(vec![item]), ..Default::default() };
+    let name = "gshare-share";
+    let mut volumes = vec![Volume { name: name.into(), downward_api: Some(told), ..Volume::default() }];
+    let mut mounts = vec![VolumeMount { sub_path: Some("share.env".into()), ..mount(name, SHARE, true) }];
     let files = if injected.mounts == Mounts::HostPath { injected.files() } else { Vec::new() };
     for File { name, host, container, is_directory, read_only } in files {
         // A pod that is early waits for the daemon's files.
         let kind = if is_directory { "Directory" } else { "File" };
         let host = HostPathVolumeSource { path: host.display().to_string(), type_: Some(kind.into()) };
         volumes.push(Volume { name: name.into(), host_path: Some(host), ..Volume::default() });
-        mounts.push(VolumeMount {
-            name: name.into(),
-            mount_path: container.into(),
-            read_only: Some(read_only),
-            ..VolumeMount::default()
-        });
+        mounts.push(mount(name, container, read_only));
     }
-    let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
-    for container in containers {
-        let mut environment = environment.clone();
+    for container in containers(spec) {
         if injected.injection == Injection::Environment {
             let old = container.env.iter().flatten().find(|variable| variable.name == "LD_PRELOAD");
             let old = old.and_then(|variable| variable.value.as_deref()).filter(|value| !value.is_empty());
             let both = old.map_or(HOOK.to_owned(), |old| format!("{HOOK}:{old}"));
-            environment.push(("LD_PRELOAD", both));
+            set(container, &[("LD_PRELOAD", both)]);
         }
-        set_environment(container, &environment);
+        set(container, &environment);
         container.volume_mounts.get_or_insert_default().extend(mounts.iter().cloned());
     }
     spec.volumes.get_or_insert_default().extend(volumes);
     file
 }
 
-/// Our values replace the template's values with the same names.
-fn set_environment(container: &mut Container, environment: &[(&'static str, String)]) {
+/// All containers of a pod.
+pub(super) fn containers(spec: &mut PodSpec) -> impl Iterator<Item = &mut Container> {
+    spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten())
+}
+
+/// Sets variables of a container, in place of its own variables with the same names.
+pub(super) fn set<K: AsRef<str>>(container: &mut Container, variables: &[(K, String)]) {
     let all = container.env.get_or_insert_default();
-    all.retain(|old| environment.iter().all(|(name, _)| old.name != *name));
-    all.extend(environment.iter().map(|(name, value)| EnvVar {
-        name: (*name).into(),
+    all.retain(|old| variables.iter().all(|(name, _)| old.name != name.as_ref()));
+    all.extend(variables.iter().map(|(name, value)| EnvVar {
+        name: name.as_ref().to_owned(),
         value: Some(value.clone()),
         value_from: None,
     }));
+}
+
+/// A volume at a path of a container.
+pub(super) fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        read_only: Some(read_only),
+        ..VolumeMount::default()
+    }
 }

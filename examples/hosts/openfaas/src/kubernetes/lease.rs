@@ -29,7 +29,6 @@ use gshare_core::{Duration, Timestamp};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff;
-use kube::api::PostParams;
 use kube::{Api, Client};
 use rustix::time::{ClockId, clock_gettime};
 use std::pin::pin;
@@ -82,7 +81,7 @@ pub type Clock = dyn Fn() -> (Timestamp, jiff::Timestamp) + Send + Sync;
 const LOOK: std::time::Duration = std::time::Duration::from_millis(100);
 /// Whether a replica may write: until the end of its last lease, by the clock at each look. So a leader that was stopped and wakes after
 /// the end of its lease writes nothing.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Fence(Arc<Gate>);
 
 struct Gate {
@@ -93,12 +92,6 @@ struct Gate {
 }
 
 gshare_core::debug_fields!(Gate { until, over });
-
-impl std::fmt::Debug for Fence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl Fence {
     /// Of a replica that leads by a lease, or of the only replica.
@@ -171,9 +164,9 @@ pub async fn run(
 /// Time since the machine started, with that for which it slept, and of day.
 fn clock() -> (Timestamp, jiff::Timestamp) {
     let since = clock_gettime(ClockId::Boottime);
-    let parts = (u64::try_from(since.tv_sec), u64::try_from(since.tv_nsec));
-    // Neither is below zero.
-    let nanos = parts.0.unwrap_or(0) * 1_000_000_000 + parts.1.unwrap_or(0);
+    // Neither part is below zero.
+    let [seconds, nanos] = [since.tv_sec, since.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+    let nanos = seconds * 1_000_000_000 + nanos;
     (Timestamp::from_nanos(nanos), jiff::Timestamp::now())
 }
 
@@ -264,7 +257,6 @@ pub struct Lost(pub Place);
 pub struct Leadership {
     leases: Api<Lease>,
     place: Place,
-    post: PostParams,
     elector: Elector,
     /// Of the work's writes, with the clock of both.
     fence: Fence,
@@ -276,7 +268,7 @@ impl Leadership {
     /// Of the lease there, for work that writes behind this fence.
     pub fn new(client: Client, place: Place, elector: Elector, fence: Fence) -> Self {
         let leases = Api::namespaced(client, &place.namespace);
-        Self { leases, place, post: post(MANAGER), elector, fence }
+        Self { leases, place, elector, fence }
     }
 
     /// Waits until this replica leads, or `stop`; then does `work` for as long as it leads. When `work` is done the lease
@@ -356,17 +348,15 @@ impl Leadership {
     }
 
     async fn write(&self, found: Option<Lease>, spec: LeaseSpec) -> Result<(), kube::Error> {
-        match found {
-            Some(found) => {
-                let lease = Lease { spec: Some(spec), ..found };
-                answered(self.leases.replace(&self.place.name, &self.post, &lease)).await?;
-            }
+        let (name, post, spec) = (&self.place.name, post(MANAGER), Some(spec));
+        let written = match found {
+            Some(found) => answered(self.leases.replace(name, &post, &Lease { spec, ..found })).await,
             None => {
-                let metadata = ObjectMeta { name: Some(self.place.name.clone()), ..ObjectMeta::default() };
-                answered(self.leases.create(&self.post, &Lease { metadata, spec: Some(spec) })).await?;
+                let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
+                answered(self.leases.create(&post, &Lease { metadata, spec })).await
             }
-        }
-        Ok(())
+        };
+        written.map(drop)
     }
 
     /// Gives the lease back: no replica has to wait for it to run out, unless this fails.

@@ -36,17 +36,20 @@ pub fn said(error: &kube::Error) -> String {
             format!("{message} ({} {})", status.code, status.reason)
         }
         other => {
-            let mut said = other.to_string();
-            let mut next = std::error::Error::source(other);
-            while let Some(cause) = next {
-                let text = cause.to_string();
-                if !said.ends_with(&text) {
-                    said = format!("{said}: {text}");
-                }
-                next = cause.source();
-            }
-            said
+            let causes = std::iter::successors(std::error::Error::source(other), |cause| cause.source());
+            let causes = causes.map(ToString::to_string);
+            causes.fold(other.to_string(), |said, cause| match said.ends_with(&cause) {
+                true => said,
+                false => format!("{said}: {cause}"),
+            })
         }
+    }
+}
+
+/// Waits until the program is asked to end.
+pub async fn ended() {
+    if let Err(error) = crate::told_to_end().await {
+        eprintln!("signals: {error}");
     }
 }
 

@@ -4,7 +4,6 @@ use gshare_core::Bytes;
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Toleration};
 use kube::ResourceExt as _;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// Most GPUs that a node is believed to have.
 const MAX_GPUS: u32 = 64;
@@ -12,36 +11,29 @@ const MAX_GPUS: u32 = 64;
 pub(super) const GPU_TAINT: &str = "nvidia.com/gpu";
 
 /// Why a node is not taken.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Excluded {
     /// The node's condition `Ready` is not True.
+    #[error("not ready")]
     NotReady,
     /// The node is cordoned or being deleted.
+    #[error("cordoned")]
     Cordoned,
     /// The pods' `nodeSelector` asks for labels that it does not have.
+    #[error("not selected by the nodeSelector")]
     Selector,
     /// No term of the pods' required node affinity fits it.
+    #[error("excluded by the required node affinity")]
     Affinity,
     /// A taint that the pods do not tolerate: `key=value:effect`.
+    #[error("tainted {0}")]
     Tainted(String),
     /// The node offers nothing of an extended resource that the pods ask for: its name.
+    #[error("without {0}")]
     Resource(String),
     /// The node's kubelet has refused a pod a short while ago: reason and message.
+    #[error("resting after a refused pod ({0})")]
     Refused(String),
-}
-
-impl fmt::Display for Excluded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotReady => f.write_str("not ready"),
-            Self::Cordoned => f.write_str("cordoned"),
-            Self::Selector => f.write_str("not selected by the nodeSelector"),
-            Self::Affinity => f.write_str("excluded by the required node affinity"),
-            Self::Tainted(taint) => write!(f, "tainted {taint}"),
-            Self::Resource(name) => write!(f, "without {name}"),
-            Self::Refused(why) => write!(f, "resting after a refused pod ({why})"),
-        }
-    }
 }
 
 /// A node without the parts that are not looked at: names of images are most of it.
@@ -62,11 +54,8 @@ pub fn closed(node: &Node) -> Option<Excluded> {
 pub fn lost(node: &Node) -> Option<Excluded> {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
-    match () {
-        () if node.metadata.deletion_timestamp.is_some() => Some(Excluded::Cordoned),
-        () if !ready => Some(Excluded::NotReady),
-        () => None,
-    }
+    let goes = node.metadata.deletion_timestamp.is_some();
+    goes.then_some(Excluded::Cordoned).or((!ready).then_some(Excluded::NotReady))
 }
 
 /// Whether a node takes no new pods: those that run there stay.
@@ -95,18 +84,29 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Reads the labels of a node.
+    /// Reads the labels of a node: of NVIDIA's GPU feature discovery, and [`REGIME`].
     ///
     /// # Errors
     /// Names the label.
     pub fn of(node: &Node) -> Result<Self, String> {
-        let (count, memory) = gpus(node)?;
+        let label = |key: &str, most: u32| {
+            let text = node.labels().get(key).ok_or(format!("label {key}: missing"))?;
+            let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+            number.ok_or(format!("label {key}: `{text}`: need 1 to {most}"))
+        };
+        let product = node.labels().get(PRODUCT).cloned().unwrap_or_default();
+        // By the strategy `single` the labels count MIG devices as GPUs, and a pod cannot name one of them by its number.
+        if product.contains("-MIG-") {
+            let need = "need the strategy `mixed` of GPU feature discovery";
+            return Err(format!("label {PRODUCT}: `{product}`: {need}"));
+        }
+        let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
+        let memory = Bytes::from_mib(label("nvidia.com/gpu.memory", 1 << 30)?.into());
         let whole = match node.labels().get(REGIME).map(String::as_str) {
             None => false,
             Some("whole") => true,
             Some(other) => return Err(format!("label {REGIME}: `{other}`: need whole, or no such label")),
         };
-        let product = node.labels().get(PRODUCT).cloned().unwrap_or_default();
         let counts = |key: &str| key.starts_with("nvidia.com/mig-") && key.ends_with(".count");
         let mig = node.labels().iter().filter(|(key, value)| counts(key) && *value != "0");
         let mig = mig.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -117,26 +117,6 @@ impl Offer {
     pub fn is_shared(&self) -> bool {
         !self.whole && self.mig.is_empty()
     }
-}
-
-/// The number of a node's GPUs and the memory of each, by the labels of NVIDIA's GPU feature discovery.
-///
-/// # Errors
-/// Names the label.
-pub fn gpus(node: &Node) -> Result<(u32, Bytes), String> {
-    let label = |key: &str, most: u32| {
-        let text = node.labels().get(key).ok_or(format!("label {key}: missing"))?;
-        let number = text.parse().ok().filter(|number| (1..=most).contains(number));
-        number.ok_or(format!("label {key}: `{text}`: need 1 to {most}"))
-    };
-    // By the strategy `single` the labels count MIG devices as GPUs, and a pod cannot name one of them by its number.
-    if let Some(product) = node.labels().get(PRODUCT).filter(|product| product.contains("-MIG-")) {
-        return Err(format!(
-            "label {PRODUCT}: `{product}`: need the strategy `mixed` of GPU feature discovery"
-        ));
-    }
-    let count = label("nvidia.com/gpu.count", MAX_GPUS)?;
-    Ok((count, Bytes::from_mib(label("nvidia.com/gpu.memory", 1 << 30)?.into())))
 }
 
 /// Why no pod of this spec goes to an open node now. Preferred affinity and pod affinity are not looked at. Pods of functions use GPUs, and
@@ -164,13 +144,11 @@ pub fn excluded(node: &Node, spec: &PodSpec) -> Option<Excluded> {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let asked = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
     let offers = |name: &String| offered.and_then(|all| all.get(name)).is_some_and(|count| count.0 != "0");
-    let mut extended = asked.filter(|(name, _)| is_extended(name)).map(|(name, _)| name);
+    // A device plugin's resource has a domain other than Kubernetes' own.
+    let other =
+        |name: &str| name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"));
+    let mut extended = asked.map(|(name, _)| name).filter(|name| other(name));
     extended.find(|name| !offers(name)).map(|name| Excluded::Resource(name.clone()))
-}
-
-/// Answers if a resource is of a device plugin: its name has a domain that is not Kubernetes' own.
-fn is_extended(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }
 
 /// Answers if all of a term holds; a term that asks for nothing fits no node.

@@ -5,7 +5,6 @@
 //! the measurement, and the conditions with the reasons.
 
 use super::function::{GpuFunction, GpuFunctionSpec, GpuFunctionStatus, in_fields};
-use super::lease::Fence;
 use super::pod_spec::{FUNCTION, own_name};
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
@@ -48,7 +47,8 @@ const COMPLETED: &str = "Completed";
 /// The objects of the host's namespaces. Functions have the names by which the host knows them.
 #[derive(Debug)]
 pub struct Objects {
-    scope: Scope,
+    /// Their namespaces.
+    pub scope: Scope,
     secrets: Api<Secret>,
     /// The newest versions that were seen.
     known: Mutex<BTreeMap<String, GpuFunction>>,
@@ -58,7 +58,6 @@ pub struct Objects {
     refused: Mutex<BTreeMap<String, String>>,
     /// The last specs without a fault.
     serving: Mutex<BTreeMap<String, Value>>,
-    fence: Fence,
     turns: Arc<Turns>,
 }
 
@@ -100,7 +99,7 @@ fn error(error: &kube::Error) -> ApiError {
 
 impl Objects {
     /// The objects of these namespaces, and the secrets of the host's own.
-    pub fn new(scope: Scope, fence: Fence, turns: Arc<Turns>) -> Self {
+    pub fn new(scope: Scope, turns: Arc<Turns>) -> Self {
         Self {
             secrets: Api::namespaced(scope.client.clone(), &scope.home),
             scope,
@@ -108,14 +107,8 @@ impl Objects {
             measured: Mutex::default(),
             refused: Mutex::default(),
             serving: Mutex::default(),
-            fence,
             turns,
         }
-    }
-
-    /// Whether functions of other namespaces are the host's too.
-    pub const fn has_all_namespaces(&self) -> bool {
-        self.scope.everywhere
     }
 
     /// The function of an object.
@@ -137,8 +130,8 @@ impl Objects {
 
     fn leads(&self) -> Result<(), ApiError> {
         let why = match () {
-            () if self.fence.is_open() => return Ok(()),
-            () if self.fence.is_over() => "another host leads",
+            () if self.turns.fence.is_open() => return Ok(()),
+            () if self.turns.fence.is_over() => "another host leads",
             () => "the host could not keep its lease: try again once the API server answers",
         };
         Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why))
@@ -279,18 +272,16 @@ impl Objects {
     /// 409 for a secret of another client, 400 with a refusal of the server, 503 without an answer.
     pub async fn put_secret(&self, name: &str, value: &[u8]) -> Result<(), ApiError> {
         self.leads()?;
-        let found = self.own_secret(name).await?;
         let data = Some([(name.to_owned(), ByteString(value.to_owned()))].into());
-        let labels = Some([(SECRET.to_owned(), "true".to_owned())].into());
-        let post = post(MANAGER);
-        let written = match found {
+        let written = match self.own_secret(name).await? {
             Some(found) => {
-                let secret = Secret { data, ..found };
-                answered(self.secrets.replace(name, &post, &secret)).await
+                answered(self.secrets.replace(name, &post(MANAGER), &Secret { data, ..found })).await
             }
             None => {
+                let labels = Some([(SECRET.to_owned(), "true".to_owned())].into());
                 let metadata = ObjectMeta { name: Some(name.to_owned()), labels, ..ObjectMeta::default() };
-                answered(self.secrets.create(&post, &Secret { metadata, data, ..Secret::default() })).await
+                let secret = Secret { metadata, data, ..Secret::default() };
+                answered(self.secrets.create(&post(MANAGER), &secret)).await
             }
         };
         written.map(drop).map_err(|why| error(&why))
@@ -450,13 +441,10 @@ impl Objects {
         }
     }
 
-    /// Notes why a function of an earlier leader is not deployed as its object is.
-    pub fn refuse(&self, object: &GpuFunction, error: &ApiError) {
-        self.refused.lock().insert(self.service(object), in_fields(&error.message));
-    }
-
-    /// Deploys the version that served before the object got a fault. Without one, or if this has a fault by now, none serves.
-    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction) {
+    /// A function of an earlier leader is not deployed as its object is: deploys the version that served before the object got its fault.
+    /// Without one, or if this has a fault by now, none serves.
+    pub fn deploy_earlier(&self, app: &App, object: &GpuFunction, fault: &ApiError) {
+        self.refused.lock().insert(self.service(object), in_fields(&fault.message));
         let spec = object.status.as_ref().and_then(|status| status.serving.clone());
         let Some(Ok(spec)) = spec.map(serde_json::from_value::<GpuFunctionSpec>) else { return };
         let earlier = GpuFunction {
@@ -618,15 +606,11 @@ fn status(object: &GpuFunction, brief: Option<&Brief>, refused: Option<&str>) ->
         () => ("Serving", "instances are ready"),
     };
     let starts = measuring.is_some() || replicas > ready || !is_ready && problem.is_none();
+    let degraded = if problem.is_some() { "Problem" } else { "AsExpected" };
     let wanted = [
         ("Ready", is_ready, state.0, format!("{}: {ready} of {replicas} ready", state.1)),
         ("Progressing", starts, state.0, measuring.unwrap_or(state.1).to_owned()),
-        (
-            "Degraded",
-            problem.is_some(),
-            if problem.is_some() { "Problem" } else { "AsExpected" },
-            problem.unwrap_or_default(),
-        ),
+        ("Degraded", problem.is_some(), degraded, problem.unwrap_or_default()),
     ];
     let condition = |(kind, is, reason, message): (&str, bool, &str, String)| {
         let status = if is { "True" } else { "False" };

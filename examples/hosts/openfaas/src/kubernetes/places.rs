@@ -204,7 +204,7 @@ fn asks(version: &Version, injected: &Injected) -> Option<PodSpec> {
 impl Pods {
     /// The nodes that take new pods of a version; none: all.
     pub fn nodes_for(&self, version: &Version) -> Option<BTreeSet<NodeId>> {
-        let (spec, places) = (asks(version, self.injected()), self.places.lock());
+        let (spec, places) = (asks(version, &self.injected), self.places.lock());
         // Functions that share no GPU name no nodes, and no node for them rests.
         let regime = version.deployment.annotations.as_ref().and_then(|all| all.get("gshare/regime"));
         let shares = regime.is_none_or(|regime| regime == "fractional");
@@ -217,7 +217,7 @@ impl Pods {
         let pause = {
             let mut places = self.places.lock();
             let Some(place) = places.nodes.get_mut(name) else { return };
-            place.refusal.insert(Refusal::after(place.refusal.as_ref(), RESTS, why)).pause()
+            place.refusal.insert(Refusal::after(place.refusal.as_ref(), RESTS, why)).pause
         };
         node.host().nodes_changed(node.now());
         let weak = Arc::downgrade(node);
@@ -238,7 +238,7 @@ impl Pods {
 
     /// Why no node takes a pod of a version.
     pub fn why_out(&self, version: &Version) -> Option<String> {
-        let (spec, places) = (asks(version, self.injected()), self.places.lock());
+        let (spec, places) = (asks(version, &self.injected), self.places.lock());
         let out = places.sift(spec.as_ref()).1;
         let said: Vec<String> = out.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let (count, open) =

@@ -1,7 +1,7 @@
 //! The pod of an instance: made from its launch, and read back by the next leader. Pure.
 
 use super::hash;
-use super::injection::{ENVIRONMENT, Injected, PLACE, inject};
+use super::injection::{ENVIRONMENT, Injected, PLACE, VISIBLE, containers, inject, mount, set};
 use super::nodes::GPU_TAINT;
 use super::template::{port_of, template};
 use crate::api::FunctionDeployment;
@@ -10,13 +10,12 @@ use crate::host::Launch;
 use gshare_core::{QuotaRange, ResourceSpec, RunId, SmShare};
 use gshare_sched::platform::Part;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, Pod, PodSpec, Probe, ProjectedVolumeSource, SeccompProfile,
-    SecretProjection, TCPSocketAction, Toleration, Volume, VolumeMount, VolumeProjection,
+    Container, ContainerPort, EnvVar, Pod, Probe, ProjectedVolumeSource, SeccompProfile, SecretProjection,
+    TCPSocketAction, Toleration, Volume, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Label of a pod of the host: the name of its function.
@@ -104,12 +103,12 @@ impl PodOf {
         let metadata = template.metadata.unwrap_or_default();
         let mut annotations = metadata.annotations.unwrap_or_default();
         let place = format!("{node}/{gpu}");
+        let mut told = vec![(BOOKED, self.part.share.sm().to_string())];
         if matches!(plan.wants, Wants::NoGpu { .. }) {
             // NVIDIA's runtime gives the container no GPU, even if its image or its deployment asks for all.
-            set(&mut spec, "NVIDIA_VISIBLE_DEVICES", "void");
+            told.push((VISIBLE, "void".to_owned()));
             // The host books the least share for it.
-            set(&mut spec, PLACE, &place);
-            set(&mut spec, QUOTA, &self.share.quota().to_string());
+            told.extend([(PLACE, place), (QUOTA, self.share.quota().to_string())]);
         } else {
             let full = format!("{namespace}/{name}");
             // The node's MPS has whole GPUs.
@@ -117,15 +116,11 @@ impl PodOf {
             let injected = Injected { mps, ..Injected::clone(&self.injected) };
             injected.ask(&mut spec);
             let file = inject(&mut spec, (&full, self.run), &self.share, &place, &injected);
-            if let Some(uuid) = &self.slice {
-                set(&mut spec, "NVIDIA_VISIBLE_DEVICES", uuid);
-            }
             annotations.insert(ENVIRONMENT.into(), file);
-            if let Some(class) = plan.class {
-                set(&mut spec, "GSHARE_CLASS", &class.to_string());
-            }
+            told.extend(self.slice.clone().map(|uuid| (VISIBLE, uuid)));
+            told.extend(plan.class.map(|class| ("GSHARE_CLASS", class.to_string())));
         }
-        set(&mut spec, BOOKED, &self.part.share.sm().to_string());
+        containers(&mut spec).for_each(|container| set(container, &told));
         let version = if self.trial { TRIAL.to_owned() } else { version_of(deployment) };
         let instance = self.launch.instance.number().to_string();
         let own =
@@ -150,14 +145,13 @@ impl PodOf {
         let version = &self.launch.version;
         let (plan, deployment) = (&version.plan, &version.deployment);
         let port = port_of(container);
-        let own = deployment.env_vars.iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
         let ours = [
             ("PORT", port.to_string()),
             ("HOST", "0.0.0.0".to_owned()),
             ("OPENFAAS_NAME", deployment.service.clone()),
             ("secret_mount_path", SECRETS.to_owned()),
         ];
-        let mut env: BTreeMap<String, String> = own.collect();
+        let mut env = deployment.env_vars.clone().unwrap_or_default();
         env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
         let serves = !matches!(plan.wants, Wants::Training { .. });
         let listens = TCPSocketAction { port: IntOrString::Int(port.into()), host: None };
@@ -171,9 +165,7 @@ impl PodOf {
         container.image = Some(deployment.image.clone());
         // `envProcess` is the command of the image's entry point.
         container.args = Some(plan.command.clone()).filter(|words| !words.is_empty());
-        let all = container.env.get_or_insert_default();
-        all.retain(|old| !env.contains_key(&old.name));
-        all.extend(env.into_iter().map(|(name, value)| variable(name, value)));
+        set(container, &Vec::from_iter(env));
         if serves {
             let port = ContainerPort { container_port: port.into(), ..ContainerPort::default() };
             container.ports.get_or_insert_with(|| vec![port]);
@@ -181,12 +173,7 @@ impl PodOf {
         }
         ask(container, deployment);
         if deployment.secrets.as_ref().is_some_and(|all| !all.is_empty()) {
-            container.volume_mounts.get_or_insert_default().push(VolumeMount {
-                name: "secrets".into(),
-                mount_path: SECRETS.into(),
-                read_only: Some(true),
-                ..VolumeMount::default()
-            });
+            container.volume_mounts.get_or_insert_default().push(mount("secrets", SECRETS, true));
         }
         let security = container.security_context.get_or_insert_default();
         security.allow_privilege_escalation.get_or_insert(false);
@@ -200,19 +187,6 @@ impl PodOf {
 /// The name of a function in its namespace. Functions of other namespaces than the host's are known as `NAME.NAMESPACE`.
 pub fn own_name(service: &str) -> &str {
     service.rsplit_once('.').map_or(service, |(name, _)| name)
-}
-
-fn variable(name: String, value: String) -> EnvVar {
-    EnvVar { name, value: Some(value), value_from: None }
-}
-
-/// Sets a variable of all containers.
-fn set(spec: &mut PodSpec, name: &str, value: &str) {
-    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        let all = container.env.get_or_insert_default();
-        all.retain(|old| old.name != name);
-        all.push(variable(name.to_owned(), value.to_owned()));
-    }
 }
 
 /// The volume of a function's secrets. Each is a Secret with one value of the same name.
@@ -232,18 +206,12 @@ fn secrets(deployment: &FunctionDeployment) -> Option<Volume> {
 
 /// Asks for CPU and memory, and limits them, as the deployment says.
 fn ask(container: &mut Container, deployment: &FunctionDeployment) {
-    let known = |given: &Option<BTreeMap<String, String>>| -> Vec<(String, Quantity)> {
-        let known = given.iter().flatten().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()));
-        known.map(|(name, value)| (name.clone(), Quantity(value.clone()))).collect()
-    };
-    let (limits, requests) = (known(&deployment.limits), known(&deployment.requests));
-    if limits.is_empty() && requests.is_empty() {
-        return;
-    }
-    let resources = container.resources.get_or_insert_default();
-    for (field, given) in [(&mut resources.limits, limits), (&mut resources.requests, requests)] {
-        if !given.is_empty() {
-            field.get_or_insert_default().extend(given);
+    let is_known = |name: &str| ["cpu", "memory"].contains(&name);
+    for (given, is_limit) in [(&deployment.limits, true), (&deployment.requests, false)] {
+        for (name, value) in given.iter().flatten().filter(|(name, _)| is_known(name)) {
+            let resources = container.resources.get_or_insert_default();
+            let field = if is_limit { &mut resources.limits } else { &mut resources.requests };
+            field.get_or_insert_default().insert(name.clone(), Quantity(value.clone()));
         }
     }
 }
@@ -294,6 +262,7 @@ mod tests {
     use super::*;
     use crate::host::tests::training;
     use gshare_core::Bytes;
+    use k8s_openapi::api::core::v1::PodSpec;
 
     /// The pod of a worker of a training job with a third of a GPU.
     fn made(injected: &Injected, slice: Option<&str>) -> Pod {
@@ -346,14 +315,15 @@ mod tests {
 
     #[test]
     fn a_variable_is_set_in_init_containers_too() {
-        let own =
-            || Container { env: Some(vec![variable("A".into(), "all".into())]), ..Container::default() };
-        let mut spec =
-            PodSpec { containers: vec![own()], init_containers: Some(vec![own()]), ..PodSpec::default() };
-        set(&mut spec, "A", "void");
-        let expected = Some(vec![variable("A".into(), "void".into())]);
-        assert_eq!(spec.containers[0].env, expected);
-        assert_eq!(spec.init_containers.unwrap()[0].env, expected);
+        let own = |value: &str| {
+            let mut container = Container::default();
+            set(&mut container, &[("A", value.to_owned())]);
+            container
+        };
+        let init_containers = Some(vec![own("all")]);
+        let mut spec = PodSpec { containers: vec![own("all")], init_containers, ..PodSpec::default() };
+        containers(&mut spec).for_each(|container| set(container, &[("A", "void".to_owned())]));
+        assert_eq!((spec.containers, spec.init_containers), (vec![own("void")], Some(vec![own("void")])));
     }
 
     #[test]

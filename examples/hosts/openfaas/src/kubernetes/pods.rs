@@ -71,7 +71,7 @@ pub struct Pods {
     scope: Scope,
     /// Part of the names of this leader's pods.
     leader: String,
-    injected: Arc<Injected>,
+    pub(super) injected: Arc<Injected>,
     /// The nodes of the cluster's GPUs.
     pub places: Mutex<Places>,
     /// By `NAMESPACE/NAME`.
@@ -86,7 +86,6 @@ pub struct Pods {
     strays: Mutex<BTreeMap<String, (String, Option<u32>)>>,
     turns: Arc<Turns>,
     runtime: Handle,
-    fence: Fence,
     /// Whether templates may ask for what gives a container its node.
     pub privileged: bool,
     /// The records from which a new leader goes on.
@@ -148,9 +147,9 @@ impl Running for PodProcess {
 impl Pods {
     /// The pods of a host, which writes behind the fence. `leader` is a part of a DNS label that no leader before had.
     pub fn new(scope: Scope, leader: &str, injected: Injected, fence: Fence) -> Self {
-        let turns = Turns::new(fence.clone(), AT_ONCE);
+        let turns = Turns::new(fence, AT_ONCE);
         Self {
-            objects: Objects::new(scope.clone(), fence.clone(), Arc::clone(&turns)),
+            objects: Objects::new(scope.clone(), Arc::clone(&turns)),
             daemons: Daemons::new(scope.client.clone()),
             scope,
             leader: leader.to_owned(),
@@ -163,18 +162,8 @@ impl Pods {
             strays: Mutex::default(),
             turns,
             runtime: Handle::current(),
-            fence,
             privileged: false,
         }
-    }
-
-    pub(super) fn injected(&self) -> &Injected {
-        &self.injected
-    }
-
-    /// Sends no further write: another host leads.
-    pub fn stop(&self) {
-        self.fence.close();
     }
 
     /// The snapshot of the daemon of a trial's node, and its name for the trial's pod. Blocks.
@@ -532,15 +521,11 @@ impl Pods {
             }
             return false;
         }
-        let adoptable = self.adoptable(node, pod);
-        match &adoptable {
-            Ok((instance, on)) => self.adopt(node, pod, on, (*instance, 0)),
-            Err(why) => {
-                eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
-                self.stray(&Arc::downgrade(node), pod);
-            }
-        }
-        adoptable.is_ok()
+        let ends = |why: &String| {
+            eprintln!("openfaas: pod {} of an earlier leader ends: {why}", pod.name_any());
+            self.stray(&Arc::downgrade(node), pod);
+        };
+        self.adopt(node, pod).inspect_err(ends).is_ok()
     }
 
     /// A training job that ended while no host led does not start again.
@@ -553,8 +538,8 @@ impl Pods {
         }
     }
 
-    /// The instance that a pod is from now on, and its node.
-    fn adoptable(&self, node: &Node, pod: &Pod) -> Result<(InstanceId, String), String> {
+    /// Takes over a pod of an earlier leader as the process of an instance. It is reported like a pod of this leader from now on.
+    fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod) -> Result<(), String> {
         if is_going(pod) {
             return Err("it was told to".to_owned());
         }
@@ -569,26 +554,20 @@ impl Pods {
         }
         let share = (given.time.request(), given.sm);
         let told = node.host().adopt(node.now(), &function, gpu, share);
-        told.map(|instance| (instance, on)).map_err(|error| error.message)
+        let instance = told.map_err(|error| error.message)?;
+        let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
+        let tenant = payer(&function, version.plan.tenant);
+        let known = Known { of: Some((instance, 0)), node: on, tenant, state: Arc::clone(&state) };
+        self.known.lock().insert(path_of(pod), known);
+        let process =
+            PodProcess { pods: Arc::clone(self), node: Arc::downgrade(node), name: path_of(pod), state };
+        node.host().started(node.now(), instance, 0, process);
+        Ok(())
     }
 
     /// The function of a pod, as the host knows it.
     fn function_of(&self, pod: &Pod, given: &Given) -> String {
         self.scope.service(&given.function, pod.metadata.namespace.as_deref())
-    }
-
-    /// Takes over a pod of an earlier leader on a node, as the process of an instance. It is reported like a pod of this leader from now
-    /// on.
-    fn adopt(self: &Arc<Self>, node: &Arc<Node>, pod: &Pod, on: &str, of: (InstanceId, usize)) {
-        let name = path_of(pod);
-        let state = Arc::new(Mutex::new(State { made: true, ..State::default() }));
-        let function = Given::of(pod).map_or_else(String::new, |given| self.function_of(pod, &given));
-        let tenant = node.host().newest(&function).map(|version| payer(&function, version.plan.tenant));
-        let (on, tenant) = (on.to_owned(), tenant.unwrap_or_else(nobody));
-        let known = Known { of: Some(of), node: on, tenant, state: Arc::clone(&state) };
-        self.known.lock().insert(name.clone(), known);
-        let process = PodProcess { pods: Arc::clone(self), node: Arc::downgrade(node), name, state };
-        node.host().started(node.now(), of.0, of.1, process);
     }
 }
 

@@ -16,7 +16,7 @@ const PACE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub(super) struct Refusal {
     until: Instant,
-    pause: Duration,
+    pub(super) pause: Duration,
     why: String,
 }
 
@@ -30,10 +30,6 @@ impl Refusal {
     /// Its reason, in its pause.
     pub(super) fn holds(&self) -> Option<&str> {
         (Instant::now() < self.until).then_some(&self.why)
-    }
-
-    pub(super) const fn pause(&self) -> Duration {
-        self.pause
     }
 }
 

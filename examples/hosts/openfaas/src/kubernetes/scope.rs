@@ -20,11 +20,7 @@ gshare_core::debug_fields!(Scope { home, everywhere });
 
 impl Scope {
     /// The objects of all its namespaces.
-    pub fn api<K>(&self) -> Api<K>
-    where
-        K: Resource<Scope = NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
+    pub fn api<K: Resource<Scope = NamespaceResourceScope, DynamicType: Default>>(&self) -> Api<K> {
         match self.everywhere {
             true => Api::all(self.client.clone()),
             false => Api::namespaced(self.client.clone(), &self.home),
@@ -32,11 +28,10 @@ impl Scope {
     }
 
     /// The objects beside a function, in its namespace.
-    pub fn beside<K>(&self, service: &str) -> Api<K>
-    where
-        K: Resource<Scope = NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
+    pub fn beside<K: Resource<Scope = NamespaceResourceScope, DynamicType: Default>>(
+        &self,
+        service: &str,
+    ) -> Api<K> {
         Api::namespaced(self.client.clone(), self.namespace_of(service))
     }
 

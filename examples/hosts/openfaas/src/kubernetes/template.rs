@@ -6,7 +6,7 @@
 
 use crate::api::FunctionDeployment;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Annotation of a deployment with its pod template, as JSON.
 pub const TEMPLATE: &str = "gshare/pod_template";
@@ -50,14 +50,11 @@ pub fn template(deployment: &FunctionDeployment) -> Result<PodTemplateSpec, Stri
     let spec = read.spec.unwrap_or_default();
     let program = spec.containers.iter().find(|one| one.name == CONTAINER);
     let says = |of: fn(&Container) -> bool| program.is_some_and(of);
+    let restarts = spec.restart_policy.as_deref().is_some_and(|policy| policy != "Never");
     let refused = [
         ("nodeName", spec.node_name.is_some(), "the host chooses the node: need a nodeSelector"),
         ("schedulerName", spec.scheduler_name.is_some(), "the host chooses the node: leave it out"),
-        (
-            "restartPolicy",
-            spec.restart_policy.as_deref().is_some_and(|policy| policy != "Never"),
-            "the host replaces a pod that has ended: need Never",
-        ),
+        ("restartPolicy", restarts, "the host replaces a pod that has ended: need Never"),
         ("containers", says(|one| one.image.is_some()), "function: image: is a field of the function"),
         ("containers", says(|one| one.args.is_some()), "function: args: is a field of the function"),
     ];
@@ -111,16 +108,14 @@ pub fn port_of(container: &Container) -> u16 {
     stated.and_then(|port| u16::try_from(port.container_port).ok()).unwrap_or(PORT)
 }
 
-/// The path of the first field of `given` that was not read.
+/// The path of the first field of `given` that was not read. An empty field is as good as an absent field.
 fn unknown(given: &Value, kept: &Value, path: &str) -> Option<String> {
+    let empty = [json!(null), json!([]), json!({})];
     match (given, kept) {
         (Value::Object(given), Value::Object(kept)) => {
-            given.iter().filter(|(_, value)| !value.is_null()).find_map(|(key, value)| match kept.get(key) {
-                Some(kept) => unknown(value, kept, &format!("{path}.{key}")),
-                // An empty field is as good as an absent field.
-                None if matches!(value, Value::Array(all) if all.is_empty()) => None,
-                None if matches!(value, Value::Object(all) if all.is_empty()) => None,
-                None => Some(format!("{path}.{key}")),
+            given.iter().filter(|(_, value)| !empty.contains(value)).find_map(|(key, value)| {
+                let path = format!("{path}.{key}");
+                kept.get(key).map_or(Some(path.clone()), |kept| unknown(value, kept, &path))
             })
         }
         (Value::Array(given), Value::Array(kept)) => {

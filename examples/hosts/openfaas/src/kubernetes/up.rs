@@ -3,13 +3,13 @@
 //! Of several replicas one leads by a Lease ([`lease`]), and only the leader listens. A new leader takes over the running pods of an earlier
 //! one. After the end of its lease a leader sends no further write; it answers requests until it reads that another leads, and then it ends.
 
-use super::hash;
 use super::injection::{Injected, Injection, Mounts};
 use super::lease::{self, Fence};
 use super::objects::{deploy, is_completed};
 use super::places::{NODE_LABEL, Unlisted};
 use super::pods::Pods;
 use super::scope::Scope;
+use super::{ended, hash};
 use crate::builder::Builder;
 use crate::inventory::Inventory;
 use crate::models::Models;
@@ -17,7 +17,7 @@ use crate::node::{Node, Runner};
 use crate::records::Store;
 use crate::routes::App;
 use crate::weights::Weights;
-use crate::{access, app, guard, routes, told_to_end};
+use crate::{access, app, guard, routes};
 use anyhow::Context as _;
 use axum::http::{StatusCode, header};
 use futures::FutureExt as _;
@@ -78,12 +78,7 @@ impl Default for KubernetesSettings {
 /// Without a cluster, for a wrong setting, or when the lead is lost.
 pub async fn run(host: Builder) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("--kubernetes: no API server")?;
-    let stop = async {
-        if let Err(error) = told_to_end().await {
-            eprintln!("openfaas: signals: {error}");
-        }
-    };
-    let (stop, mut led) = (stop.shared(), Ok(()));
+    let (stop, mut led) = (ended().shared(), Ok(()));
     let address = host.options.listen;
     let listener = std::net::TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -113,11 +108,11 @@ fn waiting() -> axum::Router {
 }
 
 /// Stops the writes of a leader at the end of its lead.
-pub(super) struct Leads(pub(super) Arc<Pods>);
+pub(super) struct Leads(pub(super) Fence);
 
 impl Drop for Leads {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.close();
     }
 }
 
@@ -144,14 +139,12 @@ async fn lead(
         mounts: settings.mounts,
     };
     let leader = format!("{:08x}", hash(&gshare_runner::new_run()?.to_string()) & 0xffff_ffff);
-    let pods = {
-        let everywhere = settings.all_namespaces;
-        let scope = Scope { client: client.clone(), home: namespace.clone(), everywhere };
-        let mut pods = Pods::new(scope, &leader, injected, fence);
-        pods.privileged = settings.privileged_pods;
-        Arc::new(pods)
-    };
-    let _leads = Leads(Arc::clone(&pods));
+    let scope =
+        Scope { client: client.clone(), home: namespace.clone(), everywhere: settings.all_namespaces };
+    let _leads = Leads(fence.clone());
+    let mut pods = Pods::new(scope, &leader, injected, fence);
+    pods.privileged = settings.privileged_pods;
+    let pods = Arc::new(pods);
     let folder = Scratch::below(&std::env::temp_dir(), "host", 0o700)?;
     let mut runner = runner(folder.path(), Arc::clone(&pods))?;
     runner.partitioned = partitioned;
@@ -217,8 +210,7 @@ pub(super) async fn follow(
     let functions = objects.list().await.context("GpuFunctions")?;
     for object in &functions {
         if let Err(error) = deploy(app, objects.record_of(object), true) {
-            objects.refuse(object, &error);
-            objects.deploy_earlier(app, object);
+            objects.deploy_earlier(app, object, &error);
         }
     }
     let adopted = pods.adopt_all(node).await.context("pods")?;

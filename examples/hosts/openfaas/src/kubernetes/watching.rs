@@ -3,9 +3,10 @@
 //! A watch without an answer is begun again after a pause. A server that comes back often knows no version from before, so that a change
 //! is seen after two pauses.
 
+use backon::ExponentialBuilder;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::ExponentialBackoff;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
@@ -13,23 +14,6 @@ use std::time::Duration;
 
 /// First and longest pause. Only the leader watches, so many replicas never come at once.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-
-struct Pause(Duration);
-
-impl Iterator for Pause {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let next = (self.0 * 2).min(PAUSES.1);
-        Some(core::mem::replace(&mut self.0, next))
-    }
-}
-
-impl Backoff for Pause {
-    fn reset(&mut self) {
-        self.0 = PAUSES.0;
-    }
-}
 
 /// The changes of the objects with these labels, without an end.
 pub fn watch<K>(objects: Api<K>, labels: &str) -> BoxStream<'static, watcher::Result<watcher::Event<K>>>
@@ -40,7 +24,8 @@ where
     if !labels.is_empty() {
         config = config.labels(labels);
     }
-    watcher(objects, config).backoff(Pause(PAUSES.0)).boxed()
+    let pauses = ExponentialBuilder::new().with_min_delay(PAUSES.0).with_max_delay(PAUSES.1).with_factor(2.0);
+    watcher(objects, config).backoff(ExponentialBackoff::from(pauses.without_max_times())).boxed()
 }
 
 #[cfg(test)]

@@ -11,15 +11,17 @@
 //! a Service; an instance answers while its container runs and its node is connected.
 //!
 //! # Claims
+//! - No two replicas that run may write at once, whatever their clocks and calendars say.
 //! - The platform of each leader keeps its promises: [`Book`], as on one node. No task panics, so the host's own books are right too.
 //! - On each GPU the containers that run, the ending ones included, have at most its time and its memory.
 //! - Once the faults are over, one replica leads, each function has its least number of pods, all of them ready, and each pod is an instance's.
 //! - After the deletion of the functions no pod, container or request is left.
 
-use super::api_server::Api;
+use super::api_server::{Api, Seen};
 use super::function::GpuFunction;
 use super::injection::Injected;
 use super::lease::{Elector, Fence, Leadership};
+use super::pod_spec::Given;
 use super::pods::{MANAGER, Pods};
 use super::scope::Scope;
 use super::up::{Leads, follow, runner};
@@ -89,69 +91,58 @@ impl Link {
         Duration::from_millis(self.rng.lock().between(least, most))
     }
 
-    /// Waits until the connection is there again.
-    async fn is_back(&self) {
+    /// A connection that is cut is an error once it is there again.
+    async fn passes(&self) -> Result<(), axum::Error> {
+        if !self.is_cut() {
+            return Ok(());
+        }
         while self.is_cut() {
             sleep(Duration::from_millis(100)).await;
         }
+        Err(axum::Error::new("connection reset"))
     }
 }
 
-const RESET: &str = "connection reset";
-
 /// A client of the server over this connection.
 fn client(api: &Api, link: &Arc<Link>) -> Client {
-    type Asked = Request<kube::client::Body>;
-    type Answer = tower_test::mock::SendResponse<Response<Body>>;
-    async fn carry(api: Api, link: Arc<Link>, request: Asked, answer: Answer) {
-        let (parts, body) = request.into_parts();
-        let body = body.collect_bytes().await.unwrap();
-        let seen = super::api_server::Seen {
-            method: parts.method.to_string(),
-            path: parts.uri.path().to_owned(),
-            query: parts.uri.query().unwrap_or_default().to_owned(),
-            body: if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() },
-        };
-        // Some take long, and arrive after later ones.
-        if link.takes(0, 30) == Duration::ZERO {
+    let (api, link) = (api.clone(), Arc::clone(link));
+    let service = tower::service_fn(move |request| {
+        // A sent request arrives, even if its sender is stopped meanwhile.
+        let answer = tokio::spawn(carry(api.clone(), Arc::clone(&link), request));
+        async { answer.await? }
+    });
+    Client::new(service, NAMESPACE)
+}
+
+async fn carry(
+    api: Api,
+    link: Arc<Link>,
+    request: Request<kube::client::Body>,
+) -> Result<Response<Body>, axum::BoxError> {
+    let seen = Seen::of(request).await;
+    // Some take long, and arrive after later ones.
+    if link.takes(0, 30) == Duration::ZERO {
+        sleep(link.takes(0, 3_000)).await;
+    }
+    link.passes().await?;
+    let response = api.answer(&seen);
+    api.lock().seen.push(seen);
+    sleep(link.takes(2, 80)).await;
+    link.passes().await?;
+    let (parts, body) = response.into_parts();
+    let events = futures::stream::unfold(Some((body.into_data_stream(), link)), async |from| {
+        let (mut events, link) = from?;
+        let event = events.next().await?;
+        // Later events wait behind it, and come at once.
+        if link.takes(0, 3) == Duration::ZERO {
             sleep(link.takes(0, 3_000)).await;
         }
-        if link.is_cut() {
-            link.is_back().await;
-            return answer.send_error(RESET);
-        }
-        // A sent request arrives, even if its sender is stopped meanwhile.
-        let response = api.answer(&seen);
-        api.lock().seen.push(seen);
-        sleep(link.takes(2, 80)).await;
-        if link.is_cut() {
-            link.is_back().await;
-            return answer.send_error(RESET);
-        }
-        let (parts, body) = response.into_parts();
-        let events = futures::stream::unfold(Some((body.into_data_stream(), link)), async |from| {
-            let (mut events, link) = from?;
-            let event = events.next().await?;
-            // Later events wait behind it, and come at once.
-            if link.takes(0, 3) == Duration::ZERO {
-                sleep(link.takes(0, 3_000)).await;
-            }
-            if link.is_cut() {
-                link.is_back().await;
-                return Some((Err(axum::Error::new(RESET)), None));
-            }
-            Some((event, Some((events, link))))
-        });
-        answer.send_response(Response::from_parts(parts, Body::from_stream(events)));
-    }
-    let (mock, mut asked) = tower_test::mock::pair::<Asked, Response<Body>>();
-    let (api, link) = (api.clone(), Arc::clone(link));
-    tokio::spawn(async move {
-        while let Some((request, answer)) = asked.next_request().await {
-            tokio::spawn(carry(api.clone(), Arc::clone(&link), request, answer));
+        match link.passes().await {
+            Ok(()) => Some((event, Some((events, link)))),
+            Err(reset) => Some((Err(reset), None)),
         }
     });
-    Client::new(mock, NAMESPACE)
+    Ok(Response::from_parts(parts, Body::from_stream(events)))
 }
 
 /// The parts of a leading host that the world touches.
@@ -166,8 +157,8 @@ type Shared = Arc<Mutex<Option<Leading>>>;
 /// What a leader does until it leads no longer.
 async fn leads(client: Client, leader: String, fence: Fence, shared: Shared) -> anyhow::Result<()> {
     let scope = Scope { client: client.clone(), home: NAMESPACE.to_owned(), everywhere: false };
+    let _leads = Leads(fence.clone());
     let pods = Arc::new(Pods::new(scope, &leader, Injected::default(), fence));
-    let _leads = Leads(Arc::clone(&pods));
     let folder = Scratch::below(&std::env::temp_dir(), "world", 0o700)?;
     let mut options = Options::parse_from(["gshare-openfaas"]);
     // As in the manifest.
@@ -193,6 +184,7 @@ struct Replica {
     name: String,
     // Before its runtime, in which it ends.
     work: Pin<Box<dyn Future<Output = ()>>>,
+    fence: Fence,
     shared: Shared,
     link: Arc<Link>,
     /// Its beginning by its own clock, and in the world.
@@ -209,24 +201,23 @@ impl Replica {
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let link = Arc::new(Link { cut: AtomicBool::new(false), rng: Mutex::new(rng.fork()) });
         let shared = Shared::default();
-        let (work, began) = {
+        let (work, began, fence) = {
             let _inside = runtime.enter();
             let begins = Instant::now();
-            // Clocks of two machines differ.
+            // Clocks of two machines differ, their calendars by up to 158 years.
             let ahead = Duration::from_secs(rng.below(100_000));
             let clock = move || {
                 let time = u64::try_from((begins.elapsed() + ahead).as_nanos()).unwrap();
-                let of_day = jiff::Timestamp::from_nanosecond(time.into()).unwrap();
-                (Timestamp::from_nanos(time), of_day)
+                (Timestamp::from_nanos(time), jiff::Timestamp::UNIX_EPOCH + begins.elapsed() + ahead * 50_000)
             };
             let (client, elector) = (client(api, &link), Elector::new(&*name));
             let fence = Fence::by(true, Box::new(clock));
             let place = "gshare-system/gshare-up".parse().unwrap();
             let leadership = Leadership::new(client.clone(), place, elector, fence.clone());
-            let (leader, own) = (name.clone(), Arc::clone(&shared));
+            let (leader, own, fenced) = (name.clone(), Arc::clone(&shared), fence.clone());
             let work = async move {
                 let ends = async {
-                    if let Err(why) = leads(client, leader, fence, Arc::clone(&own)).await {
+                    if let Err(why) = leads(client, leader, fenced, Arc::clone(&own)).await {
                         eprintln!("a leader ends: {why:#}");
                     }
                 };
@@ -234,9 +225,9 @@ impl Replica {
                 own.lock().take();
                 drop(lost);
             };
-            (Box::pin(work) as Pin<Box<dyn Future<Output = ()>>>, (begins, now))
+            (Box::pin(work) as Pin<Box<dyn Future<Output = ()>>>, (begins, now), fence)
         };
-        Self { name, work, shared, link, began, runtime, stopped: None, ended: false }
+        Self { name, work, fence, shared, link, began, runtime, stopped: None, ended: false }
     }
 
     /// Runs until this time of the world.
@@ -260,6 +251,12 @@ impl Replica {
         let shared = self.shared.lock();
         let Some(Leading { node, orders, .. }) = &*shared else { return };
         orders.try_iter().for_each(|order| carry_out(node, self.runtime.handle(), order));
+    }
+
+    /// Whether it may write, by its own clock.
+    fn may_write(&self) -> bool {
+        let _inside = self.runtime.enter();
+        self.stopped.is_none() && self.fence.is_open()
     }
 
     fn serves(&self) -> bool {
@@ -492,7 +489,7 @@ impl World {
             4 => {
                 self.note("all watches are too old");
                 for collection in [PODS, FUNCTIONS, NODES] {
-                    self.api.lock().break_watches(collection, true);
+                    self.api.lock().expire_watches(collection);
                 }
             }
             5 | 6 => {
@@ -601,42 +598,28 @@ impl World {
         machine.seen = api.version();
         for (path, pod) in pods {
             let going = !pod["metadata"]["deletionTimestamp"].is_null();
+            let phase = pod["status"]["phase"].as_str();
             match machine.containers.get_mut(&path) {
-                None if going
-                    || ["Failed", "Succeeded"].iter().any(|phase| pod["status"]["phase"] == *phase) =>
-                {
-                    if going {
-                        gone.push(path);
-                    }
-                }
+                None if going => gone.push(path),
+                None if matches!(phase, Some("Failed" | "Succeeded")) => {}
                 None if self.rng.percent(5) => {
                     patches.push((path, json!({ "phase": "Failed", "reason": "OutOfcpu" })));
                 }
-                None if !pod["status"]["phase"].is_null() => {
-                    patches.push((path, json!({ "phase": "Failed" })));
-                }
+                None if phase.is_some() => patches.push((path, json!({ "phase": "Failed" }))),
                 None => {
-                    let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
-                    let value = |name: &str| {
-                        let found = env
-                            .iter()
-                            .find(|one| one["name"] == name)
-                            .unwrap_or_else(|| panic!("{name}: {pod}"));
-                        found["value"].as_str().unwrap().to_owned()
-                    };
-                    let (_, gpu) = value("GSHARE_PLACE")
-                        .rsplit_once('/')
-                        .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                        .unwrap();
-                    let quota: gshare_core::QuotaRange = value("GSHARE_QUOTA").parse().unwrap();
-                    let memory: gshare_core::Bytes = value("GSHARE_MEM").parse().unwrap();
+                    let given = serde_json::from_value(pod.clone()).ok().and_then(|pod| Given::of(&pod));
+                    let given = given.unwrap_or_else(|| panic!("no share: {pod}"));
+                    let mut env = pod["spec"]["containers"][0]["env"].as_array().unwrap().iter();
+                    let memory =
+                        env.find(|one| one["name"] == "GSHARE_MEM").unwrap()["value"].as_str().unwrap();
+                    let memory: gshare_core::Bytes = memory.parse().unwrap();
                     self.names += 1;
                     let [.., high, low] = self.names.to_be_bytes();
                     machine.containers.insert(
                         path.clone(),
                         Container {
-                            gpu: gpu.parse().unwrap(),
-                            time: quota.request().get().into(),
+                            gpu: given.place.1.into(),
+                            time: given.time.request().get().into(),
                             memory: memory.get() >> 20,
                             ip: Ipv4Addr::new(10, 0, high, low),
                             // Half of the images are there.
@@ -663,26 +646,24 @@ impl World {
         for (path, container) in &machine.containers {
             let Some(pod) = api.object(path) else { continue };
             let status = &pod["status"];
-            match container.phase {
-                Phase::Over("") => gone.push(path.clone()),
-                Phase::Over(phase) if status["phase"] != phase => patches.push((
-                    path.clone(),
-                    json!({ "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }] }),
-                )),
+            let ready = |is: &str| json!([{ "type": "Ready", "status": is }]);
+            let news = match container.phase {
+                Phase::Over("") => {
+                    gone.push(path.clone());
+                    continue;
+                }
+                Phase::Over(phase) if status["phase"] != phase => {
+                    json!({ "phase": phase, "conditions": ready("False") })
+                }
                 Phase::Loads(_) | Phase::Up if status["phase"] != "Running" => {
-                    patches.push((
-                        path.clone(),
-                        json!({ "phase": "Running", "podIP": container.ip.to_string() }),
-                    ));
+                    json!({ "phase": "Running", "podIP": container.ip.to_string() })
                 }
                 Phase::Up if status["conditions"][0]["status"] != "True" => {
-                    patches.push((
-                        path.clone(),
-                        json!({ "conditions": [{ "type": "Ready", "status": "True" }] }),
-                    ));
+                    json!({ "conditions": ready("True") })
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            patches.push((path.clone(), news));
         }
         for (path, status) in patches {
             api.edit(&path, &json!({ "status": status }));
@@ -697,8 +678,13 @@ impl World {
         lines.into_iter().for_each(|line| self.note(&line));
     }
 
-    /// No GPU is given out twice.
+    /// No two replicas may write at once, and no GPU is given out twice.
     fn check(&mut self) -> Result<(), String> {
+        let writers: Vec<_> =
+            self.replicas.iter().filter(|one| one.may_write()).map(|one| &one.name).collect();
+        if writers.len() > 1 {
+            return Err(format!("{writers:?} may write at once"));
+        }
         for machine in &self.machines {
             for gpu in 0..machine.gpus {
                 let there = machine.containers.iter().filter(|(_, one)| one.gpu == gpu && one.runs());

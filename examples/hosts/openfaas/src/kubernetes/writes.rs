@@ -67,7 +67,8 @@ impl<T> Fair<T> {
 /// The concurrent writes of a host, within a bound and behind its fence.
 #[derive(Debug)]
 pub struct Turns {
-    fence: Fence,
+    /// All writes of the host are behind it.
+    pub fence: Fence,
     line: Mutex<Line>,
 }
 
@@ -92,17 +93,13 @@ impl Turns {
         while self.fence.opens().await {
             let came = {
                 let mut line = self.line.lock();
-                match line.free.checked_sub(1) {
-                    Some(free) => {
-                        line.free = free;
-                        return Some(Turn(Some(Arc::clone(self))));
-                    }
-                    None => {
-                        let (sender, came) = oneshot::channel();
-                        line.waiting.push(tenant.clone(), after, sender);
-                        came
-                    }
+                if let Some(free) = line.free.checked_sub(1) {
+                    line.free = free;
+                    return Some(Turn(Some(Arc::clone(self))));
                 }
+                let (sender, came) = oneshot::channel();
+                line.waiting.push(tenant.clone(), after, sender);
+                came
             };
             // The wait may have been longer than the lease.
             if let Ok(turn) = came.await

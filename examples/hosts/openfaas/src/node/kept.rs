@@ -28,7 +28,7 @@ impl Node {
 
     /// Whether functions of other namespaces are the host's too.
     pub fn has_all_namespaces(&self) -> bool {
-        in_objects!(self, objects => objects.has_all_namespaces());
+        in_objects!(self, objects => objects.scope.everywhere);
         false
     }
 

@@ -63,8 +63,7 @@ fn a_cordoned_node_keeps_its_pods_and_gets_no_others() {
 
 #[test]
 fn a_node_that_refuses_a_pod_gets_no_other_for_a_while() {
-    let cluster = Cluster::start(2, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(2);
     cluster.node(0).refuses.store(true, Ordering::SeqCst);
     cluster.node(1).refuses.store(true, Ordering::SeqCst);
     deploy(&host, "f", SHARE);
@@ -89,7 +88,7 @@ fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
     {
         let mut api = cluster.api.lock();
         api.delete(&format!("{PODS}/{before}"));
-        api.break_watches(PODS, true);
+        api.expire_watches(PODS);
     }
     within(|| cluster.pods().first().is_some_and(|pod| pod.metadata.name.as_ref() != Some(&before)));
     cluster.ready(1);
@@ -98,8 +97,7 @@ fn a_pod_that_ends_while_the_watch_has_a_gap_is_replaced() {
 
 #[test]
 fn while_the_server_is_away_requests_are_answered_and_pods_are_made_after_it() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     deploy(&host, "f", &format!(r#"{SHARE},"labels":{{"com.openfaas.scale.min":"2"}}"#));
     host.replicas("f", 2);
     let ended = format!("{PODS}/{}", cluster.pods()[0].metadata.name.as_ref().unwrap());
@@ -121,8 +119,7 @@ fn while_the_server_is_away_requests_are_answered_and_pods_are_made_after_it() {
 
 #[test]
 fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let labels = json!({ "gshare.io/function": "gone" });
     let container = json!({ "name": "function", "image": "x" });
     let stray = json!({ "metadata": { "name": "gone-1", "namespace": "gshare-functions", "labels": labels },
@@ -140,8 +137,7 @@ fn a_pod_that_nobody_has_is_deleted_and_a_refused_pod_is_told() {
 
 #[test]
 fn a_pod_that_is_refused_after_an_unanswered_creation_is_deleted_before_its_end() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     cluster.api.lock().fail(format!("POST {PODS}"), 500, "InternalError");
     cluster.refuse_pods();
     deploy(&host, "f", SHARE);

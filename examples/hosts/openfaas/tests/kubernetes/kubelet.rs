@@ -3,7 +3,7 @@
 use super::api_server::{Api, listed};
 use super::common::{Provider, within};
 use super::life::{SHARE, deploy};
-use super::objects::{at, condition};
+use super::objects::{at, condition, object};
 use gshare_openfaas::kubernetes::pod_spec::{FUNCTION, Given};
 use gshare_runner::libraries::{HOOK, SimulatorDir, prepend};
 use k8s_openapi::api::core::v1::Pod;
@@ -77,10 +77,26 @@ impl Cluster {
         listed(&self.api, PODS)
     }
 
-    /// So many nodes with a GPU each, a host, and a pod of a function `f` with a share that is ready.
-    pub(crate) fn with_f(nodes: usize) -> (Self, Provider) {
+    /// So many nodes with a GPU each, and a host.
+    pub(crate) fn with_host(nodes: usize) -> (Self, Provider) {
         let cluster = Self::start(nodes, 1);
         let host = cluster.host(&[]);
+        (cluster, host)
+    }
+
+    /// A client makes a function, or replaces it.
+    pub(crate) fn put(&self, name: &str, spec: &Value) {
+        self.api.lock().put(&at(name), object(name, spec));
+    }
+
+    /// The status of a function, as the host has told it.
+    pub(crate) fn status(&self, name: &str) -> Value {
+        self.api.lock().object(&at(name)).map_or(Value::Null, |object| object["status"].clone())
+    }
+
+    /// The same, with a pod of a function `f` with a share that is ready.
+    pub(crate) fn with_f(nodes: usize) -> (Self, Provider) {
+        let (cluster, host) = Self::with_host(nodes);
         deploy(&host, "f", SHARE);
         host.replicas("f", 1);
         (cluster, host)
@@ -116,7 +132,7 @@ impl Cluster {
 
     /// The server refuses all pods from now on.
     pub(crate) fn refuse_pods(&self) {
-        self.api.lock().refuse = Some(Box::new(|_, object, _| {
+        self.api.lock().refuse = Some(Box::new(|object| {
             object["spec"]["containers"].is_array().then(|| "exceeded quota: pods=0".to_owned())
         }));
     }
@@ -217,9 +233,9 @@ impl FakeNode {
 }
 
 /// A program that sees the driver of a node's board.
-struct Driver(Child);
+struct Program(Child);
 
-impl Drop for Driver {
+impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -230,7 +246,7 @@ impl Drop for Driver {
 fn news(devices: &BTreeMap<String, OsString>) -> impl FnMut() -> Option<gshared::nvml::News> + Send + use<> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gshare-openfaas"));
     command.arg("--print-lost").envs(devices).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut driver = Driver(command.spawn().unwrap());
+    let mut driver = Program(command.spawn().unwrap());
     let mut answers = BufReader::new(driver.0.stdout.take().unwrap());
     move || {
         let mut line = String::new();
@@ -255,7 +271,7 @@ struct Kubelet {
     socket: PathBuf,
     refuses: Arc<AtomicBool>,
     /// By the path of the pod, its process and its address.
-    runs: BTreeMap<String, (Child, SocketAddr)>,
+    runs: BTreeMap<String, (Program, SocketAddr)>,
 }
 
 impl Kubelet {
@@ -275,20 +291,10 @@ impl Kubelet {
             *booked.entry(given.place.1).or_default() += given.time.request().as_fraction();
         }
         assert!(booked.values().all(|sum| *sum <= 1.0), "{}: {booked:?}", self.name);
-        self.runs.retain(|path, (child, _)| {
-            let stays = pods.contains_key(path);
-            if !stays {
-                child.kill().unwrap();
-                child.wait().unwrap();
-            }
-            stays
-        });
+        self.runs.retain(|path, _| pods.contains_key(path));
         for (path, pod) in pods {
             if pod.metadata.deletion_timestamp.is_some() {
-                if let Some((mut child, _)) = self.runs.remove(&path) {
-                    child.kill().unwrap();
-                    child.wait().unwrap();
-                }
+                self.runs.remove(&path);
                 self.api.lock().delete(&path);
                 continue;
             }
@@ -300,23 +306,19 @@ impl Kubelet {
                 self.says(&path, &json!({ "phase": "Failed", "reason": "OutOfcpu", "message": "no CPU" }));
                 continue;
             }
-            let Some((child, address)) = self.runs.get_mut(&path) else {
-                let (child, address) = self.run(&pod);
-                self.runs.insert(path.clone(), (child, address));
+            let Some((program, address)) = self.runs.get_mut(&path) else {
+                let (program, address) = self.run(&pod);
+                self.runs.insert(path.clone(), (program, address));
                 self.says(&path, &json!({ "phase": "Running", "podIP": address.ip().to_string() }));
                 continue;
             };
-            if let Some(status) = child.try_wait().unwrap() {
+            if let Some(status) = program.0.try_wait().unwrap() {
                 let phase = if status.success() { "Succeeded" } else { "Failed" };
-                let ended =
-                    json!({ "state": { "terminated": { "exitCode": status.code().unwrap_or(137) } } });
-                let mut container = json!({ "name": "function", "ready": false, "image": "", "imageID": "", "restartCount": 0 });
-                container["state"] = ended["state"].clone();
-                self.says(
-                    &path,
-                    &json!({ "phase": phase, "containerStatuses": [container],
-                    "conditions": [{ "type": "Ready", "status": "False" }] }),
-                );
+                let ended = json!({ "name": "function", "ready": false, "image": "", "imageID": "", "restartCount": 0,
+                    "state": { "terminated": { "exitCode": status.code().unwrap_or(137) } } });
+                let ready = json!({ "type": "Ready", "status": "False" });
+                let status = json!({ "phase": phase, "containerStatuses": [ended], "conditions": [ready] });
+                self.says(&path, &status);
             } else if !gshare_openfaas::kubernetes::pod_state::is_ready(&pod)
                 && TcpStream::connect(*address).is_ok()
             {
@@ -334,7 +336,7 @@ impl Kubelet {
     }
 
     /// The pod's container as a process: mounts become paths of this machine.
-    fn run(&self, pod: &Pod) -> (Child, SocketAddr) {
+    fn run(&self, pod: &Pod) -> (Program, SocketAddr) {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let words = container.args.as_ref().unwrap();
         let variables = container.env.iter().flatten();
@@ -348,15 +350,6 @@ impl Kubelet {
             command.env("LD_PRELOAD", HOOK.find().unwrap()).env("GSHARE_SOCKET", &self.socket);
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        (child, SocketAddr::from((ip, variables["PORT"].parse().unwrap())))
-    }
-}
-
-impl Drop for Kubelet {
-    fn drop(&mut self) {
-        for (child, _) in self.runs.values_mut() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        (Program(child), SocketAddr::from((ip, variables["PORT"].parse().unwrap())))
     }
 }

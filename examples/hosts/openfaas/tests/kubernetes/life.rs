@@ -18,8 +18,7 @@ pub(crate) fn deploy(host: &Provider, name: &str, more: &str) {
 
 #[test]
 fn a_function_without_a_share_is_measured_in_pods() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     deploy(&host, "f", r#","annotations":{"gshare/slo":"500ms"}"#);
     let (status, answer) = host.call("POST", "/function/f", "");
     assert_eq!(status, 200, "{answer}");
@@ -41,8 +40,7 @@ fn variable(pod: &Pod, name: &str) -> Option<String> {
 
 #[test]
 fn a_pod_without_a_gpu_sees_none_a_container_gains_no_privileges_and_no_run_can_be_computed() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let env = r#""envVars":{"NVIDIA_VISIBLE_DEVICES":"all","KERNELS":"0"}"#;
     deploy(
         &host,
@@ -68,8 +66,7 @@ fn a_pod_without_a_gpu_sees_none_a_container_gains_no_privileges_and_no_run_can_
 
 #[test]
 fn a_function_is_deployed_by_rest_answers_is_scaled_and_deleted_and_nothing_is_left() {
-    let cluster = Cluster::start(2, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(2);
     deploy(&host, "f", SHARE);
     let (status, answer) = host.call("POST", "/function/f", "");
     assert_eq!(status, 200, "{answer}");

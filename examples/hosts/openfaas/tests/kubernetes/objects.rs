@@ -26,8 +26,7 @@ pub(crate) fn at(name: &str) -> String {
 
 /// Reason and message of a condition that is true.
 pub(crate) fn condition(cluster: &Cluster, name: &str, kind: &str) -> Option<(String, String)> {
-    let api = cluster.api.lock();
-    let all = api.object(&at(name))?["status"]["conditions"].as_array()?.clone();
+    let all = cluster.status(name)["conditions"].as_array()?.clone();
     let found = all.iter().find(|one| one["type"] == kind && one["status"] == "True")?;
     Some((found["reason"].as_str()?.to_owned(), found["message"].as_str()?.to_owned()))
 }
@@ -61,57 +60,43 @@ fn the_manifests_start_the_program_as_it_is_and_the_examples_are_functions() {
 
 #[test]
 fn a_deployment_that_pods_cannot_be_is_refused_by_name() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
-    for (more, field) in [
-        (r#""image":"/bin/sleep 9""#, "image: `/bin/sleep 9`: need a container image"),
-        (r#""image":"localhost/f:1","annotations":{"gshare/devices":"2"}"#, "gshare/devices: `2`"),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/workload":"training","gshare/workers":"2"}"#,
-            "annotations: gshare/workers",
-        ),
-        // The host's own files are nobody's to name, whether they are there or not.
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/probe_body":"/etc/hostname"}"#,
-            "gshare/probe_body: `/etc/hostname`: a function in pods is measured without a body",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/hostname"}"#,
-            "gshare/profile: `/etc/hostname`: need auto, none, or a file below /etc/gshare/profiles",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/profile":"/etc/gshare/profiles/../credentials"}"#,
-            "need auto, none, or a file below",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/workload":"pipeline","gshare/dag":"/etc/hostname"}"#,
-            "gshare/dag: `/etc/hostname`: stages in pods",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/model":"/etc/hostname"}"#,
-            "gshare/model: `/etc/hostname`: a pod has its model",
-        ),
-        (
-            r#""image":"localhost/f:1","annotations":{"gshare/pod_template":"{}"}"#,
-            "gshare/pod_template: write a GpuFunction with `spec.template`",
-        ),
-        (r#""image":"localhost/f:1","secrets":["none"]"#, "secrets: unknown secret `none`"),
+    let (cluster, host) = Cluster::with_host(1);
+    let refused = |more: &str, why: &str| {
+        let body = format!(r#"{{"service":"f","image":"localhost/f:1",{more}}}"#);
+        let (status, said) = host.call("POST", "/system/functions", &body);
+        assert!(status == 400 && said.contains(why), "{status}: {said}");
+    };
+    let profile = "need auto, none, or a file below /etc/gshare/profiles";
+    // The host's own files are nobody's to name, whether they are there or not.
+    for (annotation, value, need) in [
+        ("devices", "2", "a pod has one GPU: need 1"),
+        ("probe_body", "/etc/hostname", "a function in pods is measured without a body"),
+        ("profile", "/etc/hostname", profile),
+        ("profile", "/etc/gshare/profiles/../credentials", profile),
+        ("dag", "/etc/hostname", "stages in pods"),
+        ("model", "/etc/hostname", "a pod has its model"),
     ] {
-        let (status, said) = host.call("POST", "/system/functions", &format!(r#"{{"service":"f",{more}}}"#));
-        assert!(status == 400 && said.contains(field), "{status}: {said}");
+        let why = format!("gshare/{annotation}: `{value}`: {need}");
+        refused(&format!(r#""annotations":{{"gshare/{annotation}":"{value}"}}"#), &why);
     }
+    let template = r#""annotations":{"gshare/pod_template":"{}"}"#;
+    refused(template, "gshare/pod_template: write a GpuFunction with `spec.template`");
+    let workers = r#""annotations":{"gshare/workload":"training","gshare/workers":"2"}"#;
+    refused(workers, "annotations: gshare/workers");
+    refused(r#""secrets":["none"]"#, "secrets: unknown secret `none`");
+    let (status, said) = host.call("POST", "/system/functions", r#"{"service":"f","image":"/bin/sleep 9"}"#);
+    assert!(status == 400 && said.contains("image: `/bin/sleep 9`: need a container image"), "{said}");
     assert!(cluster.api.lock().object(&at("f")).is_none());
 }
 
 #[test]
 fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() {
-    let cluster = Cluster::start(2, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(2);
     let spec = json!({ "share": { "quota": "0.4", "sm": "50", "memory": "1GiB" } });
-    cluster.api.lock().put(&at("f"), object("f", &spec));
+    cluster.put("f", &spec);
     within(|| host.call("POST", "/function/f", "").0 == 200);
     within(|| condition(&cluster, "f", "Ready").is_some_and(|(reason, _)| reason == "Serving"));
-    let status = cluster.api.lock().object(&at("f")).unwrap()["status"].clone();
+    let status = cluster.status("f");
     assert_eq!((&status["readyReplicas"], &status["selector"]), (&json!(1), &json!("gshare.io/function=f")));
     // As `kubectl scale` and an autoscaler do.
     cluster.edit("f", &json!({ "replicas": 2 }));
@@ -146,8 +131,7 @@ fn an_object_is_deployed_scaled_changed_and_deleted_like_a_deployment_by_rest() 
 #[test]
 fn an_object_that_is_made_again_in_a_gap_of_the_watch_is_deployed_and_a_deleted_one_goes_once_the_server_says_so()
  {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let spec = json!({ "share": { "quota": "0.3", "sm": "50", "memory": "1GiB" } });
     let of = |name: &str, uid: &str| {
         let mut object = object(name, &spec);
@@ -177,7 +161,7 @@ fn an_object_that_is_made_again_in_a_gap_of_the_watch_is_deployed_and_a_deleted_
     let before = asks();
     {
         let mut api = cluster.api.lock();
-        api.break_watches(FUNCTIONS, true);
+        api.expire_watches(FUNCTIONS);
         for name in ["f", "g"] {
             api.delete(&at(name));
         }
@@ -193,10 +177,9 @@ fn an_object_that_is_made_again_in_a_gap_of_the_watch_is_deployed_and_a_deleted_
 
 #[test]
 fn an_object_with_a_fault_says_the_field_and_goes_on_once_it_is_mended() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let share = json!({ "quota": "0.4" });
-    cluster.api.lock().put(&at("f"), object("f", &json!({ "slo": "soon", "share": share })));
+    cluster.put("f", &json!({ "slo": "soon", "share": share }));
     cluster.degraded("f", |why| why.starts_with("spec.slo: `soon`"));
     assert_eq!(condition(&cluster, "f", "Ready"), None);
     cluster.edit("f", &json!({ "slo": null }));
@@ -207,17 +190,13 @@ fn an_object_with_a_fault_says_the_field_and_goes_on_once_it_is_mended() {
     cluster.degraded("f", |why| why.starts_with("spec.share.quota"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     // Larger than every node.
-    cluster
-        .api
-        .lock()
-        .put(&at("big"), object("big", &json!({ "share": { "quota": "0.4", "memory": "900GiB" } })));
+    cluster.put("big", &json!({ "share": { "quota": "0.4", "memory": "900GiB" } }));
     cluster.degraded("big", |why| why.contains("900"));
 }
 
 #[test]
 fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let (status, said) = host.call("POST", "/system/secrets", r#"{"name":"key","value":"v"}"#);
     assert_eq!(status, 202, "{said}");
     assert!(host.call("GET", "/system/secrets", "").1.contains("key"));
@@ -242,10 +221,9 @@ fn a_secret_reaches_the_pods_of_its_function_as_an_object() {
 
 #[test]
 fn a_function_that_suits_no_device_is_deployed_once_one_comes() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let spec = json!({ "regime": "whole", "share": { "memory": "1GiB" }, "slo": "2s" });
-    cluster.api.lock().put(&at("f"), object("f", &spec));
+    cluster.put("f", &spec);
     cluster.degraded("f", |why| why.starts_with("spec.regime: `whole`"));
     let labels = json!({ "metadata": { "labels": { "gshare.io/regime": "whole" } } });
     cluster.api.lock().edit(&cluster.node(0).path, &labels);

@@ -3,7 +3,7 @@
 
 use super::common::{Provider, call, within};
 use super::kubelet::{Cluster, ready};
-use super::objects::{at, object};
+use super::objects::at;
 use gshared::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -31,12 +31,8 @@ impl Story {
 
     fn apply(&self, name: &str, mut spec: Value) {
         spec["env"] = json!({ "KERNELS": "2" });
-        self.cluster.api.lock().put(&at(name), object(name, &spec));
+        self.cluster.put(name, &spec);
         within(|| self.host.call("GET", &format!("/system/function/{name}"), "").0 == 200);
-    }
-
-    fn scale(&self, name: &str, replicas: Option<u32>) {
-        self.cluster.api.lock().edit(&at(name), &json!({ "spec": { "replicas": replicas } }));
     }
 
     fn ask(&self, name: &str) {
@@ -122,12 +118,8 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
 
     // Each was measured on devices of its kind, and the measurement is kept in the object.
     for (name, points) in [("shared", 2..=4), ("sliced", 1..=2), ("x", 1..=1), ("y", 1..=1)] {
-        let measured = || {
-            let api = story.cluster.api.lock();
-            let profile =
-                api.object(&at(name)).unwrap()["status"]["profile"]["measured"]["table"]["points"].clone();
-            profile.as_array().map(Vec::len)
-        };
+        let measured =
+            || story.cluster.status(name)["profile"]["measured"]["table"]["points"].as_array().map(Vec::len);
         within(|| measured().is_some());
         assert!(measured().is_some_and(|count| points.contains(&count)), "{name}: {:?}", measured());
     }
@@ -158,10 +150,10 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     assert_eq!(story.pods("shared").len(), 3);
 
     // To zero, and back at the next request.
-    story.scale("sliced", Some(0));
+    story.cluster.edit("sliced", &json!({ "replicas": 0 }));
     within(|| story.pods("sliced").is_empty());
     story.ask("sliced");
-    story.scale("sliced", None);
+    story.cluster.edit("sliced", &json!({ "replicas": null }));
     within(|| story.pods("shared").len() == 1 && story.ready("shared") == 1);
 
     for name in ["shared", "sliced", "x"] {
@@ -181,8 +173,7 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     );
     for name in FUNCTIONS {
         let agree = || {
-            let ready =
-                story.cluster.api.lock().object(&at(name)).unwrap()["status"]["readyReplicas"].as_u64();
+            let ready = story.cluster.status(name)["readyReplicas"].as_u64();
             (story.ready(name), ready) == (story.pods(name).len(), Some(story.pods(name).len() as u64))
         };
         within(agree);
@@ -204,7 +195,7 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     // A cordoned node keeps its pods, and functions on GPUs that are not shared can still be changed.
     let before = story.pods("shared");
     story.cordon(0, true);
-    story.cluster.api.lock().edit(&at("x"), &json!({ "spec": { "slo": "3s" } }));
+    story.cluster.edit("x", &json!({ "slo": "3s" }));
     let is_told = || {
         let object = story.cluster.api.lock().object(&at("x")).unwrap().clone();
         object["status"]["observedGeneration"] == object["metadata"]["generation"]

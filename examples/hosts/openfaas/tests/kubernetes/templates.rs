@@ -16,8 +16,7 @@ fn share(quota: &str) -> Value {
 
 #[test]
 fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() {
-    let cluster = Cluster::start(1, 1);
-    let host = cluster.host(&[]);
+    let (cluster, host) = Cluster::with_host(1);
     let template = json!({
         "metadata": { "labels": { "app": "rnnt" }, "annotations": { "example.com/note": "x" } },
         "spec": {
@@ -33,7 +32,7 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
         },
     });
     let spec = json!({ "share": share("0.4"), "template": template, "limits": { "memory": "1Gi" } });
-    cluster.api.lock().put(&at("f"), object("f", &spec));
+    cluster.put("f", &spec);
     // The program listens at the port of its container, and the host calls it there.
     within(|| host.call("POST", "/function/f", "").0 == 200);
     let pod = cluster.pods().remove(0);
@@ -65,8 +64,7 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     assert_eq!(variable(sidecar, "GSHARE_QUOTA"), variable(program, "GSHARE_QUOTA"));
     assert_eq!(variable(sidecar, "GSHARE_RUN"), variable(program, "GSHARE_RUN"));
     // A fault in a changed template leaves the pods, and is said by its field, in an Event too.
-    let fault = json!({ "spec": { "template": { "spec": { "nodeSelecter": { "a": "b" } } } } });
-    cluster.api.lock().edit(&at("f"), &fault);
+    cluster.edit("f", &json!({ "template": { "spec": { "nodeSelecter": { "a": "b" } } } }));
     cluster.degraded("f", |why| why.starts_with("spec.template.spec.nodeSelecter: is no field"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     let events = super::api_server::listed::<Value>(&cluster.api, "/apis/events.k8s.io/v1/events");
@@ -90,7 +88,7 @@ fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there
     let host = cluster.host(&[]);
     let put = |name: &str, spec: Value, replicas: u32| {
         let all = json!({ "share": share("0.4"), "replicas": replicas, "template": { "spec": spec } });
-        cluster.api.lock().put(&at(name), object(name, &all));
+        cluster.put(name, &all);
     };
     let zone = |zone: &str| json!({ "nodeSelector": { "zone": zone } });
     put("f", zone("x"), 2);
@@ -125,7 +123,7 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
         object["metadata"]["namespace"] = json!("team");
         object
     };
-    cluster.api.lock().put(&at("f"), object("f", &json!({ "share": share("0.3") })));
+    cluster.put("f", &json!({ "share": share("0.3") }));
     cluster.api.lock().put(&format!("{TEAM}/f"), of_team("f", json!({})));
     within(|| first.call("POST", "/function/f", "").0 == 200);
     within(|| first.call("POST", "/function/f.team", "").0 == 200);
@@ -145,7 +143,7 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
     assert_eq!((of(NAMESPACE), of("team")), before);
     // A tenant other than the namespace, and a name that would be another's, are refused.
     cluster.api.lock().put(&format!("{TEAM}/g"), of_team("g", json!({ "tenant": "rich" })));
-    cluster.api.lock().put(&at("f.team"), object("f.team", &json!({ "share": share("0.3") })));
+    cluster.put("f.team", &json!({ "share": share("0.3") }));
     let says = |path: &str, why: &str| {
         let path = path.to_owned();
         within(|| {

@@ -212,6 +212,26 @@ fn a_process_is_replaced_if_its_memory_does_not_come_back() {
     turns.host.invariants();
 }
 
+/// A daemon that starts again does not know which of its parked programs were held.
+#[test]
+fn a_parked_instance_that_its_daemon_does_not_hold_is_ordered_again() {
+    let (mut turns, a, out) = TakingTurns::parks_a();
+    turns.host.not_held("a-0");
+    assert!(turns.orders.is_empty(), "its memory still moves");
+    turns.host.moved(turns.now, &out, Ok(()));
+    let b = turns.begin();
+    for name in ["b-1", "a-7", "c-0", "a"] {
+        turns.host.not_held(name);
+    }
+    assert!(turns.orders.is_empty(), "{b} is not parked, and the others are no processes of this host");
+    turns.host.not_held("a-0");
+    let again = turns.moves();
+    assert_eq!((again.instance, &again.clients[..], again.on), (a, &["a-0".to_owned()][..], true));
+    turns.host.moved(turns.now, &again, Ok(()));
+    assert_eq!(turns.host.life(a), Some((Life::Parked, None)));
+    turns.host.invariants();
+}
+
 #[test]
 fn an_instance_that_may_not_be_parked_ends() {
     let mut turns = TakingTurns::start();

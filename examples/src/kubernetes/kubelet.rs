@@ -1,5 +1,5 @@
-//! The gRPC services that a driver has towards the kubelet: `pluginregistration`, `k8s.io.kubelet.pkg.apis.dra.v1`, and
-//! `DRAResourceHealth` (KEP-4680), generated from `proto/`.
+//! The gRPC services that plugins have towards the kubelet: `pluginregistration`, `k8s.io.kubelet.pkg.apis.dra.v1`, `DRAResourceHealth`
+//! (KEP-4680), and `v1beta1.DevicePlugin`, generated from `proto/`.
 #![allow(missing_docs, reason = "the generated services are tonic's")]
 #![allow(
     clippy::doc_markdown,
@@ -17,3 +17,13 @@ tonic::include_proto!("v1alpha1");
 pub const HEALTH_V1ALPHA1: &str = "v1alpha1.DRAResourceHealth";
 /// Entry of the list of versions when `NodePrepareResources` of `dra.v1` is served.
 pub const DRA_V1: &str = "v1.DRAPlugin";
+
+/// The service of a device plugin.
+pub mod device_plugin {
+    tonic::include_proto!("v1beta1");
+
+    /// A device that may be given out.
+    pub const HEALTHY: &str = "Healthy";
+    /// A device that may not.
+    pub const UNHEALTHY: &str = "Unhealthy";
+}
