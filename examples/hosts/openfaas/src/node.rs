@@ -89,8 +89,9 @@ pub struct Runner {
 pub struct Node {
     host: Mutex<Host>,
     began: Instant,
-    /// The last time for the host, while it stands.
+    /// The host's time while it stands, and how much it has stood so far, in ns.
     stands: AtomicU64,
+    stood: AtomicU64,
     /// Surroundings of the functions' processes.
     pub runner: Runner,
     /// Output of the processes.
@@ -193,11 +194,13 @@ impl Node {
         let changes = tokio::sync::Mutex::new(());
         let (began, logs, deadline) = (Instant::now(), Logs::default(), Notify::new());
         let (idle, history) = (Mutex::default(), Mutex::default());
-        let (moves, stands) = (Semaphore::new(memory_moves::MOVES), AtomicU64::new(u64::MAX));
+        let (stands, stood) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        let moves = Semaphore::new(memory_moves::MOVES);
         let node = Arc::new(Self {
             host,
             began,
             stands,
+            stood,
             runner,
             logs,
             history,
@@ -217,16 +220,26 @@ impl Node {
         Events { host: self.host.lock(), deadline: &self.deadline }
     }
 
-    /// Time since the start of the host.
+    /// Time since the start of the host, as far as it did not stand.
     pub fn now(&self) -> Timestamp {
-        let since = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Timestamp::from_nanos(since.min(self.stands.load(Ordering::Acquire)))
+        Timestamp::from_nanos(self.goes().min(self.stands.load(Ordering::Acquire)))
     }
 
-    /// The host's time stands still from now on, or goes on.
-    pub fn stands(&self, is: bool) {
-        let until = if is { self.now().as_nanos() } else { u64::MAX };
-        self.stands.store(until, Ordering::Release);
+    fn goes(&self) -> u64 {
+        let since = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        since.saturating_sub(self.stood.load(Ordering::Acquire))
+    }
+
+    /// Has the host's time stand still.
+    pub fn stand(&self) {
+        self.stands.store(self.now().as_nanos(), Ordering::Release);
+    }
+
+    /// Has the host's time go on from where it stands.
+    pub fn go_on(&self) {
+        let stood = self.goes().saturating_sub(self.now().as_nanos());
+        self.stood.fetch_add(stood, Ordering::AcqRel);
+        self.stands.store(u64::MAX, Ordering::Release);
     }
 
     /// View of a function; none if there is no such function.
@@ -740,6 +753,7 @@ mod tests {
             host: Mutex::new(host),
             began: Instant::now(),
             stands: AtomicU64::new(u64::MAX),
+            stood: AtomicU64::new(0),
             runner,
             history: Mutex::default(),
             logs: Logs::default(),
@@ -758,12 +772,14 @@ mod tests {
     async fn a_hosts_time_stands_while_it_takes_pods_over() {
         let dir = tempfile::tempdir().unwrap();
         let (node, _) = node(dir.path());
-        node.stands(true);
+        node.stand();
         let begun = node.now();
         tokio::time::advance(std::time::Duration::from_mins(1)).await;
         assert_eq!(node.now(), begun);
-        node.stands(false);
-        assert!(node.now() > begun);
+        node.go_on();
+        assert_eq!(node.now(), begun, "no time has gone by for the instances");
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert_eq!(node.now(), begun.saturating_add(gshare_core::Duration::from_secs(1)));
     }
 
     #[tokio::test]

@@ -195,7 +195,7 @@ pub(super) async fn follow(
 ) -> anyhow::Result<()> {
     let node = &app.node;
     // Ten thousand pods take a while, in which those without a least number yet would count as idle.
-    node.stands(true);
+    node.stand();
     let chooser = Arc::clone(pods);
     node.host().choose_nodes(move |version| chooser.nodes_for(version));
     let kubelets = Api::<Kubelet>::all(client.clone());
@@ -221,7 +221,7 @@ pub(super) async fn follow(
         }
         node.host().keep_minimum(node.now(), &name);
     }
-    node.stands(false);
+    node.go_on();
     tokio::select! {
         served = serve(functions.len(), adopted) => served?,
         () = Arc::clone(pods).watch(Arc::downgrade(node)) => {}
