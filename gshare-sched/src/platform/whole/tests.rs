@@ -422,9 +422,8 @@ fn the_processes_of_an_evicted_model_live_and_its_memory_comes_back_to_the_same_
     assert_eq!(started(&host.report(1, InstanceReport::Gone)), Some((2, 1, 0)));
 }
 
-/// GPU-enabled FaaS, Algorithm 2: a request waits for a busy device if that answers it before a load elsewhere would.
-#[test]
-fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
+/// The model of function 0 is parked on the first device, which runs a request of function 1; the second device is idle.
+fn parked_beside_a_busy_model() -> Host {
     let mut host = Host::parking(1);
     host.add(0, 9);
     host.add(1, 10);
@@ -434,6 +433,13 @@ fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
     host.now += 3_000;
     host.report(1, InstanceReport::Ready);
     host.join(1);
+    host
+}
+
+/// GPU-enabled FaaS, Algorithm 2: a request waits for a busy device if that answers it before a load elsewhere would.
+#[test]
+fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
+    let mut host = parked_beside_a_busy_model();
     assert_eq!(host.request(2, 0), [], "20 ms, a return of 700 ms and 20 ms are less than a start of 3 s");
     assert_eq!(host.done(1), [park(1)]);
     assert_eq!(unparked(&host.report(1, InstanceReport::Parked)).map(|(instance, ..)| instance), Some(0));
@@ -451,15 +457,7 @@ fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
 /// The clients of the other model always have a call out, so the device is never idle.
 #[test]
 fn a_parked_model_waits_no_longer_than_a_start_takes_for_a_device_that_is_never_idle() {
-    let mut host = Host::parking(1);
-    host.add(0, 9);
-    host.add(1, 10);
-    host.serve(0, 0, 0);
-    host.request(1, 1);
-    host.report(0, InstanceReport::Parked);
-    host.now += 3_000;
-    host.report(1, InstanceReport::Ready);
-    host.join(1);
+    let mut host = parked_beside_a_busy_model();
     assert_eq!(host.request(2, 0), [], "it waits for its device");
     let mut waited = 0;
     let start = loop {
