@@ -23,7 +23,8 @@
 //! 2. **Account**: the charge follows the client's total (see `ledger.rs`).
 //! 3. **Dispatch**: eligible clients first, by the largest `lag / r` plus 1/12 of the time waited; then the others, by the smallest
 //!    surplus in proportion to `l`. SLO-sensitive clients go before all others until each has had its `r` of this window. The first client
-//!    without room gets a **reservation**; the next `backfill_depth` may go ahead if they cannot delay it. If the requests of a GPU add up to more than the whole, a packing's slots decide instead (`slots.rs`).
+//!    without room gets a **reservation**; the next `backfill_depth` may go ahead if they cannot delay it. If the requests of a GPU add up
+//!    to more than the whole, a packing's slots decide instead (`slots.rs`).
 //!
 //! A budget is at most `max_token`, the rest of the limit and of the window; with others ready, also an eligible client's lag.
 //! Without room for an eligible client, holders beyond their shares are **recalled**, if this makes room: each gets a lower total. So are
@@ -138,7 +139,7 @@ impl MultiToken {
                 }
                 let (client, gpu) = (self.ledger.client(rank.slot), &self.ledger.gpus[index]);
                 let (sm, needed) = (client.token_sm(window), client.needed_sm(window));
-                let Offer { mut budget, least, until } = self.offer(gpu, client, rank, ready);
+                let Offer { mut budget, least, mut until } = self.offer(gpu, client, rank, ready);
                 let left = client.left(window, now);
                 let overhead =
                     left.saturating_add(self.ledger.config.slack).saturating_add(self.ledger.config.grace);
@@ -160,6 +161,8 @@ impl MultiToken {
                         if budget < self.ledger.config.min_token {
                             continue;
                         }
+                        // A client that uses its budget slowly would keep the SMs for longer.
+                        until = until.min(reserved.at.saturating_sub(self.ledger.config.grace));
                         ahead = true;
                     }
                 }

@@ -11,9 +11,10 @@
 //!
 //! One kind of time may come later: a client's missed part of its request, if the client held a token or asked for one at the end
 //! of the window, since other clients may have overrun. The owed time is at most one request for each window of the longest
-//! token on its GPU, and one more. A request that changes within a window counts by the time for which it was in force. A scheduler may add the owed time to request and limit of the next window, or drop it, so every
-//! balance has two readings, [`Bound::Least`] and [`Bound::Most`]. A limit with a change within a window has two readings as well:
-//! overuse is at least the use beyond the largest limit in force, and at most the use beyond the smallest. A check uses the reading
+//! token on its GPU, and one more. A request that changes within a window counts by the time for which it was in force. A scheduler may
+//! add the owed time to request and limit of the next window, or drop it, so every balance has two readings, [`Bound::Least`] and
+//! [`Bound::Most`]. A limit with a change within a window has two readings as well: overuse is at least the use beyond the largest limit
+//! in force, and at most the use beyond the smallest. A check uses the reading
 //! that can only err in the scheduler's favour.
 //!
 //! Example: window 100 ms, limit 30 %. 34 ms are charged in window 0. Window 1 starts with 4 ms carried, so 26 ms remain; if nothing

@@ -10,7 +10,7 @@
 
 use super::cache;
 use super::estimate::{Estimate, Recent};
-use super::queue::Queue;
+use super::queue::{List, NONE, Queue};
 use crate::Tier;
 use crate::platform::hash_table::Table;
 use crate::platform::host_cache::HostCache;
@@ -351,11 +351,13 @@ impl WholeDevices {
         found.min().map(|(finish, _, gpu)| (Duration::from_nanos(finish - now), gpu))
     }
 
-    /// The time until a busy device would answer a request of the function after the return of a parked copy, behind the function's other
-    /// waiting requests; `None` without such a device.
+    /// How long the function's first request will have waited when a busy device answers the last one, after the return of a parked copy;
+    /// `None` without such a device. The time so far counts, since others may keep the device busy for ever.
     pub fn busy_parked(&self, function: FunctionId) -> Option<Duration> {
         let of = self.f(function);
-        let waiting = u64::from(self.queue.of_function(function).len.max(1));
+        let List { head, len, .. } = self.queue.of_function(function);
+        let first = if head == NONE { self.now } else { self.queue.get(head).arrived };
+        let waiting = u64::from(len.max(1));
         let found = of.parked.iter().map(|gpu| self.g(*gpu)).filter_map(|on| {
             // Kept copies do not make room for its return.
             let kept: u64 = on.copies.iter().filter(|copy| copy.kept).map(|copy| copy.bytes).sum();
@@ -363,7 +365,7 @@ impl WholeDevices {
             let costs = of.costs.iter().find(|costs| returns && costs.kind == on.kind)?;
             let runs = Duration::from_nanos(costs.infer.mean()).saturating_mul(waiting);
             let back = Duration::from_nanos(costs.back.mean()).saturating_add(runs);
-            Some(on.free_at().saturating_since(self.now).saturating_add(back))
+            Some(on.free_at().max(self.now).saturating_since(first).saturating_add(back))
         });
         found.min()
     }

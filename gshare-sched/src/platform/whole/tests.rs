@@ -448,6 +448,36 @@ fn a_parked_model_waits_for_its_busy_device_if_that_is_shorter_than_a_start() {
     assert_eq!(started(&orders[2..]), Some((2, 1, 1)));
 }
 
+/// The clients of the other model always have a call out, so the device is never idle.
+#[test]
+fn a_parked_model_waits_no_longer_than_a_start_takes_for_a_device_that_is_never_idle() {
+    let mut host = Host::parking(1);
+    host.add(0, 9);
+    host.add(1, 10);
+    host.serve(0, 0, 0);
+    host.request(1, 1);
+    host.report(0, InstanceReport::Parked);
+    host.now += 3_000;
+    host.report(1, InstanceReport::Ready);
+    host.join(1);
+    assert_eq!(host.request(2, 0), [], "it waits for its device");
+    let mut waited = 0;
+    let start = loop {
+        let call = 3 + waited / 20;
+        let mut orders = host.request(call, 1);
+        host.now += 20;
+        waited += 20;
+        orders.extend(host.done(if call == 3 { 1 } else { call - 1 }));
+        let start = orders.iter().position(|order| matches!(order, PlatformAction::Start { .. }));
+        if let Some(start) = start {
+            break started(&orders[start..=start]);
+        }
+        assert!(waited < 3_000, "it waits for ever");
+    };
+    assert_eq!(start.map(|(_, function, gpu)| (function, gpu)), Some((0, 1)));
+    assert!(waited > 2_000, "after {waited} ms");
+}
+
 #[test]
 fn processes_that_ended_in_a_parking_are_not_kept() {
     let mut host = Host::parking(1);
