@@ -42,11 +42,11 @@ pub enum HorizontalOrder {
 pub struct LoadReport<'a> {
     /// The end of the tick.
     pub now: Timestamp,
-    /// The function.
+    /// The function whose load it is.
     pub function: FunctionId,
     /// Its instances, and what is known of it.
     pub fleet: &'a Fleet,
-    /// Its requests per second.
+    /// Requests that arrive in a second, as measured.
     pub load: RequestRate,
 }
 

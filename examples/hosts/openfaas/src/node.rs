@@ -503,7 +503,8 @@ async fn look(node: Weak<Node>) {
         let mut host = node.host();
         for of in snapshot.clients {
             host.used(&of.name, of.total_used_ns.as_nanos());
-            if of.parking.is_some_and(|parking| !parking.held) {
+            // Memory that cannot move is not held either.
+            if of.parking.is_some_and(|parking| !parking.held && parking.bytes > Bytes::ZERO) {
                 host.not_held(&of.name);
             }
         }

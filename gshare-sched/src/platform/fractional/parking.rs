@@ -7,10 +7,10 @@
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
 //!
-//! What damps this is the price of a move, its parking and its return or load, as measured the last time. An instance stays a multiple of its own
+//! What damps this is the price of a move, its parking and its return or load, as last measured. An instance stays a multiple of its own
 //! price, so that a device spends a bounded part of its time on moves, and half of that if it is idle then. Where its processes would
-//! end, it has to be idle for that half. An instance may also leave once it has stayed as long as the price alone, if a request of the waiting function would be
-//! late otherwise. A request that is late in any case does not count.
+//! end, it has to be idle for that half. An instance may also leave once it has stayed as long as the price alone, if a request of the
+//! waiting function would be late otherwise. A request that is late in any case does not count.
 
 use super::pool_config::{LEAST_STAY, PARK_BUSY_AFTER, PARK_IDLE, STAY_PER_MOVE};
 use super::spread::Within;
@@ -117,37 +117,47 @@ impl FractionalPool {
     }
 
     /// The devices to which the instance's living processes come back with a copy, while it waits for free room there alone, and while
-    /// room is made for it there alone. None, and any device will do: for free room once it has waited for as long as a start takes, and
-    /// for room that others make once, besides, no neighbour at home is about to leave.
+    /// room is made for it there alone. Empty: any device will do. That is so for free room once it has waited for as long as a start
+    /// takes, and for room that others make once, besides, no neighbour at home is about to leave, or this wait has been in vain.
     fn homes_for_now(&self, wanting: &Wanting, cluster: &Cluster) -> [BTreeSet<GpuId>; 2] {
         let homes = cluster.instances.get(wanting.instance).map_or_else(BTreeSet::new, |of| of.homes());
         let Some(of) = self.instances.get(&wanting.instance) else { return [homes.clone(), homes] };
         let start = cluster.functions[&of.function].moves.start();
-        let waits = cluster.now.saturating_since(wanting.since) < start;
+        let waited = cluster.now.saturating_since(wanting.since);
         // Elsewhere the instance has to start, and so may the one that makes room for it there.
-        let soon = cluster.now.saturating_add(start.saturating_mul(2));
+        let starts = start.saturating_mul(2);
         // A neighbour that may leave does so at the next look, and then the instance comes.
         let comes = cluster.price(of.function).saturating_add(PARK_IDLE);
         let leaves = |one| {
-            let stays = self.stays_until(one, of.function, cluster);
-            stays.is_some_and(|end| end <= soon && end.saturating_add(comes) > cluster.now)
+            let Some((came, stay)) = self.stays(one, of.function, cluster) else { return false };
+            let end = came.saturating_add(stay);
+            end <= cluster.now.saturating_add(starts)
+                && end.saturating_add(comes) > cluster.now
+                && waited < starts.saturating_add(stay).saturating_add(comes)
         };
-        let home = homes.iter().flat_map(|gpu| cluster.instances.on(*gpu)).any(leaves);
-        [waits, waits || home].map(|home| if home { homes.clone() } else { BTreeSet::new() })
+        let waits = waited < start;
+        let home = waits || homes.iter().flat_map(|gpu| cluster.instances.on(*gpu)).any(leaves);
+        [waits, home].map(|home| if home { homes.clone() } else { BTreeSet::new() })
     }
 
-    /// Until when an instance on a device, or on its way there, stays in any case before it makes room for the function; None for one that
-    /// makes none.
-    fn stays_until(&self, id: InstanceId, function: FunctionId, cluster: &Cluster) -> Option<Timestamp> {
+    /// Since when an instance is on its device, or will be, and for how long it stays there while it is called; None for one that makes no
+    /// room for the function.
+    fn stays(
+        &self,
+        id: InstanceId,
+        function: FunctionId,
+        cluster: &Cluster,
+    ) -> Option<(Timestamp, Duration)> {
         let of = self.instances.get(&id).filter(|of| of.function != function)?;
         let came = match of.state {
             State::Ready => of.came,
             State::Starting | State::Unparking => cluster.arrives(id)?,
             _ => return None,
         };
-        let stay = cluster.price(of.function).saturating_mul(STAY_PER_MOVE);
-        let gang = self.functions.get(&of.function)?.gang.is_some();
-        (!gang).then(|| came.saturating_add(stay))
+        let (price, copies) = (cluster.price(of.function), cluster.copies(of.function));
+        let least = if copies { PARK_IDLE } else { LEAST_STAY };
+        let stay = price.saturating_mul(STAY_PER_MOVE).max(least);
+        self.functions.get(&of.function)?.gang.is_none().then_some((came, stay.max(came_in(id, cluster))))
     }
 
     /// Whether an instance on one of these devices is about to be parked.
@@ -291,26 +301,23 @@ impl FractionalPool {
         presses: bool,
         cluster: &Cluster,
     ) -> Option<(Timestamp, bool)> {
-        let of = self.instances.get(&id)?;
-        let own = self.functions.get(&of.function)?;
-        if of.state != State::Ready || own.gang.is_some() || of.function == function {
-            return None;
-        }
-        let price = cluster.price(of.function);
-        let (copies, twice) = (cluster.copies(of.function), price.saturating_mul(STAY_PER_MOVE / 2));
-        let least = if copies { PARK_IDLE } else { LEAST_STAY };
+        let of = self.instances.get(&id).filter(|of| of.state == State::Ready)?;
+        let (came, called) = self.stays(id, function, cluster)?;
+        let (price, copies) = (cluster.price(of.function), cluster.copies(of.function));
         let idles = cluster.runs(id) == 0 && cluster.queue(of.function).is_empty();
         let rests = if idles { cluster.now.saturating_since(of.used) } else { Duration::ZERO };
-        let stay = match rests >= if copies { PARK_IDLE } else { twice.max(least) } {
-            _ if presses => price,
-            true => twice.max(least),
-            false => price.saturating_mul(STAY_PER_MOVE).max(least),
+        let least = if copies { PARK_IDLE } else { LEAST_STAY };
+        let idle = price.saturating_mul(STAY_PER_MOVE / 2).max(least);
+        let rested = rests >= if copies { PARK_IDLE } else { idle };
+        let stay = if presses {
+            price
+        } else if rested {
+            idle
+        } else {
+            called
         };
-        let stay = cluster.instances.get(id).map_or(stay, |of| stay.max(of.came_in));
-        if cluster.now.saturating_since(of.came) < stay {
-            return None;
-        }
-        Some((of.used, rests >= PARK_IDLE))
+        let stay = stay.max(came_in(id, cluster));
+        (cluster.now.saturating_since(came) >= stay).then_some((of.used, rests >= PARK_IDLE))
     }
 
     /// Whether the function's first request is in time only if room for it is made now; by the end of its wait, where no move is as
@@ -339,4 +346,9 @@ impl FractionalPool {
         let takes = cluster.return_time(instance, of.function, &parts);
         cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
+}
+
+/// How long the instance's last return took, if it came back last: it stays as long at least.
+fn came_in(id: InstanceId, cluster: &Cluster) -> Duration {
+    cluster.instances.get(id).map_or(Duration::ZERO, |of| of.came_in)
 }

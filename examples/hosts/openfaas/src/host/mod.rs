@@ -67,8 +67,6 @@ pub enum Order {
 pub struct Move {
     /// Instance that the processes belong to.
     pub instance: InstanceId,
-    /// The number of moves of the instance before this one.
-    pub number: u64,
     /// Names of the processes at the daemon.
     pub clients: Vec<String>,
     /// Whether to host memory.
@@ -227,8 +225,9 @@ struct Instance {
     ends: bool,
     /// Whether new processes start, on other devices, once these have ended.
     anew: bool,
-    /// The number of moves of its memory so far.
-    moves: u64,
+    /// Whether its memory moves, and where it is to go after that: to host memory or not.
+    moves: bool,
+    next_move: Option<bool>,
     /// Flag that ends the instance's trials.
     stop: Option<Arc<AtomicBool>>,
     /// Time of the last order for its processes, and the load that followed.

@@ -232,7 +232,8 @@ impl Host {
             requests: BTreeSet::new(),
             ends: false,
             anew: false,
-            moves: 0,
+            moves: false,
+            next_move: None,
             stop: None,
             ordered: self.last,
             load: None,
@@ -363,23 +364,30 @@ impl Host {
         self.if_all_ended(instance);
     }
 
+    /// Orders a move, after the one that is under way: two at a time could overtake each other.
     fn order_move(&mut self, instance: InstanceId, on: bool) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get(&known.function) else { return };
-        (known.moves, known.ordered) = (known.moves + 1, self.last);
+        known.ordered = self.last;
+        if core::mem::replace(&mut known.moves, true) {
+            known.next_move = Some(on);
+            return;
+        }
         let (name, count) = (&of.version.deployment.service, known.processes.len());
         let clients = (0..count).map(|index| client(name, instance, index, count)).collect();
         // The receiver closes only at the end of the host.
-        let _ = self.orders.send(Order::Move(Move { instance, number: known.moves, clients, on }));
+        let _ = self.orders.send(Order::Move(Move { instance, clients, on }));
     }
 
     /// The memory of an instance's processes is where it was ordered to be, or cannot go there, for this reason.
     pub fn moved(&mut self, now: Timestamp, of: &Move, result: Result<(), String>) {
         self.last = self.last.max(now);
         let (instance, life) = (of.instance, self.life(of.instance));
-        let Some(known) = self.instances.get_mut(&instance).filter(|known| known.moves == of.number) else {
-            return;
-        };
+        let Some(known) = self.instances.get_mut(&instance) else { return };
+        known.moves = false;
+        if let Some(on) = known.next_move.take() {
+            return self.order_move(instance, on);
+        }
         match (life.and_then(|(_, moving)| moving), result) {
             (Some(Moving::Out), Ok(())) if of.on && !known.ends => {
                 self.report(instance, InstanceReport::Parked);
@@ -396,6 +404,8 @@ impl Host {
                 self.report(instance, InstanceReport::Unparked);
             }
             (Some(Moving::In), Err(_)) if !of.on => self.start_anew(instance),
+            // Memory that does not stay in host memory would take the room of others.
+            (None, Err(_)) if of.on && matches!(life, Some((Life::Parked, _))) => self.kill(instance),
             _ => {}
         }
         self.settle();
@@ -442,8 +452,9 @@ impl Host {
     /// The daemon does not hold the memory of this process in host memory. A daemon that started again has forgotten the order to hold a
     /// parked instance, and gets it once more.
     pub fn not_held(&mut self, client: &str) {
-        let parked = |instance: &InstanceId| self.life(*instance) == Some((Life::Parked, None));
-        if let Some(instance) = self.instance_of(client).filter(parked) {
+        let Some(instance) = self.instance_of(client) else { return };
+        let moves = self.instances.get(&instance).is_some_and(|known| known.moves);
+        if !moves && self.life(instance) == Some((Life::Parked, None)) {
             self.order_move(instance, true);
         }
     }

@@ -227,8 +227,32 @@ fn a_parked_instance_that_its_daemon_does_not_hold_is_ordered_again() {
     turns.host.not_held("a-0");
     let again = turns.moves();
     assert_eq!((again.instance, &again.clients[..], again.on), (a, &["a-0".to_owned()][..], true));
+    turns.host.not_held("a-0");
+    assert!(turns.orders.is_empty(), "it is ordered already");
+    // The return is ordered when the order to hold is over, which it must not overtake.
+    let _request = turns.request("a");
+    let other = turns.moves();
+    assert_ne!(other.instance, a);
+    turns.host.moved(turns.now, &other, Ok(()));
+    assert!(turns.orders.is_empty(), "its return waits");
     turns.host.moved(turns.now, &again, Ok(()));
-    assert_eq!(turns.host.life(a), Some((Life::Parked, None)));
+    let back = turns.moves();
+    assert_eq!((back.instance, back.on), (a, false));
+    turns.host.moved(turns.now, &back, Ok(()));
+    assert_eq!(turns.host.life(a), Some((Life::Ready, None)));
+    turns.host.invariants();
+}
+
+#[test]
+fn a_parked_instance_that_cannot_be_held_any_more_ends() {
+    let (mut turns, a, out) = TakingTurns::parks_a();
+    turns.host.moved(turns.now, &out, Ok(()));
+    turns.begin();
+    turns.host.not_held("a-0");
+    let again = turns.moves();
+    turns.host.moved(turns.now, &again, Err("the user's host memory is taken".to_owned()));
+    wait(&mut turns.host, a, 0);
+    assert_eq!(turns.host.pids(a), [] as [u32; 0]);
     turns.host.invariants();
 }
 
