@@ -12,6 +12,10 @@ import yaml
 HERE = pathlib.Path(__file__).resolve().parent
 # Kinds of operators have no schema there.
 FOREIGN = {"PodMonitor", "PrometheusRule"}
+CLUSTER_WIDE = {
+    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "DeviceClass", "Namespace",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+}
 
 
 def documents(text):
@@ -52,8 +56,9 @@ class Manifests(unittest.TestCase):
     def test_objects_name_only_each_other_and_the_place_of_each(self):
         for part in ("", "daemon", "dra", "host", "all-namespaces", "by-node", "kind"):
             objects = base(part)
-            self.assertLessEqual({namespace for _, namespace, _ in objects}, {None, "gshare-system", "gshare-functions"})
             for (kind, namespace, name), one in objects.items():
+                self.assertIn(namespace, {None} if kind in CLUSTER_WIDE else {"gshare-system", "gshare-functions"}, (part, kind, name))
+                self.assertNotEqual(kind, "PodDisruptionBudget", "of the host the leader alone is ready: a drain would never end")
                 named = []
                 if kind.endswith("RoleBinding"):
                     named.append((one["roleRef"]["kind"], namespace, one["roleRef"]["name"]))
@@ -66,8 +71,13 @@ class Manifests(unittest.TestCase):
 
     def test_objects_and_examples_keep_to_the_schemas_of_kubernetes(self):
         examples = [one for file in ("example", "allocated-claim") for one in documents((HERE / f"dra/{file}.yaml").read_text())]
-        for one in [*base("kind").values(), *base("by-node").values(), *examples]:
+        objects = base("by-node")
+        for one in [*base("kind").values(), *objects.values(), *examples]:
             kubernetes_validate.validate(one, "1.34", strict=True)
+        daemon = objects["DaemonSet", "gshare-system", "gshared"]
+        daemon["spec"]["template"]["spec"]["toleration"] = []
+        with self.assertRaisesRegex(kubernetes_validate.ValidationError, "toleration"):
+            kubernetes_validate.validate(daemon, "1.34", strict=True)
 
     def test_by_node_the_host_leaves_mounts_to_the_node_and_on_kind_nodes_have_the_labels_of_their_pods(self):
         words = pod(base("by-node"), "Deployment", "gshare-up")["containers"][0]["command"]

@@ -47,7 +47,7 @@ impl Metrics {
     pub fn text(&self) -> String {
         let Self { hooks_offered, hooks_given, gpus, prepared, swept, slice_writes, .. } = self.clone();
         let (mut all, mut text) = (Registry::with_prefix("gshare"), String::new());
-        all.register("hook_offered", "Most containers; 0 while files of the daemon miss", hooks_offered);
+        all.register("hook_offered", "Most containers; 0 if files of the daemon are missing", hooks_offered);
         all.register("hook_containers", "Containers that were given hook and socket", hooks_given);
         all.register("dra_gpus", "GPUs of the node that the driver offers", gpus);
         all.register("dra_claims_prepared", "Claims that the kubelet asked to prepare", prepared);
@@ -105,7 +105,7 @@ mod tests {
         metrics.hooks_offered.get_or_create(&Vec::new()).set(3);
         let answer = ask("/metrics").await;
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        let expected = "# HELP gshare_hook_offered Most containers; 0 while files of the daemon miss.\n\
+        let expected = "# HELP gshare_hook_offered Most containers; 0 if files of the daemon are missing.\n\
              # TYPE gshare_hook_offered gauge\ngshare_hook_offered{} 3\n\
              # HELP gshare_dra_claims_prepared Claims that the kubelet asked to prepare.\n\
              # TYPE gshare_dra_claims_prepared counter\ngshare_dra_claims_prepared_total{result=\"prepared\"} 2\n# EOF\n";

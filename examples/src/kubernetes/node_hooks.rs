@@ -32,7 +32,7 @@ use crate::kubernetes::plugin::{Sockets, serve};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use gshare_openfaas::kubernetes::injection::{File, Injected, RESOURCE};
-use gshare_openfaas::records::replace;
+use gshare_openfaas::records::{replace, sweep};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -76,6 +76,7 @@ impl Hooks {
             let spec = cdi::Spec::of(kind.into(), name, edits, BTreeMap::new());
             let file = directory.join(format!("{NAME}.json"));
             std::fs::create_dir_all(directory)?;
+            sweep(directory, NAME)?;
             replace(&file, &serde_json::to_vec_pretty(&spec)?, cdi::MODE)?;
         }
         Ok(Self { files, slots, by_cdi: cdi.is_some(), metrics })

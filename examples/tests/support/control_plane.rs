@@ -58,6 +58,7 @@ impl ControlPlane {
         std::fs::write(folder.join("tokens.csv"), format!("{ADMIN},admin,admin,system:masters\n")).unwrap();
         let script = format!(
             "cd '{folder}'
+            set -e
             openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out accounts.key
             openssl pkey -in accounts.key -pubout -out accounts.pub
             '{assets}/etcd' --data-dir etcd --unsafe-no-fsync --listen-client-urls http://127.0.0.1:{etcd} \
@@ -70,13 +71,13 @@ impl ControlPlane {
               --service-account-signing-key-file=accounts.key --service-cluster-ip-range=10.0.0.0/24 \
               --endpoint-reconciler-type=none --disable-admission-plugins=ServiceAccount >api.log 2>&1 & api=$!
             cat >/dev/null
-            kill -KILL $api $etcd; wait; cd /; rm -rf '{folder}'",
+            kill -KILL $api $etcd || true; wait; cd /; rm -rf '{folder}'",
             folder = folder.display(),
             assets = assets.display(),
         );
-        let mut shell = Command::new("sh");
-        let shell =
-            shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let (mut shell, errors) =
+            (Command::new("sh"), std::fs::File::create(folder.join("shell.log")).unwrap());
+        let shell = shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(errors);
         let until = shell.spawn().unwrap().stdin.take().unwrap();
         Self { folder, api, turn: Mutex::new(()), _until: until }
     }
@@ -91,7 +92,8 @@ impl ControlPlane {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.join("api.log")).unwrap_or_default()
+        let read = |name| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        ["shell.log", "etcd.log", "api.log"].map(read).concat()
     }
 
     pub(crate) fn client(&self, user: User<'_>) -> Client {

@@ -445,7 +445,7 @@ async fn run(host: Builder, folders: &mut Folders) -> anyhow::Result<()> {
     // The reaper may have been killed too.
     reaper::sweep(store.mounts());
     if let Err(error) = store.sweep() {
-        eprintln!("openfaas: secrets of an earlier host's processes: {error}");
+        eprintln!("openfaas: secrets and writes of an earlier host: {error}");
     }
     let _reaper = reaper::start(store.mounts())?;
     let podman = Podman::find(state.join("containers"));

@@ -303,11 +303,12 @@ impl Store {
         &self.mounts
     }
 
-    /// Removes the folders of processes that ended with an earlier host.
+    /// Removes what an earlier host has left: the folders of its processes, and files of interrupted writes.
     ///
     /// # Errors
-    /// If a folder cannot be removed.
+    /// If a folder or a file cannot be removed.
     pub fn sweep(&self) -> io::Result<()> {
+        [&self.functions, &self.secrets, &self.profiles].into_iter().try_for_each(|dir| sweep(dir, ""))?;
         std::fs::read_dir(&self.mounts)?.try_for_each(|entry| std::fs::remove_dir_all(entry?.path()))
     }
 
@@ -346,7 +347,8 @@ pub fn names(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Writes a file so that readers see either the old bytes or the new bytes, also after a crash. A killed program may leave `.FILE.*.new`.
+/// Writes a file so that readers see either the old bytes or the new bytes, also after a crash. A killed program may leave
+/// `.FILE.*.new`, for [`sweep`].
 ///
 /// # Errors
 /// If the file cannot be written; the old file remains then.
@@ -360,6 +362,16 @@ pub fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     new.as_file().sync_all()?;
     new.persist(file)?;
     sync(dir)
+}
+
+/// Removes what killed programs have left of writes of files whose names begin with `prefix`. Nobody may write such a file meanwhile.
+///
+/// # Errors
+/// If the directory cannot be read, or a file cannot be removed.
+pub fn sweep(dir: &Path, prefix: &str) -> io::Result<()> {
+    let prefix = format!(".{prefix}");
+    let is_left = |name: &String| name.starts_with(&prefix) && name.ends_with(".new");
+    names(dir)?.iter().filter(|name| is_left(name)).try_for_each(|name| std::fs::remove_file(dir.join(name)))
 }
 
 /// Removes a file if it is there, also after a crash.
@@ -466,7 +478,12 @@ mod tests {
         }
         // A killed host removes nothing.
         std::mem::forget(store.mount(&new, Some(own)).unwrap());
+        for folder in [&store.functions, &store.secrets, &store.profiles] {
+            std::fs::write(folder.join(".old.x7k2p1.new"), "1").unwrap();
+        }
         store.sweep().unwrap();
         assert_eq!(names(&store.mounts).unwrap(), [""; 0]);
+        assert_eq!(names(&store.secrets).unwrap(), ["new", "old"], "a secret's value is where its name is");
+        assert_eq!(names(&store.functions).unwrap().len() + names(&store.profiles).unwrap().len(), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::kubernetes::DOMAIN;
 use gshare_openfaas::kubernetes::injection;
-use gshare_openfaas::records::{names, remove, replace};
+use gshare_openfaas::records::{names, remove, replace, sweep};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -119,11 +119,7 @@ impl Directory {
             (Self { specs: specs.into(), hook: hook.into() }, hook.with_file_name(SHARES));
         fs::create_dir_all(&directory.specs)?;
         fs::create_dir_all(&shares)?;
-        for name in names(&directory.specs)? {
-            if name.starts_with(&format!(".{}", prefix())) && name.ends_with(".new") {
-                fs::remove_file(directory.specs.join(name))?;
-            }
-        }
+        sweep(&directory.specs, &prefix())?;
         for name in names(&shares)? {
             // The claim's spec is gone, because the node restarted or an unprepare was killed.
             if name.strip_suffix(".env").is_none_or(|uid| !directory.file(uid).exists()) {

@@ -7,7 +7,7 @@ use crate::kubernetes::{self, plugin::Sockets};
 use anyhow::{Context as _, ensure};
 use gshare_core::Bytes;
 use gshare_openfaas::kubernetes::injection;
-use gshare_openfaas::records::replace;
+use gshare_openfaas::records::{replace, sweep};
 use gshared::metrics::integer;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -222,6 +222,7 @@ pub async fn hook_is_there(hook: &Path) {
 /// Puts the file in place by which containers load the hook. Containers that run have the old one mounted, and a loader reads it at
 /// any time.
 fn name_hook(preload_file: &Path) -> std::io::Result<()> {
+    sweep(preload_file.parent().unwrap_or(Path::new("/")), "ld.so.preload.")?;
     replace(preload_file, format!("{}\n", injection::HOOK).as_bytes(), cdi::MODE)
 }
 
@@ -255,6 +256,7 @@ mod tests {
         let (file, open) = (dir.path().join("ld.so.preload"), dir.path().join("open"));
         std::fs::write(&file, "old").unwrap();
         std::fs::hard_link(&file, &open).unwrap();
+        std::fs::write(dir.path().join(".ld.so.preload.x7k2p1.new"), "of a killed one").unwrap();
         name_hook(&file).unwrap();
         let read = |path: &Path| std::fs::read_to_string(path).unwrap();
         assert_eq!((read(&open).as_str(), read(&file)), ("old", format!("{}\n", injection::HOOK)));

@@ -10,7 +10,7 @@ use crate::kubernetes::kubelet::{
 };
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use gshared::nvml::NvmlHealth;
+use gshared::nvml::{News, NvmlHealth};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tonic::{Request, Response, Status};
@@ -21,15 +21,18 @@ const LOOK: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(super) struct Watch(pub(super) Arc<Node>);
 
-/// Health of each GPU of a node, by the UUIDs of the lost devices if the driver can tell.
-fn health(node: &Node, lost: Option<&[String]>, now: SystemTime) -> NodeWatchResourcesResponse {
+/// Health of each GPU of a node, by the driver's news if there are any. A GPU that was lost before the first look is not among them.
+fn health(node: &Node, news: Option<&News>, now: SystemTime) -> NodeWatchResourcesResponse {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let works = |gpu: &Gpu, (lost, present): &News| {
+        present.iter().any(|one| one.uuids.contains(&gpu.uuid)) && lost.iter().all(|one| one.uuid != gpu.uuid)
+    };
     let of = |gpu: &Gpu| DeviceHealth {
         device: Some(DeviceIdentifier { pool_name: node.name.clone(), device_name: gpu.name() }),
-        health: match lost.map(|lost| lost.contains(&gpu.uuid)) {
-            Some(false) => HealthStatus::Healthy,
-            Some(true) => HealthStatus::Unhealthy,
-            None => HealthStatus::Unknown,
+        health: match (&node.gpu_kind, news.map(|news| works(gpu, news))) {
+            (None, _) | (_, Some(true)) => HealthStatus::Healthy,
+            (_, Some(false)) => HealthStatus::Unhealthy,
+            (_, None) => HealthStatus::Unknown,
         }
         .into(),
         last_updated_time: i64::try_from(since).unwrap_or(i64::MAX),
@@ -38,11 +41,8 @@ fn health(node: &Node, lost: Option<&[String]>, now: SystemTime) -> NodeWatchRes
 }
 
 fn look(node: &Node, nvml: &mut NvmlHealth) -> NodeWatchResourcesResponse {
-    let lost = match node.gpu_kind {
-        None => Some(Vec::new()),
-        Some(_) => nvml.look().map(|(lost, _)| lost.into_iter().map(|one| one.uuid).collect()),
-    };
-    health(node, lost.as_deref(), SystemTime::now())
+    let news = node.gpu_kind.as_ref().and_then(|_| nvml.look());
+    health(node, news.as_ref(), SystemTime::now())
 }
 
 #[tonic::async_trait]
@@ -66,21 +66,31 @@ impl DraResourceHealth for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_gpu_that_its_driver_has_lost_is_unhealthy_and_without_an_answer_none_is_judged() {
         let node = super::super::tests::node();
-        let healths = |lost: Option<&[String]>| {
+        let news = |lost: &[&str], present: &[&str]| -> News {
+            let lost: Vec<_> = lost.iter().map(|uuid| json!({ "uuid": uuid, "why": "it is gone" })).collect();
+            let present: Vec<_> =
+                present.iter().map(|uuid| json!({ "uuids": [uuid], "name": "H" })).collect();
+            serde_json::from_value(json!([lost, present])).unwrap()
+        };
+        let healths = |news: Option<News>| {
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(7);
-            let devices = health(&node, lost, now).devices;
+            let devices = health(&node, news.as_ref(), now).devices;
             assert!(devices.iter().all(|device| device.last_updated_time == 7));
             let name = |device: &DeviceHealth| device.device.clone().unwrap();
             assert_eq!(name(&devices[1]).pool_name, "n1");
             assert_eq!(name(&devices[1]).device_name, "gpu-1");
             [devices[0].health(), devices[1].health()]
         };
-        assert_eq!(healths(Some(&[])), [HealthStatus::Healthy, HealthStatus::Healthy]);
-        assert_eq!(healths(Some(&["GPU-b".into()])), [HealthStatus::Healthy, HealthStatus::Unhealthy]);
+        let both = ["GPU-a", "GPU-b"];
+        assert_eq!(healths(Some(news(&[], &both))), [HealthStatus::Healthy, HealthStatus::Healthy]);
+        assert_eq!(healths(Some(news(&both[1..], &both))), [HealthStatus::Healthy, HealthStatus::Unhealthy]);
+        let before = news(&[], &both[..1]);
+        assert_eq!(healths(Some(before)), [HealthStatus::Healthy, HealthStatus::Unhealthy], "lost before");
         assert_eq!(healths(None), [HealthStatus::Unknown, HealthStatus::Unknown]);
     }
 }

@@ -166,8 +166,16 @@ pub struct GpuFunctionStatus {
     /// Ready: the least number of instances is ready. Progressing: instances start, or the function is measured. Degraded: something has
     /// to be mended first, as the message says.
     #[serde(default)]
+    #[schemars(transform = with_states)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Kubernetes' own type says the states of a condition only in its description.
+fn with_states(conditions: &mut schemars::Schema) {
+    if let Some(status) = conditions.pointer_mut("/items/properties/status") {
+        status["enum"] = json!(["True", "False", "Unknown"]);
+    }
 }
 
 fn anything(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
@@ -340,6 +348,13 @@ pub fn crd() -> anyhow::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_status_of_a_condition_is_one_of_three() {
+        let crd = serde_json::to_value(GpuFunction::crd()).unwrap();
+        let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/conditions/items/properties/status";
+        assert_eq!(crd.pointer(status).unwrap()["enum"], json!(["True", "False", "Unknown"]));
+    }
 
     #[test]
     fn a_deployment_is_the_same_after_its_way_through_an_object() {

@@ -292,7 +292,7 @@ impl Leadership {
                 break;
             }
             tokio::select! {
-                () = self.pause() => {}
+                () = tokio::time::sleep(PAUSE.into()) => {}
                 () = &mut stop => return Ok(()),
             }
         }
@@ -306,7 +306,7 @@ impl Leadership {
                     left => left.into(),
                 };
                 let keep = async {
-                    self.pause().await;
+                    tokio::time::sleep(PAUSE.into()).await;
                     self.look().await;
                 };
                 tokio::select! {
@@ -320,10 +320,6 @@ impl Leadership {
         }
         self.give_back().await;
         Ok(())
-    }
-
-    async fn pause(&self) {
-        tokio::time::sleep(std::time::Duration::from_nanos(PAUSE.as_nanos())).await;
     }
 
     async fn look(&mut self) {

@@ -109,8 +109,9 @@ struct State {
     address: Option<SocketAddr>,
     listens: bool,
     ended: Option<Result<(), String>>,
-    /// Its deletion is on its way to the server, and is sent again after that.
+    /// Whether its deletion is on its way to the server.
     goes: bool,
+    /// Whether the deletion is sent once more after its answer.
     again: bool,
 }
 

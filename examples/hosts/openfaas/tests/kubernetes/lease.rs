@@ -21,26 +21,30 @@ fn server() -> (Api, Client) {
     Api::start(RBAC, "gshare-up")
 }
 
-fn leadership(client: &Client, name: &str) -> (Leadership, Fence) {
+fn leadership(client: &Client, name: &str) -> (Leadership, Fence, Arc<AtomicU64>) {
     let (start, wall) = (Instant::now(), jiff::Timestamp::constant(1_767_225_600, 0));
+    let stopped = Arc::new(AtomicU64::new(0));
+    let seconds = Arc::clone(&stopped);
     let clock = move || {
-        let passed = start.elapsed();
+        let passed = start.elapsed() + Duration::from_secs(seconds.load(Ordering::SeqCst));
         (Timestamp::from_nanos(u64::try_from(passed.as_nanos()).unwrap()), wall + passed)
     };
     let (fence, place) = (Fence::by(true, Box::new(clock)), "gshare-system/gshare-up".parse().unwrap());
-    (Leadership::new(client.clone(), place, Elector::new(name), fence.clone()), fence)
+    (Leadership::new(client.clone(), place, Elector::new(name), fence.clone()), fence, stopped)
 }
 
 /// A replica that writes all the time, and counts.
 struct Replica {
     fence: Fence,
     writes: Arc<AtomicU64>,
+    /// Seconds for which its programs did not run.
+    stopped: Arc<AtomicU64>,
     leads: tokio::task::JoinHandle<Result<(), Lost>>,
 }
 
 impl Replica {
     fn start(client: &Client, name: &str) -> Self {
-        let (leadership, fence) = leadership(client, name);
+        let (leadership, fence, stopped) = leadership(client, name);
         let (turns, writes) = (Turns::new(fence.clone(), 1), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&writes);
         let work = async move {
@@ -49,7 +53,7 @@ impl Replica {
                 sleep(Duration::from_millis(500)).await;
             }
         };
-        Self { fence, writes, leads: tokio::spawn(leadership.lead(std::future::pending(), work)) }
+        Self { fence, writes, stopped, leads: tokio::spawn(leadership.lead(std::future::pending(), work)) }
     }
 
     fn writes(&self) -> u64 {
@@ -99,6 +103,43 @@ async fn it_is_made_renewed_and_given_back_with_the_rights_of_the_manifests() {
     let named = json!(["gshare-up"]);
     assert_eq!(role["rules"][1]["resourceNames"], named, "a name cannot be asked for to make one");
     assert!(role["rules"][0]["resourceNames"].is_null());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_one_leads_once_the_lease_of_a_leader_that_is_gone_has_run_out() {
+    let (api, client) = server();
+    let a = Replica::start(&client, "a");
+    seconds(1).await;
+    let b = Replica::start(&client, "b");
+    seconds(100).await;
+    assert_eq!((b.writes(), spec(&api, "holderIdentity")), (0, json!("a")));
+    a.leads.abort();
+    let gone = Instant::now();
+    while b.writes() == 0 {
+        sleep(Duration::from_millis(100)).await;
+        assert!(!(a.fence.is_open() && b.fence.is_open()), "never two lead");
+    }
+    let took = gone.elapsed().as_secs();
+    assert!((13..=19).contains(&took), "{took} s");
+    assert_eq!((spec(&api, "leaseTransitions"), spec(&api, "holderIdentity")), (json!(1), json!("b")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_was_stopped_for_longer_writes_nothing_more_and_ends() {
+    // Another one has the lease, or has given it back.
+    for next in ["b", ""] {
+        let (api, client) = server();
+        let leader = Replica::start(&client, "a");
+        seconds(5).await;
+        let before = leader.writes();
+        assert!(before > 0);
+        leader.stopped.store(20, Ordering::SeqCst);
+        hold(&api, next);
+        assert!(!leader.fence.is_open());
+        seconds(20).await;
+        assert_eq!(leader.writes(), before);
+        assert_eq!(leader.leads.await.unwrap(), Err(Lost("gshare-system/gshare-up".parse().unwrap())));
+    }
 }
 
 #[tokio::test(start_paused = true)]
