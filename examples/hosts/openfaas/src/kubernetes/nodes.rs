@@ -84,7 +84,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Reads the labels of a node: of NVIDIA's GPU feature discovery, and [`REGIME`].
+    /// Reads the labels of a node: of NVIDIA's GPU feature discovery, and gshare's label of the regime.
     ///
     /// # Errors
     /// Names the label.
