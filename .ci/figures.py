@@ -67,7 +67,7 @@ FIGURES = {
         ("ratio", "1.8 to 1.9", 1.85, trip("one", "p50")),
         ("ratio", "2.1 to 3.2 times on one", 2.65, trip("one", "p99")),
     ],
-    "share error": [("most", "0.96 points", 96, largest(r"worst share error (\d+) basis"))],
+    "share error": [("most", "0.89 points", 89, largest(r"worst share error (\d+) basis"))],
     "a decision of the token": [
         ("time", "0.41 us at 64", 410, first(r"^token: 64 clients, (\d+) ns")),
         ("time", "0.46 us at 1,024", 460, first(r"^token: 1024 clients, (\d+) ns")),
