@@ -319,7 +319,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The weights that its instances share on a device whose time is shared. A training job changes its own, a spread model has a part on
+    /// The weights that its instances share on a device with shared time. A training job changes its own, a spread model has a part on
     /// each device, and a pipeline's components state their memory.
     pub fn weights(&self) -> Option<Weights> {
         let shares = matches!(self.wants, Wants::Share { .. } | Wants::Measured | Wants::Profile { .. });

@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(warms_up.found(begun + Duration::from_secs(second), signs, 80), None);
         }
         assert!(!warms_up.idle(), "it waits for its own kernels");
-        // A slow download, a disk, and a program whose work is not seen.
+        // A slow download, a disk, and a program with unseen work.
         let mut loads = [Looks::new(true, IDLE), Looks::new(true, IDLE), Looks::new(false, IDLE)];
         for second in [2, 6, 14, 30, 62] {
             assert_eq!(at(&mut loads[0], second, second, false), None);

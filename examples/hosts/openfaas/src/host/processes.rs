@@ -199,7 +199,7 @@ impl Host {
         self.forget_if_gone(function);
     }
 
-    /// A function whose last processes have ended misses its SLO no longer.
+    /// Without its last processes a function misses its SLO no longer.
     fn if_none_serves(&mut self, function: FunctionId) {
         let Some(of) = self.versions.get_mut(&function) else { return };
         let serves = |instance: &Instance| instance.function == function && !instance.processes.is_empty();

@@ -2,7 +2,7 @@
 //!
 //! A node's GPUs are found with it, and lost while it is gone or not ready. They come back once no pod of the host is left there: a kubelet
 //! that was cut off may still run their containers. Changed labels make new devices. A cordoned node keeps its pods and gets no others, and
-//! so does for a while a node that has refused a pod. A cordoned node whose GPUs are not shared is lost: their functions name no nodes.
+//! so does for a while a node that has refused a pod. A cordoned node without shared GPUs is lost: their functions name no nodes.
 //!
 //! Labels count MIG devices and name none of them. The node's daemon lists them with their UUIDs each time that the node opens, and until it
 //! does so the node stays closed.
