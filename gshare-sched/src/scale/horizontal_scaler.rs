@@ -44,7 +44,7 @@ pub struct LoadReport<'a> {
     pub now: Timestamp,
     /// The function whose load it is.
     pub function: FunctionId,
-    /// Its instances, and what is known of it.
+    /// The function's instances, profile and bounds.
     pub fleet: &'a Fleet,
     /// Requests that arrive in a second, as measured.
     pub load: RequestRate,

@@ -364,7 +364,7 @@ pub fn replace(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     sync(dir)
 }
 
-/// Removes what killed programs have left of writes of files with this `prefix` of their names. Nobody may write such a file meanwhile.
+/// Removes what killed programs have left of writes of files with this `prefix` of their names. No program may write such a file meanwhile.
 ///
 /// # Errors
 /// If the directory cannot be read, or a file cannot be removed.

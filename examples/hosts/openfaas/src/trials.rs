@@ -570,7 +570,7 @@ fn first_call(
         Err(error) => return Err(error.to_string()),
     }
     let uses = memory_of(node, launch);
-    // Without its daemon a pod that uses a GPU would count as one that uses none.
+    // Without the daemon of its node a pod with a GPU would count as a pod without a GPU.
     #[cfg(feature = "kubernetes")]
     if let (None, Some(node)) = (uses, node.upgrade())
         && let Some(pods) = &node.runner.pods

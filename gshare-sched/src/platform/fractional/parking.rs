@@ -2,7 +2,7 @@
 //!
 //! A parked instance whose processes live comes back to its device, because there its memory is copied and nothing starts. Only after a
 //! wait as long as a start does it take free room elsewhere. Others make room for it elsewhere only if, besides, no neighbour at home is
-//! about to leave, not even one that is on its way there. Otherwise functions that take turns would end each other's processes for ever.
+//! about to leave, not even a neighbour on its way there. Otherwise functions that take turns would end each other's processes for ever.
 //!
 //! Instances without room get it in the order in which they began to wait. An instance without calls is parked for an
 //! instance with calls. The chosen device has the fewest victims; among equals, the victims longest unused.
@@ -124,7 +124,7 @@ impl FractionalPool {
         let Some(of) = self.instances.get(&wanting.instance) else { return [homes.clone(), homes] };
         let start = cluster.functions[&of.function].moves.start();
         let waited = cluster.now.saturating_since(wanting.since);
-        // Elsewhere the instance has to start, and so may the one that makes room for it there.
+        // Elsewhere the instance has to start, and so may the victim that makes room for it there.
         let starts = start.saturating_mul(2);
         // A neighbour that may leave does so at the next look, and then the instance comes.
         let comes = cluster.price(of.function).saturating_add(PARK_IDLE);
@@ -140,8 +140,8 @@ impl FractionalPool {
         [waits, home].map(|home| if home { homes.clone() } else { BTreeSet::new() })
     }
 
-    /// Since when an instance is on its device, or will be, and for how long it stays there while it is called; None for one that makes no
-    /// room for the function.
+    /// The time of an instance's arrival on its device, past or expected, and its least stay there while it is called. None for an instance
+    /// that makes no room for the function.
     fn stays(
         &self,
         id: InstanceId,

@@ -364,7 +364,7 @@ impl Host {
         self.if_all_ended(instance);
     }
 
-    /// Orders a move, after the one that is under way: two at a time could overtake each other.
+    /// Orders a move of the instance's memory, after the move that is under way: two moves at a time could overtake each other.
     fn order_move(&mut self, instance: InstanceId, on: bool) {
         let Some(known) = self.instances.get_mut(&instance) else { return };
         let Some(of) = self.versions.get(&known.function) else { return };
