@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration as StdDuration;
 
 use crate::common::daemon::{Daemon, Manners, Told};
-use crate::common::{Done, Run, program};
+use crate::common::{Done, Run, number, program};
 use fake_cuda::sim::{ProcessTruth, SimDevice};
 use gshare_core::reason::Obstacle;
 use gshare_core::wire::Residence;
@@ -504,11 +504,6 @@ fn memory_that_cannot_move_stays_and_is_named() {
 /// Blocks beyond so many MiB are few.
 const LARGE: u32 = 64;
 
-/// A number from the environment.
-fn number(name: &str, usual: u32) -> u32 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
-}
-
 /// Parks and brings back a random program as often as it can, with orders that cross its launches.
 fn random(seed: u64, threads: u32, largest: u32, spec: ResourceSpec) -> usize {
     let place = tempfile::tempdir().unwrap();
@@ -555,7 +550,8 @@ fn random(seed: u64, threads: u32, largest: u32, spec: ResourceSpec) -> usize {
     told.parking.windows(2).filter(|pair| !away(&pair[0]) && away(&pair[1])).count()
 }
 
-/// `GSHARE_TEST_PARKS=10000` goes on until so many moves, and `GSHARE_TEST_MIB=2048` has blocks of up to 2 GiB.
+/// `GSHARE_TEST_PARKS=10000` goes on until so many moves, and `GSHARE_TEST_MIB=4096` has blocks of up to 4 GiB, which need 20 GiB of
+/// memory here and `GSHARE_TEST_SECONDS=600`.
 #[test]
 fn random_programs_keep_every_byte_and_address_however_often_they_are_parked() {
     let (parks, largest) = (number("GSHARE_TEST_PARKS", 10), number("GSHARE_TEST_MIB", 5));

@@ -237,7 +237,7 @@ impl Daemon {
 
     /// The record once the last report of the place of memory is as wished.
     pub fn told_when(&self, what: &str, is: impl Fn(&(Residence, u64, Option<Obstacle>)) -> bool) -> Told {
-        for _ in 0..1_500 {
+        for _ in 0..super::patience() * 25 {
             let told = self.told();
             if told.parking.last().is_some_and(&is) {
                 return told;

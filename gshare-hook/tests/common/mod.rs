@@ -143,7 +143,7 @@ impl Run {
         self.place.path().join("device")
     }
 
-    /// Runs the program to its end, at most a minute.
+    /// Runs the program to its end, no longer than [`patience`].
     pub fn finish(self) -> Done {
         self.finish_with("")
     }
@@ -153,7 +153,7 @@ impl Run {
         use std::io::Write as _;
         let preload: Vec<_> = self.preload.iter().map(|path| path.display().to_string()).collect();
         let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", "60", "env"]);
+        command.args(["-s", "KILL", &patience().to_string(), "env"]);
         // Only the program is hooked, its launcher is not.
         if !preload.is_empty() {
             command.arg(format!("LD_PRELOAD={}", preload.join(":")));
@@ -180,6 +180,16 @@ impl Run {
             truth,
         }
     }
+}
+
+/// The seconds that a program may take, four times as long as a wait for it: a minute, or `GSHARE_TEST_SECONDS`.
+pub fn patience() -> u32 {
+    number("GSHARE_TEST_SECONDS", 60)
+}
+
+/// A number from the environment.
+pub fn number(name: &str, usual: u32) -> u32 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// Runs two programs at the same time, each on its own device.
