@@ -154,10 +154,8 @@ impl FractionalPool {
             State::Starting | State::Unparking => cluster.arrives(id)?,
             _ => return None,
         };
-        let (price, copies) = (cluster.price(of.function), cluster.copies(of.function));
-        let least = if copies { PARK_IDLE } else { LEAST_STAY };
-        let stay = price.saturating_mul(STAY_PER_MOVE).max(least);
-        self.functions.get(&of.function)?.gang.is_none().then_some((came, stay.max(came_in(id, cluster))))
+        let stay = stay(of.function, STAY_PER_MOVE, cluster).max(came_in(id, cluster));
+        self.functions.get(&of.function)?.gang.is_none().then_some((came, stay))
     }
 
     /// Whether an instance on one of these devices is about to be parked.
@@ -303,14 +301,12 @@ impl FractionalPool {
     ) -> Option<(Timestamp, bool)> {
         let of = self.instances.get(&id).filter(|of| of.state == State::Ready)?;
         let (came, called) = self.stays(id, function, cluster)?;
-        let (price, copies) = (cluster.price(of.function), cluster.copies(of.function));
         let idles = cluster.runs(id) == 0 && cluster.queue(of.function).is_empty();
         let rests = if idles { cluster.now.saturating_since(of.used) } else { Duration::ZERO };
-        let least = if copies { PARK_IDLE } else { LEAST_STAY };
-        let idle = price.saturating_mul(STAY_PER_MOVE / 2).max(least);
-        let rested = rests >= if copies { PARK_IDLE } else { idle };
+        let idle = stay(of.function, STAY_PER_MOVE / 2, cluster);
+        let rested = rests >= if cluster.copies(of.function) { PARK_IDLE } else { idle };
         let stay = if presses {
-            price
+            cluster.price(of.function)
         } else if rested {
             idle
         } else {
@@ -346,6 +342,12 @@ impl FractionalPool {
         let takes = cluster.return_time(instance, of.function, &parts);
         cluster.order(PlatformAction::Unpark { instance, parts, takes });
     }
+}
+
+/// An instance of this function stays as long as so many of its moves take.
+fn stay(function: FunctionId, moves: u64, cluster: &Cluster) -> Duration {
+    let least = if cluster.copies(function) { PARK_IDLE } else { LEAST_STAY };
+    cluster.price(function).saturating_mul(moves).max(least)
 }
 
 /// How long the instance's last return took, if it came back last: it stays as long at least.
