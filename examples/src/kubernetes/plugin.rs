@@ -54,10 +54,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Paths by which the kubelet finds a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sockets {
-    /// Directory that the kubelet watches for new plugins: `/var/lib/kubelet/plugins_registry`.
-    pub registry: PathBuf,
-    /// Directory of the plugins' own sockets: `/var/lib/kubelet/plugins`.
-    pub plugins: PathBuf,
+    /// The kubelet's directory: `/var/lib/kubelet`.
+    pub kubelet: PathBuf,
     /// Name of the plugin in the paths of both sockets.
     pub name: &'static str,
 }
@@ -65,17 +63,17 @@ pub struct Sockets {
 impl Sockets {
     /// The sockets of a plugin below the kubelet's directory.
     pub fn below(kubelet: &Path, name: &'static str) -> Self {
-        Self { registry: kubelet.join("plugins_registry"), plugins: kubelet.join("plugins"), name }
+        Self { kubelet: kubelet.to_owned(), name }
     }
 
     /// The socket that serves the plugin.
     pub fn plugin(&self) -> PathBuf {
-        self.plugins.join(self.name).join("plugin.sock")
+        self.kubelet.join("plugins").join(self.name).join("plugin.sock")
     }
 
-    /// The socket that serves `Registration`.
+    /// The socket that serves `Registration`, in the directory that the kubelet watches for new plugins.
     pub fn registration(&self) -> PathBuf {
-        self.registry.join(format!("{}-reg.sock", self.name))
+        self.kubelet.join("plugins_registry").join(format!("{}-reg.sock", self.name))
     }
 }
 
@@ -101,20 +99,15 @@ pub async fn serve(
         endpoint: socket.display().to_string(),
         supported_versions: versions.iter().copied().map(str::to_owned).collect(),
     };
-    let refusal = async {
-        match refused.wait_for(Option::is_some).await.map(|why| why.clone()) {
-            Ok(Some(why)) => why,
-            _ => std::future::pending().await,
-        }
-    };
     let (stop, stopped) = oneshot::channel::<()>();
     let router = router.add_service(RegistrationServer::new(Registrar { info, metrics, refuses }));
-    let server = router.serve_with_incoming_shutdown(connections, async { drop(stopped.await) });
-    let mut server = pin!(server.fuse());
+    let mut server = pin!(router.serve_with_incoming_shutdown(connections, stopped.map(drop)).fuse());
     let ended = tokio::select! {
         early = &mut server => early.map_err(Into::into),
         () = end => Ok(()),
-        why = refusal => Err(anyhow!("the kubelet refuses the plugin: {why}")),
+        Ok(why) = refused.wait_for(Option::is_some) => {
+            Err(anyhow!("the kubelet refuses the plugin: {}", why.as_deref().unwrap_or_default()))
+        }
     };
     let _ = std::fs::remove_file(&registration);
     let _ = stop.send(());

@@ -47,7 +47,8 @@ fn the_program_of_the_node_sees_the_directories_that_its_options_name() {
     }
     let sockets = Sockets::below(&on_node.kubelet, "x");
     let hook = Path::new(&on_node.hook).parent().unwrap();
-    for path in [sockets.plugins.as_path(), &sockets.registry, hook] {
+    let (plugin, registration) = (sockets.plugin(), sockets.registration());
+    for path in [plugin.ancestors().nth(2).unwrap(), registration.parent().unwrap(), hook] {
         let is_there = |volume: &Value| volume["hostPath"]["path"] == path.to_str().unwrap();
         assert!(pod["volumes"].as_array().unwrap().iter().any(is_there), "{}", path.display());
     }

@@ -143,7 +143,6 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let directory = cdi::Directory::open(&options.cdi, &node.injected.hook)
         .with_context(|| options.cdi.display().to_string())?;
     let client = kube::Client::try_default().await.context("no API server. Without a cluster: --dry-run")?;
-    let sockets = Sockets::below(&options.kubelet, DRIVER);
     let node = Arc::new(node);
     let driver = Driver::new(Arc::clone(&node), client.clone(), directory, metrics.clone());
     let simulated = if options.sim.is_some() { ", simulated" } else { "" };
@@ -175,7 +174,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             tokio::time::sleep(pause).await;
         }
     });
-    let served = serve(driver, &sockets, end).await;
+    let served = serve(driver, &Sockets::below(&options.kubelet, DRIVER), end).await;
     publisher.abort();
     served
 }

@@ -40,11 +40,6 @@ fn health(node: &Node, news: Option<&News>, now: SystemTime) -> NodeWatchResourc
     NodeWatchResourcesResponse { devices: node.gpus.iter().map(of).collect() }
 }
 
-fn look(node: &Node, nvml: &mut NvmlHealth) -> NodeWatchResourcesResponse {
-    let news = node.gpu_kind.as_ref().and_then(|_| nvml.look());
-    health(node, news.as_ref(), SystemTime::now())
-}
-
 #[tonic::async_trait]
 impl DraResourceHealth for Watch {
     type NodeWatchResourcesStream = BoxStream<'static, Result<NodeWatchResourcesResponse, Status>>;
@@ -56,8 +51,11 @@ impl DraResourceHealth for Watch {
         let begin = (Arc::clone(&self.0), NvmlHealth::default(), Duration::ZERO);
         let looks = stream::unfold(begin, |(node, mut nvml, pause)| async move {
             tokio::time::sleep(pause).await;
-            let looks = tokio::task::spawn_blocking(move || (look(&node, &mut nvml), (node, nvml, LOOK)));
-            looks.await.ok().map(|(seen, next)| (Ok(seen), next))
+            let look = tokio::task::spawn_blocking(move || {
+                let news = node.gpu_kind.as_ref().and_then(|_| nvml.look());
+                (Ok(health(&node, news.as_ref(), SystemTime::now())), (node, nvml, LOOK))
+            });
+            look.await.ok()
         });
         Ok(Response::new(looks.boxed()))
     }

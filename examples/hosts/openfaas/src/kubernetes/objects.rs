@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Between two looks at the host for changed statuses. A look makes a request for a changed status only.
+/// Between two looks at the host for changed statuses, without news of pods. A look makes a request for a changed status only.
 const LOOK: Duration = Duration::from_millis(500);
 /// Attempts of a write beside other writers of the object.
 const ATTEMPTS: usize = 5;
@@ -59,6 +59,8 @@ pub struct Objects {
     /// The last specs without a fault.
     serving: Mutex<BTreeMap<String, Value>>,
     turns: Arc<Turns>,
+    /// A pod is ready or has ended, or a status is written, which may be old by then.
+    pub(super) news: Notify,
 }
 
 /// A change of a function, from the watch.
@@ -108,6 +110,7 @@ impl Objects {
             refused: Mutex::default(),
             serving: Mutex::default(),
             turns,
+            news: Notify::new(),
         }
     }
 
@@ -462,16 +465,22 @@ impl Objects {
         let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut soon, mut took) = (false, Duration::ZERO);
         loop {
             tokio::select! {
-                Some(name) = writes.next() => {
-                    under_way.remove(&name);
+                Some(name) = writes.next() => drop(under_way.remove(&name)),
+                () = self.news.notified(), if !soon => {
+                    soon = true;
+                    // Looks at many functions take a fifth of a core at most.
+                    looks.reset_after((took * 4).clamp(LOOK / 25, LOOK));
                 }
                 _ = looks.tick() => {
+                    let began = tokio::time::Instant::now();
                     for (object, kept, news) in self.changed(app, pods, &under_way) {
                         under_way.insert(self.service(&object));
                         writes.push(self.tell_of(self.tenant(app, &object), object, kept, news));
                     }
+                    (soon, took) = (false, began.elapsed());
                 }
             }
         }
@@ -546,6 +555,7 @@ impl Objects {
                 if self.known.lock().contains_key(&name) {
                     self.see(object);
                 }
+                self.news.notify_one();
             }
             // Deleted: the watch says so.
             Err(kube::Error::Api(status)) if status.code == 404 => {}

@@ -24,8 +24,7 @@ pub fn still_runs(pod: &Pod) -> bool {
 /// How the program of a pod that is over has ended, by its kubelet.
 pub fn end_of(pod: &Pod) -> Result<(), String> {
     match exit_code(pod) {
-        _ if phase(pod) == "Succeeded" => Ok(()),
-        Some(0) => Ok(()),
+        code if code == Some(0) || phase(pod) == "Succeeded" => Ok(()),
         Some(code) => Err(format!("exit status: {code}")),
         None => Err(failure(pod)),
     }

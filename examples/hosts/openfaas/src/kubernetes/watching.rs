@@ -15,15 +15,12 @@ use std::time::Duration;
 /// First and longest pause. Only the leader watches, so many replicas never come at once.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// The changes of the objects with these labels, without an end.
+/// The changes of the objects with these labels, or of all, without an end.
 pub fn watch<K>(objects: Api<K>, labels: &str) -> BoxStream<'static, watcher::Result<watcher::Event<K>>>
 where
     K: Resource + Clone + DeserializeOwned + core::fmt::Debug + Send + 'static,
 {
-    let mut config = watcher::Config::default();
-    if !labels.is_empty() {
-        config = config.labels(labels);
-    }
+    let config = watcher::Config::default().labels(labels);
     let pauses = ExponentialBuilder::new().with_min_delay(PAUSES.0).with_max_delay(PAUSES.1).with_factor(2.0);
     watcher(objects, config).backoff(ExponentialBackoff::from(pauses.without_max_times())).boxed()
 }
