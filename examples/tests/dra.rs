@@ -1,22 +1,14 @@
 //! The driver beside a small kubelet, over its UNIX sockets, and before a mock of the API server.
 
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/api_server.rs"]
-mod api_server;
-
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/cluster.rs"]
-mod cluster;
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "support/control_plane.rs"]
-mod control_plane;
 #[path = "support/policy.rs"]
 mod policy;
+#[path = "support/mod.rs"]
+mod support;
 
-use api_server::{Api, documents, rights};
-use cluster::Real;
-use control_plane::User;
 use policy::{INVALID, Judge, Request};
+use support::api_server::{Api, documents, rights};
+use support::cluster::Real;
+use support::control_plane::User;
 
 use gshare_core::Bytes;
 use gshare_examples::kubernetes::controller_metrics::Metrics;
@@ -124,11 +116,15 @@ fn start(dir: &TempDir) -> Running {
     Running { sockets, end, served, api }
 }
 
-async fn registered(running: &Running) -> DraPluginClient<Channel> {
+async fn registration(running: &Running) -> RegistrationClient<Channel> {
     while !running.sockets.registration().exists() {
         tokio::task::yield_now().await;
     }
-    let mut registration = RegistrationClient::new(connect(&running.sockets.registration()).await);
+    RegistrationClient::new(connect(&running.sockets.registration()).await)
+}
+
+async fn registered(running: &Running) -> DraPluginClient<Channel> {
+    let mut registration = registration(running).await;
     let info = registration.get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", DRIVER));
     assert_eq!(info.supported_versions, ["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"]);
@@ -386,10 +382,7 @@ async fn a_kubelet_is_told_of_the_health_of_each_gpu() {
 async fn a_driver_that_the_kubelet_refuses_ends_with_its_reason() {
     let dir = TempDir::new().unwrap();
     let running = start(&dir);
-    while !running.sockets.registration().exists() {
-        tokio::task::yield_now().await;
-    }
-    let mut registration = RegistrationClient::new(connect(&running.sockets.registration()).await);
+    let mut registration = registration(&running).await;
     let status = RegistrationStatus { plugin_registered: false, error: "no such version".into() };
     registration.notify_registration_status(status).await.unwrap();
     drop(registration);
@@ -474,7 +467,7 @@ async fn a_driver_writes_again_only_what_has_changed() {
                 Err(error) => return error.to_string(),
                 Ok(_) => {
                     let line = format!("DELETE {SLICES}/n2-{DRIVER}");
-                    real.ask_as(User::Admin, &line, Value::Null).await;
+                    real.ask_as(User::Admin, &line, &Value::Null).await;
                 }
             }
         };
@@ -498,9 +491,10 @@ async fn what_hinders_publishing_is_told() {
     }
     // Without the feature gate the API server drops unknown fields.
     let (api, client) = server();
-    api.lock().admit = Some(|slice| {
+    api.lock().admit = Some(Box::new(|slice| {
         slice["spec"]["devices"][0].as_object_mut().unwrap().remove("allowMultipleAllocations");
-    });
+        None
+    }));
     let error = told(client).await;
     assert!(error.starts_with("the API server dropped allowMultipleAllocations"), "{error}");
 }

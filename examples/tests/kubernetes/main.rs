@@ -1,19 +1,12 @@
 //! The manifests with their policies, and the device plugin of a node.
 #![cfg(feature = "kubernetes")]
 
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "../support/api_server.rs"]
-mod api_server;
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "../support/cluster.rs"]
-mod cluster;
-#[allow(dead_code, reason = "each test uses a part of it")]
-#[path = "../support/control_plane.rs"]
-mod control_plane;
 mod manifests;
 mod monitoring;
 mod node_hooks;
 #[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "../support/policy.rs"]
 mod policy;
+#[path = "../support/mod.rs"]
+mod support;
 mod tenants;

@@ -1,6 +1,6 @@
 //! The manifests and the programs that they start. `kubernetes/test_chart.py` renders them and holds them against the schemas.
 
-use super::api_server::documents;
+use super::support::api_server::documents;
 use clap::Parser as _;
 use gshare_examples::kubernetes::dra::command::Options;
 use gshare_examples::kubernetes::plugin::Sockets;

@@ -4,54 +4,33 @@ use super::api_server::documents;
 use super::control_plane::{ControlPlane, User, send};
 use http::StatusCode;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::MutexGuard;
 
 pub(crate) struct Real {
     pub(crate) plane: &'static ControlPlane,
-    admin: kube::Client,
-    /// The namespace in place of `team`.
-    namespace: String,
     _turn: MutexGuard<'static, ()>,
 }
 
 /// The namespace of everything started by the manifests.
 const SYSTEM: &str = "gshare-system";
 
-static NAMESPACES: AtomicU32 = AtomicU32::new(0);
-
 impl Real {
     pub(crate) async fn here() -> Option<Self> {
         let plane = ControlPlane::here()?;
         let turn = plane.turn.lock().await;
         plane.ready().await;
-        let admin = plane.client(User::Admin);
-        let namespace = format!("team-{}", NAMESPACES.fetch_add(1, Ordering::Relaxed));
+        let real = Self { plane, _turn: turn };
         // The label lets claims ask for an access forbidden by the policies alone.
         let labels = json!({ "resource.kubernetes.io/admin-access": "true" });
-        let made = json!({ "metadata": { "name": namespace, "labels": labels } });
-        let (status, said) = send(&admin, "POST /api/v1/namespaces", &made).await.unwrap();
-        assert_eq!(status, 201, "{said}");
-        Some(Self { plane, admin, namespace, _turn: turn })
+        let metadata = json!({ "name": "team", "labels": labels });
+        real.apply(&[json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })]).await;
+        Some(real)
     }
 
     /// Sends a request as this user.
-    pub(crate) async fn ask_as(&self, user: User<'_>, line: &str, body: Value) -> (StatusCode, Value) {
-        let client = match user {
-            User::Admin => self.admin.clone(),
-            other => self.plane.client(other),
-        };
-        let line = self.here_is(line);
-        let body = serde_json::from_str(&self.here_is(&body.to_string())).unwrap();
-        send(&client, &line, &body).await.unwrap_or_else(|error| panic!("{line}: {error}"))
-    }
-
-    /// The text with this namespace instead of `team`.
-    fn here_is(&self, text: &str) -> String {
-        let own = &self.namespace;
-        let text = text.replace("/namespaces/team", &format!("/namespaces/{own}"));
-        text.replace("\"namespace\":\"team\"", &format!("\"namespace\":\"{own}\""))
+    pub(crate) async fn ask_as(&self, user: User<'_>, line: &str, body: &Value) -> (StatusCode, Value) {
+        send(&self.plane.client(user), line, body).await.unwrap_or_else(|error| panic!("{line}: {error}"))
     }
 
     /// Gives the accounts of a manifest their rights.
@@ -63,13 +42,14 @@ impl Real {
 
     /// Applies objects of manifests as `kubectl apply --server-side --validate=strict` does.
     pub(crate) async fn apply(&self, objects: &[Value]) {
+        let admin = self.plane.client(User::Admin);
         for object in objects {
             let path = path_of(object);
             let line = format!("APPLY {path}?fieldManager=tests&fieldValidation=Strict&force=true");
             // A definition is served some time after the server took it.
             let began = Instant::now();
             loop {
-                let (status, said) = send(&self.admin, &line, object).await.unwrap();
+                let (status, said) = send(&admin, &line, object).await.unwrap();
                 if status.is_success() {
                     break;
                 }

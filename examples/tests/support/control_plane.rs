@@ -5,7 +5,6 @@
 //! gone.
 
 use http::{Request, StatusCode};
-use kube::config::AuthInfo;
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use std::net::TcpListener;
@@ -15,11 +14,14 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-const ADMIN: &str = "admin-of-the-tests";
+/// The token of a client with all rights. The mock knows the tests' own requests by it.
+pub(crate) const ADMIN: &str = "admin-of-the-tests";
 
 pub(crate) struct ControlPlane {
     folder: PathBuf,
-    api: u16,
+    /// The address of the server.
+    pub(crate) url: String,
+    pub(crate) kubectl: Option<PathBuf>,
     /// One test at a time holds the control plane.
     pub(crate) turn: Mutex<()>,
     /// The shell waits for its end.
@@ -69,7 +71,7 @@ impl ControlPlane {
               --cert-dir=certificates --authorization-mode=RBAC --token-auth-file=tokens.csv --allow-privileged=true \
               --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=accounts.pub \
               --service-account-signing-key-file=accounts.key --service-cluster-ip-range=10.0.0.0/24 \
-              --endpoint-reconciler-type=none --disable-admission-plugins=ServiceAccount >api.log 2>&1 & api=$!
+              --endpoint-reconciler-type=none --disable-admission-plugins=ServiceAccount,TaintNodesByCondition >api.log 2>&1 & api=$!
             cat >/dev/null
             kill -KILL $api $etcd || true; wait; cd /; rm -rf '{folder}'",
             folder = folder.display(),
@@ -79,7 +81,14 @@ impl ControlPlane {
             (Command::new("sh"), std::fs::File::create(folder.join("shell.log")).unwrap());
         let shell = shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(errors);
         let until = shell.spawn().unwrap().stdin.take().unwrap();
-        Self { folder, api, turn: Mutex::new(()), _until: until }
+        let (url, kubectl) = (format!("https://127.0.0.1:{api}"), assets.join("kubectl"));
+        Self {
+            folder,
+            url,
+            kubectl: kubectl.exists().then_some(kubectl),
+            turn: Mutex::new(()),
+            _until: until,
+        }
     }
 
     /// Returns once the server is ready.
@@ -97,31 +106,32 @@ impl ControlPlane {
     }
 
     pub(crate) fn client(&self, user: User<'_>) -> Client {
-        let mut config = Config::new(format!("https://127.0.0.1:{}", self.api).parse().unwrap());
-        config.accept_invalid_certs = true;
-        config.auth_info.token = Some(ADMIN.to_owned().into());
-        match user {
-            User::Admin => {}
-            User::Entitled(name, node) => {
-                let groups = vec!["system:masters".to_owned(), "system:authenticated".to_owned()];
-                be(&mut config.auth_info, name.to_owned(), groups, node);
-            }
+        let mut config = admin_of(&self.url);
+        let (name, group, node) = match user {
+            User::Admin => return Client::try_from(config).unwrap(),
+            User::Entitled(name, node) => (name.to_owned(), "system:masters".to_owned(), node),
             User::Account(name, node) => {
                 let namespace = name.split(':').next().unwrap();
-                let groups = ["system:authenticated", "system:serviceaccounts"].map(str::to_owned).into();
-                let groups: Vec<_> = [groups, vec![format!("system:serviceaccounts:{namespace}")]].concat();
-                be(&mut config.auth_info, format!("system:serviceaccount:{name}"), groups, node);
+                let group = format!("system:serviceaccounts:{namespace}");
+                (format!("system:serviceaccount:{name}"), group, node)
             }
-        }
+        };
+        let auth = &mut config.auth_info;
+        let all = ["system:authenticated".to_owned(), "system:serviceaccounts".to_owned(), group];
+        (auth.impersonate, auth.impersonate_groups) = (Some(name), Some(all.into()));
+        auth.impersonate_user_extra = node.map(|node| {
+            [("authentication.kubernetes.io/node-name".to_owned(), vec![node.to_owned()])].into()
+        });
         Client::try_from(config).unwrap()
     }
 }
 
-fn be(auth: &mut AuthInfo, name: String, groups: Vec<String>, node: Option<&str>) {
-    auth.impersonate = Some(name);
-    auth.impersonate_groups = Some(groups);
-    auth.impersonate_user_extra = node
-        .map(|node| [("authentication.kubernetes.io/node-name".to_owned(), vec![node.to_owned()])].into());
+/// A client with all rights at this address.
+pub(crate) fn admin_of(url: &str) -> Config {
+    let mut config = Config::new(url.parse().unwrap());
+    config.accept_invalid_certs = true;
+    config.auth_info.token = Some(ADMIN.to_owned().into());
+    config
 }
 
 /// `METHOD PATH` with a body, which is a patch to apply where the method is `APPLY`.

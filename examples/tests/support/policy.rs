@@ -1,9 +1,9 @@
 //! Admission policies of the manifests, evaluated as an API server does (conditions, variables, validations in CEL), and by a real server
 //! if there is one.
 
-use super::api_server::documents;
-use super::cluster::{Real, collection_of};
-use super::control_plane::User;
+use super::support::api_server::documents;
+use super::support::cluster::{Real, collection_of};
+use super::support::control_plane::User;
 use cel::extractors::This;
 use cel::{Context, ExecutionError, Program, Value as Cel};
 use gshare_examples::kubernetes::dra::claim::whole;
@@ -128,26 +128,26 @@ impl Judge {
         let collection = collection_of(named);
         let path = format!("{collection}/{}", named["metadata"]["name"].as_str().unwrap());
         if request.operation == "CREATE" {
-            return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), object).await);
+            return told(name, real.ask_as(user, &format!("POST {collection}?dryRun=All"), &object).await);
         }
         // A node's driver and the controller make the objects for the others' changes.
         let maker = match old["kind"].as_str().unwrap() {
             "Pod" => User::Entitled("system:serviceaccount:gshare-system:gshare-up", None),
             _ => User::Admin,
         };
-        let (status, made) = real.ask_as(maker, &format!("POST {collection}"), old).await;
+        let (status, made) = real.ask_as(maker, &format!("POST {collection}"), &old).await;
         assert_eq!(status, 201, "{made}");
         let answer = if object.is_null() {
-            real.ask_as(user, &format!("DELETE {path}?dryRun=All"), Value::Null).await
+            real.ask_as(user, &format!("DELETE {path}?dryRun=All"), &Value::Null).await
         } else {
             let mut object = object;
             for key in ["uid", "resourceVersion"] {
                 object["metadata"][key] = made["metadata"][key].clone();
             }
-            real.ask_as(user, &format!("PUT {path}?dryRun=All"), object).await
+            real.ask_as(user, &format!("PUT {path}?dryRun=All"), &object).await
         };
         let (status, gone) =
-            real.ask_as(maker, &format!("DELETE {path}?gracePeriodSeconds=0"), Value::Null).await;
+            real.ask_as(maker, &format!("DELETE {path}?gracePeriodSeconds=0"), &Value::Null).await;
         assert!(status.is_success(), "{gone}");
         told(name, answer)
     }

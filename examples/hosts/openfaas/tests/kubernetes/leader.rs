@@ -1,25 +1,25 @@
 //! A new leader goes on where an earlier one ended.
 
-use super::api_server::Seen;
 use super::common::{Provider, within};
-use super::kubelet::{Cluster, FUNCTIONS, PODS, ready};
+use super::kubelet::On::{Any, Mock};
+use super::kubelet::{Cluster, PODS};
 use super::life::{SHARE, deploy};
+use super::support::api_server::Seen;
 use serde_json::{Value, json};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases/gshare-up";
-const BY_LEASE: [&str; 2] = ["--set", r#"host.kubernetes.lease="gshare-system/gshare-up""#];
+pub(crate) const BY_LEASE: [&str; 2] = ["--set", r#"host.kubernetes.lease="gshare-system/gshare-up""#];
 
 /// Writes about pods since the beginning.
 fn writes(cluster: &Cluster) -> usize {
-    let api = cluster.api.lock();
+    let api = cluster.mock().lock();
     api.seen.iter().filter(|seen| seen.method != "GET" && seen.path.starts_with(PODS)).count()
 }
 
 #[test]
 fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
-    let cluster = Cluster::start(2, 1);
+    let cluster = Cluster::start(2, Mock);
     let mut host = cluster.host(&[]);
     deploy(&host, "f", SHARE);
     deploy(&host, "plain", r#","envVars":{"KERNELS":"0"},"annotations":{"gshare/profile":"none"}"#);
@@ -28,18 +28,17 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/measured", "").0, 200);
     assert_eq!(host.call("POST", "/function/plain/echo", "x").0, 200);
-    let object = format!("{FUNCTIONS}/measured");
-    within(|| cluster.api.lock().object(&object).unwrap()["status"]["profile"].is_object());
+    within(|| cluster.status("measured")["profile"].is_object());
     host.kill();
     // The function is deleted while no host leads.
     let mut before = cluster.names();
     let gone = before.iter().position(|name| name.starts_with("f-")).unwrap();
-    cluster.api.lock().delete(&format!("{PODS}/{}", before.remove(gone)));
+    cluster.mock().lock().delete(&format!("{PODS}/{}", before.remove(gone)));
     let host = cluster.host(&[]);
     assert!(host.line.contains("3 functions"), "{}", host.line);
-    let lists = |seen: &Seen| seen.line() == format!("GET {PODS}") && !seen.is_watch();
+    let is_list = |seen: &&Seen| seen.line() == format!("GET {PODS}") && !seen.is_watch();
     let by_pages = |seen: &Seen| seen.query.contains("limit=");
-    assert!(cluster.api.lock().seen.iter().filter(|seen| lists(seen)).all(by_pages), "a list takes memory");
+    assert!(cluster.mock().lock().seen.iter().filter(is_list).all(by_pages), "a list takes memory");
     assert_eq!(host.call("POST", "/function/plain/echo", "x"), (200, "x".to_owned()));
     host.replicas("f", 2);
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
@@ -60,43 +59,33 @@ fn the_pods_of_a_killed_leader_serve_on_and_strays_end() {
 }
 
 #[test]
-fn a_new_leader_gives_up_the_pods_of_a_node_that_is_not_ready_and_waits_for_their_end() {
-    let (cluster, mut host) = Cluster::with_f(1);
-    host.kill();
-    let (node, before) = (cluster.node(0), cluster.names());
-    node.cut_off.store(true, Ordering::SeqCst);
-    cluster.api.lock().edit(&node.path, &ready(false));
-    let host = cluster.host(&[]);
-    assert!(host.line.contains("0 GPUs") && host.line.contains(" 0 of their pods"), "{}", host.line);
-    within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
-    cluster.api.lock().edit(&node.path, &ready(true));
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(cluster.names(), before, "its kubelet may still run it");
-    node.cut_off.store(false, Ordering::SeqCst);
-    host.replicas("f", 1);
-    assert!(!cluster.names().iter().any(|name| before.contains(name)));
-}
-
-#[test]
-fn a_new_leader_makes_no_pod_on_a_gpu_before_the_end_of_those_that_it_does_not_take_over() {
-    let (cluster, mut host) = Cluster::with_f(1);
-    host.kill();
-    let before = cluster.names();
-    cluster.edit("f", &json!({ "env": { "KERNELS": "1" } }));
-    let node = cluster.node(0);
-    node.cut_off.store(true, Ordering::SeqCst);
-    let host = cluster.host(&[]);
-    within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(cluster.names(), before);
-    node.cut_off.store(false, Ordering::SeqCst);
-    host.replicas("f", 1);
-    assert!(!cluster.names().iter().any(|name| before.contains(name)));
+fn a_new_leader_makes_no_pod_on_a_gpu_before_the_end_of_those_that_it_gives_up() {
+    // Their node is not ready, or they are of another version.
+    for is_lost in [true, false] {
+        let (cluster, mut host) = Cluster::with_f(1, Any);
+        host.kill();
+        let (node, before) = (cluster.node(0), cluster.names());
+        node.cut_off(true);
+        match is_lost {
+            true => node.is_ready(false),
+            false => cluster.edit("f", &json!({ "env": { "KERNELS": "1" } })),
+        }
+        let host = cluster.host(&[]);
+        let gpus = if is_lost { "0 GPUs" } else { "1 GPUs" };
+        assert!(host.line.contains(gpus) && host.line.contains(" 0 of their pods"), "{}", host.line);
+        within(|| cluster.pods().iter().all(|pod| pod.metadata.deletion_timestamp.is_some()));
+        node.is_ready(true);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(cluster.names(), before, "its kubelet may still run it");
+        node.cut_off(false);
+        host.replicas("f", 1);
+        assert!(!cluster.names().iter().any(|name| before.contains(name)));
+    }
 }
 
 #[test]
 fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(1, Mock);
     let mut host = cluster.host(&[]);
     let annotations =
         r#""gshare/workload":"training","fastgshare/gpu_quota_request":"0.3","fastgshare/gpu_mem":"1GiB""#;
@@ -108,9 +97,8 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
         assert_eq!(status, 202, "{said}");
     }
     let state = |name: &str| {
-        let api = cluster.api.lock();
-        let all = api.object(&format!("{FUNCTIONS}/{name}")).unwrap()["status"]["conditions"].clone();
-        let ready = all.as_array().into_iter().flatten().find(|one| one["type"] == "Ready").cloned();
+        let all = cluster.status(name)["conditions"].clone();
+        let ready = all.as_array().into_iter().flatten().find(|one| one["type"] == "Ready");
         ready.map(|one| one["reason"].as_str().unwrap().to_owned()).unwrap_or_default()
     };
     let runs = || {
@@ -125,7 +113,7 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
     host.kill();
     // The job ends while no host leads.
     let late = cluster.names().into_iter().find(|name| name.starts_with("late-")).unwrap();
-    cluster.api.lock().edit(&format!("{PODS}/{late}"), &json!({ "status": { "phase": "Succeeded" } }));
+    cluster.mock().lock().edit(&format!("{PODS}/{late}"), &json!({ "status": { "phase": "Succeeded" } }));
     let host = cluster.host(&[]);
     assert!(host.line.contains(" 1 of their pods"), "{}", host.line);
     within(|| state("late") == "Completed");
@@ -135,25 +123,19 @@ fn a_job_goes_on_under_a_new_leader_and_one_that_is_done_does_not_start_again() 
 
 #[test]
 fn a_new_leader_goes_on_with_the_version_that_serves_while_the_newest_has_a_fault() {
-    let (cluster, mut host) = Cluster::with_f(1);
-    let object = format!("{FUNCTIONS}/f");
-    let status = || cluster.api.lock().object(&object).unwrap()["status"].clone();
-    within(|| status()["serving"]["share"]["quota"] == "0.4");
+    let (cluster, mut host) = Cluster::with_f(1, Any);
+    within(|| cluster.status("f")["serving"]["share"]["quota"] == "0.4");
     host.kill();
     let before = cluster.names();
     // The fault comes while no host leads.
-    cluster.api.lock().edit(&object, &json!({ "spec": { "slo": "soon" } }));
+    cluster.edit("f", &json!({ "slo": "soon" }));
     let host = cluster.host(&[]);
     host.replicas("f", 1);
     assert_eq!((host.call("POST", "/function/f", "").0, cluster.names()), (200, before.clone()));
-    let degraded = || {
-        let all = status()["conditions"].as_array().cloned().unwrap_or_default();
-        all.into_iter().any(|one| one["type"] == "Degraded" && one["status"] == "True")
-    };
-    within(degraded);
-    assert_eq!(status()["serving"]["slo"], Value::Null);
-    cluster.api.lock().edit(&object, &json!({ "spec": { "slo": null } }));
-    within(|| !degraded());
+    cluster.degraded("f", |_| true);
+    assert_eq!(cluster.status("f")["serving"]["slo"], Value::Null);
+    cluster.edit("f", &json!({ "slo": null }));
+    cluster.well("f");
     assert_eq!(cluster.names(), before, "it is the version that serves");
 }
 
@@ -163,7 +145,7 @@ fn ends(host: &mut Provider) {
 
 #[test]
 fn a_leader_that_gives_its_lease_back_is_followed_and_one_that_has_lost_it_writes_nothing() {
-    let cluster = Cluster::start(1, 1);
+    let cluster = Cluster::start(1, Mock);
     let mut first = cluster.host(&BY_LEASE);
     deploy(&first, "f", SHARE);
     first.replicas("f", 1);
@@ -182,7 +164,7 @@ fn a_leader_that_gives_its_lease_back_is_followed_and_one_that_has_lost_it_write
     assert_eq!(cluster.names(), pods);
     // Another takes the lease: this one ends, and the pods stay.
     let mut follows = follows;
-    cluster.api.lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "other" } }));
+    cluster.mock().lock().edit(LEASE, &json!({ "spec": { "holderIdentity": "other" } }));
     ends(&mut follows);
     let before = writes(&cluster);
     std::thread::sleep(Duration::from_millis(200));

@@ -1,7 +1,7 @@
 //! The lease of a leader and its writes behind the fence, before a mock of the API server in virtual time. The `World` of the host has
 //! leaders that are killed or stopped, and clocks that differ.
 
-use super::api_server::{Api, documents, rights};
+use super::support::api_server::{Api, documents, rights};
 use gshare_core::{TenantId, Timestamp};
 use gshare_openfaas::kubernetes::lease::{Elector, Fence, Leadership, Lost};
 use gshare_openfaas::kubernetes::writes::{Turns, payer};
@@ -171,7 +171,7 @@ async fn an_outage_of_the_server_closes_the_fence_and_the_same_leader_goes_on_af
         {
             let mut api = api.lock();
             api.deaf = false;
-            api.forget_faults();
+            api.faults.clear();
         }
         seconds(20).await;
         assert!(leader.writes() > last + 20 && waits.writes() == 0, "{}", leader.writes());

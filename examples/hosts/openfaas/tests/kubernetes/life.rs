@@ -2,9 +2,10 @@
 
 use super::common::{Provider, within};
 use super::kubelet::Cluster;
+use super::kubelet::On::Any;
 use gshare_openfaas::kubernetes::run_of;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) const SHARE: &str = r#","annotations":{"fastgshare/gpu_quota_request":"0.4","fastgshare/gpu_sm_partition":"50","fastgshare/gpu_mem":"1GiB"}"#;
 
@@ -18,7 +19,7 @@ pub(crate) fn deploy(host: &Provider, name: &str, more: &str) {
 
 #[test]
 fn a_function_without_a_share_is_measured_in_pods() {
-    let (cluster, host) = Cluster::with_host(1);
+    let (cluster, host) = Cluster::with_host(1, Any);
     deploy(&host, "f", r#","annotations":{"gshare/slo":"500ms"}"#);
     let (status, answer) = host.call("POST", "/function/f", "");
     assert_eq!(status, 200, "{answer}");
@@ -40,7 +41,7 @@ fn variable(pod: &Pod, name: &str) -> Option<String> {
 
 #[test]
 fn a_pod_without_a_gpu_sees_none_a_container_gains_no_privileges_and_no_run_can_be_computed() {
-    let (cluster, host) = Cluster::with_host(1);
+    let (cluster, host) = Cluster::with_host(1, Any);
     let env = r#""envVars":{"NVIDIA_VISIBLE_DEVICES":"all","KERNELS":"0"}"#;
     deploy(
         &host,
@@ -66,7 +67,7 @@ fn a_pod_without_a_gpu_sees_none_a_container_gains_no_privileges_and_no_run_can_
 
 #[test]
 fn a_function_is_deployed_by_rest_answers_is_scaled_and_deleted_and_nothing_is_left() {
-    let (cluster, host) = Cluster::with_host(2);
+    let (cluster, host) = Cluster::with_host(2, Any);
     deploy(&host, "f", SHARE);
     let (status, answer) = host.call("POST", "/function/f", "");
     assert_eq!(status, 200, "{answer}");
@@ -76,15 +77,21 @@ fn a_function_is_deployed_by_rest_answers_is_scaled_and_deleted_and_nothing_is_l
     let pods = cluster.pods();
     let (pod, spec) = (&pods[0], pods[0].spec.as_ref().unwrap());
     let node = cluster.node(usize::from(spec.node_name.as_deref() == Some("n1")));
-    let snapshot = gshared::admin::snapshot(&gshared::config::admin_socket_of(&node.socket)).unwrap();
-    let client = &snapshot.clients[0];
+    let client = &node.daemon().clients[0];
     assert_eq!(client.name, format!("gshare-functions/{}", pod.metadata.name.as_deref().unwrap()));
     let limit = client.memory_limit_bytes.unwrap().get();
     assert!((client.quota_request - 0.4).abs() < 1e-9 && limit == 1 << 30, "{client:?}");
 
+    let spec = || cluster.object("f")["spec"].take();
+    assert_eq!(spec()["share"], json!({ "quota": "0.4", "sm": "50", "memory": "1GiB" }));
+    let first = cluster.names();
     host.scale("f", 3);
     host.replicas("f", 3);
     cluster.ready(3);
+    // The watch of the host's own writes deploys nothing again.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!((spec()["replicas"].as_u64(), cluster.names().len()), (Some(3), 3));
+    assert!(cluster.names().contains(&first[0]));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
     let (status, said) = host.call("DELETE", "/system/functions", r#"{"functionName":"f"}"#);
     assert_eq!(status, 202, "{said}");

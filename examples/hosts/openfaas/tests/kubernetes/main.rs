@@ -1,10 +1,7 @@
 //! `gshare up --kubernetes` before a mock of the API server, with kubelets of the tests: pods are processes under the hook, each node has its
-//! daemon and simulated devices.
+//! daemon and simulated devices. The story runs before a real server as well, if there is one.
 #![cfg(feature = "kubernetes")]
 
-#[allow(dead_code, reason = "the tests of other hosts use the rest")]
-#[path = "../../../../tests/support/api_server.rs"]
-mod api_server;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
@@ -14,4 +11,6 @@ mod lease;
 mod life;
 mod objects;
 mod story;
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
 mod templates;

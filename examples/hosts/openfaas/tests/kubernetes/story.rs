@@ -2,9 +2,9 @@
 //! write `GpuFunction`s and call the host, and everything else follows.
 
 use super::common::{Provider, call, within};
-use super::kubelet::{Cluster, ready};
-use super::objects::at;
-use gshared::Snapshot;
+use super::kubelet::{Cluster, On};
+use super::leader::BY_LEASE;
+use super::support::control_plane::ControlPlane;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const FUNCTIONS: [&str; 4] = ["shared", "sliced", "x", "y"];
 
 struct Story {
-    cluster: Cluster,
     host: Provider,
+    cluster: Cluster,
 }
 
 impl Story {
-    fn start() -> Self {
+    fn start(on: On) -> Self {
         let cut = json!({ "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "A100-SXM4-80GB",
             "nvidia.com/mig-1g.10gb.count": "2", "nvidia.com/mig-2g.20gb.count": "1" });
-        let cluster = Cluster::of(&[
-            ("v100", json!({})),
-            ("a100,mig=1g.10gb+1g.10gb+2g.20gb", cut),
-            ("v100", json!({ "gshare.io/regime": "whole" })),
-        ]);
-        let host = cluster.host(&[]);
-        Self { cluster, host }
+        let whole = json!({ "gshare.io/regime": "whole" });
+        let boards = [("v100", json!({})), ("a100,mig=1g.10gb+1g.10gb+2g.20gb", cut), ("v100", whole)];
+        let cluster = Cluster::of(&boards, on);
+        Self { host: cluster.host(&BY_LEASE), cluster }
     }
 
     fn apply(&self, name: &str, mut spec: Value) {
@@ -50,11 +47,6 @@ impl Story {
         pods
     }
 
-    fn daemon(&self, node: usize) -> Snapshot {
-        let socket = &self.cluster.node(node).socket;
-        gshared::admin::snapshot(&gshared::config::admin_socket_of(socket)).unwrap()
-    }
-
     /// The node and the devices that the pods of a function see, of which the daemon there knows each.
     fn place(&self, name: &str) -> (String, String) {
         let pod = self.pods(name).remove(0);
@@ -62,7 +54,7 @@ impl Story {
         let node = spec.node_name.unwrap();
         let env = spec.containers[0].env.clone().unwrap();
         let seen = env.into_iter().find(|one| one.name == "NVIDIA_VISIBLE_DEVICES").unwrap().value.unwrap();
-        let daemon = self.daemon(node[1..].parse().unwrap());
+        let daemon = self.cluster.node(node[1..].parse().unwrap()).daemon();
         let client = daemon.clients.iter().find(|client| client.name == of).expect("a client of its daemon");
         let device = daemon.devices.iter().find(|device| device.gpu == client.gpu).unwrap();
         assert!(!seen.starts_with("MIG-") || device.uuid == seen, "{name}: {seen} and {}", device.uuid);
@@ -91,20 +83,19 @@ impl Story {
     }
 
     fn cordon(&self, node: usize, is: bool) {
-        let spec = json!({ "spec": { "unschedulable": is.then_some(true) } });
-        self.cluster.api.lock().edit(&self.cluster.node(node).path, &spec);
-    }
-
-    fn node_is_ready(&self, is: bool) {
-        let node = self.cluster.node(0);
-        self.cluster.api.lock().edit(&node.path, &ready(is));
-        node.cut_off.store(!is, Ordering::SeqCst);
+        self.cluster.node(node).edit(&json!({ "spec": { "unschedulable": is.then_some(true) } }));
     }
 }
 
 #[test]
 fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kind() {
-    let story = Story::start();
+    tell(&Story::start(On::Mock));
+    if ControlPlane::here().is_some() {
+        tell(&Story::start(On::Any));
+    }
+}
+
+fn tell(story: &Story) {
     story.apply("shared", json!({ "slo": "2s", "maxReplicas": 3 }));
     story.apply("sliced", json!({ "slo": "2s", "regime": "sliced" }));
     for name in ["x", "y"] {
@@ -150,7 +141,7 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     assert_eq!(story.pods("shared").len(), 3);
 
     // To zero, and back at the next request.
-    story.cluster.edit("sliced", &json!({ "replicas": 0 }));
+    story.cluster.scale("sliced", 0);
     within(|| story.pods("sliced").is_empty());
     story.ask("sliced");
     story.cluster.edit("sliced", &json!({ "replicas": null }));
@@ -182,12 +173,15 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     assert!(status == 200 && page.contains("<html"), "{status}");
 
     // A lost node takes its function with it, the others serve on, and all is as before once it is back.
-    story.node_is_ready(false);
+    let lost = story.cluster.node(0);
+    lost.cut_off(true);
+    lost.is_ready(false);
     story.cluster.degraded("shared", |why| why.contains("n0: the node is not ready"));
     assert_eq!(story.ready("shared"), 0);
     story.ask("sliced");
     story.ask("x");
-    story.node_is_ready(true);
+    lost.is_ready(true);
+    lost.cut_off(false);
     story.ask("shared");
     story.cluster.well("shared");
     assert_eq!(story.place("shared"), ("n0".to_owned(), "0".to_owned()));
@@ -197,7 +191,7 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     story.cordon(0, true);
     story.cluster.edit("x", &json!({ "slo": "3s" }));
     let is_told = || {
-        let object = story.cluster.api.lock().object(&at("x")).unwrap().clone();
+        let object = story.cluster.object("x");
         object["status"]["observedGeneration"] == object["metadata"]["generation"]
     };
     within(is_told);
@@ -213,11 +207,9 @@ fn functions_are_measured_placed_scaled_served_and_deleted_on_nodes_of_every_kin
     story.cordon(2, false);
     story.ask("x");
 
-    for name in FUNCTIONS {
-        story.cluster.api.lock().delete(&at(name));
-    }
+    FUNCTIONS.iter().for_each(|name| story.cluster.delete(name));
     within(|| story.cluster.pods().is_empty());
-    within(|| (0..3).all(|node| story.daemon(node).clients.is_empty()));
+    within(|| (0..3).all(|node| story.cluster.node(node).daemon().clients.is_empty()));
     assert_eq!(story.state()["functions"], json!([]));
     assert_eq!(story.host.call("POST", "/function/shared", "").0, 503);
 }

@@ -1,8 +1,8 @@
 //! Pod templates of functions, the nodes that take them, and functions of other namespaces.
 
-use super::api_server::documents;
 use super::common::within;
-use super::kubelet::{Cluster, FUNCTIONS, NAMESPACE, node_of};
+use super::kubelet::On::{Any, Mock};
+use super::kubelet::{Cluster, NAMESPACE, node_of};
 use super::objects::{at, condition, object};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ fn share(quota: &str) -> Value {
 
 #[test]
 fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() {
-    let (cluster, host) = Cluster::with_host(1);
+    let (cluster, host) = Cluster::with_host(1, Any);
     let template = json!({
         "metadata": { "labels": { "app": "rnnt" }, "annotations": { "example.com/note": "x" } },
         "spec": {
@@ -32,6 +32,8 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
         },
     });
     let spec = json!({ "share": share("0.4"), "template": template, "limits": { "memory": "1Gi" } });
+    let class = json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": { "name": "high" }, "value": 1 });
+    cluster.server.put("/apis/scheduling.k8s.io/v1/priorityclasses/high", &class);
     cluster.put("f", &spec);
     // The program listens at the port of its container, and the host calls it there.
     within(|| host.call("POST", "/function/f", "").0 == 200);
@@ -67,7 +69,7 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     cluster.edit("f", &json!({ "template": { "spec": { "nodeSelecter": { "a": "b" } } } }));
     cluster.degraded("f", |why| why.starts_with("spec.template.spec.nodeSelecter: is no field"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
-    let events = super::api_server::listed::<Value>(&cluster.api, "/apis/events.k8s.io/v1/events");
+    let events = cluster.server.list::<Value>("/apis/events.k8s.io/v1/events");
     let about: Vec<_> = events.iter().filter(|event| event["type"] == "Warning").collect();
     assert!(
         about.iter().any(|event| event["regarding"]["name"] == "f"
@@ -79,12 +81,12 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
 
 #[test]
 fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there_is_none() {
-    let cluster = Cluster::start(3, 1);
+    let cluster = Cluster::start(3, Any);
     let taints = json!([{ "key": "team", "value": "b", "effect": "NoSchedule" },
         { "key": "nvidia.com/gpu", "effect": "NoSchedule" }]);
-    cluster.api.lock().edit(&cluster.node(1).path, &json!({ "metadata": { "labels": { "zone": "x" } } }));
-    cluster.api.lock().edit(&cluster.node(2).path, &json!({ "metadata": { "labels": { "zone": "x" } } }));
-    cluster.api.lock().edit(&cluster.node(2).path, &json!({ "spec": { "taints": taints } }));
+    cluster.node(1).edit(&json!({ "metadata": { "labels": { "zone": "x" } } }));
+    cluster.node(2).edit(&json!({ "metadata": { "labels": { "zone": "x" } } }));
+    cluster.node(2).edit(&json!({ "spec": { "taints": taints } }));
     let host = cluster.host(&[]);
     let put = |name: &str, spec: Value, replicas: u32| {
         let all = json!({ "share": share("0.4"), "replicas": replicas, "template": { "spec": spec } });
@@ -101,10 +103,10 @@ fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there
     within(|| cluster.pods().iter().filter(|pod| node_of(pod) == "n2").count() == 2);
     put("h", zone("y"), 1);
     cluster.degraded("h", |why| why.contains("3 of 3 nodes are out"));
-    let (_, why) = condition(&cluster, "h", "Degraded").unwrap();
+    let (_, why) = condition(&cluster.status("h"), "Degraded").unwrap();
     assert!(why.ends_with("3 not selected by the nodeSelector"), "{why}");
     // A changed label of a node is enough.
-    cluster.api.lock().edit(&cluster.node(0).path, &json!({ "metadata": { "labels": { "zone": "y" } } }));
+    cluster.node(0).edit(&json!({ "metadata": { "labels": { "zone": "y" } } }));
     within(|| cluster.pods().iter().any(|pod| node_of(pod) == "n0"));
     cluster.well("h");
     assert_eq!(host.call("POST", "/function/h", "").0, 200);
@@ -113,8 +115,8 @@ fn pods_go_to_nodes_that_their_template_asks_for_and_tolerates_and_say_why_there
 #[test]
 fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_namespace() {
     const TEAM: &str = "/apis/gshare.io/v1alpha1/namespaces/team/gpufunctions";
-    let cluster = Cluster::start(1, 1);
-    cluster.api.allow(ALL_RBAC);
+    let cluster = Cluster::start(1, Mock);
+    cluster.mock().allow(ALL_RBAC);
     let first = cluster.host(&ALL);
     let of_team = |name: &str, more: Value| {
         let mut spec = json!({ "share": share("0.3") });
@@ -124,16 +126,17 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
         object
     };
     cluster.put("f", &json!({ "share": share("0.3") }));
-    cluster.api.lock().put(&format!("{TEAM}/f"), of_team("f", json!({})));
+    cluster.server.put(&format!("{TEAM}/f"), &of_team("f", json!({})));
     within(|| first.call("POST", "/function/f", "").0 == 200);
     within(|| first.call("POST", "/function/f.team", "").0 == 200);
-    let pods = || super::api_server::listed::<Pod>(&cluster.api, "/api/v1/pods");
+    let pods = || cluster.server.list::<Pod>("/api/v1/pods");
     let of = |namespace: &str| {
         let here = |pod: &Pod| pod.metadata.namespace.as_deref() == Some(namespace);
         pods().into_iter().filter(here).map(|pod| pod.metadata.name.unwrap()).collect::<Vec<_>>()
     };
     assert_eq!((of(NAMESPACE).len(), of("team").len()), (1, 1));
-    let status = |path: &str| cluster.api.lock().object(path).unwrap()["status"].clone();
+    let status =
+        |path: &str| cluster.server.ask(&format!("GET {path}"), &Value::Null).unwrap()["status"].take();
     within(|| status(&format!("{TEAM}/f"))["readyReplicas"] == 1);
     // The next leader takes both over.
     let before = (of(NAMESPACE), of("team"));
@@ -142,17 +145,10 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
     within(|| second.call("POST", "/function/f.team", "").0 == 200);
     assert_eq!((of(NAMESPACE), of("team")), before);
     // A tenant other than the namespace, and a name that would be another's, are refused.
-    cluster.api.lock().put(&format!("{TEAM}/g"), of_team("g", json!({ "tenant": "rich" })));
+    cluster.server.put(&format!("{TEAM}/g"), &of_team("g", json!({ "tenant": "rich" })));
     cluster.put("f.team", &json!({ "share": share("0.3") }));
     let says = |path: &str, why: &str| {
-        let path = path.to_owned();
-        within(|| {
-            status(&path)["conditions"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .any(|one| one["type"] == "Degraded" && one["message"].as_str().unwrap().contains(why))
-        });
+        within(|| condition(&status(path), "Degraded").is_some_and(|(_, said)| said.contains(why)));
     };
     says(&format!("{TEAM}/g"), "spec.tenant: `rich`: need `team`");
     says(&at("f.team"), "metadata.name: has a dot");
@@ -163,8 +159,7 @@ fn functions_of_all_namespaces_are_told_apart_and_pay_as_the_tenant_of_their_nam
     let rest = second.call("DELETE", "/system/functions", r#"{"functionName":"f.team"}"#);
     assert!(rest.0 == 400 && rest.1.starts_with("functionName: `f.team` is not"), "{rest:?}");
     // One of them goes.
-    cluster.api.lock().delete(&format!("{TEAM}/f"));
+    cluster.server.delete(&format!("{TEAM}/f"));
     within(|| of("team").is_empty());
     assert_eq!((second.call("POST", "/function/f", "").0, of(NAMESPACE).len()), (200, 1));
-    assert!(FUNCTIONS.contains(NAMESPACE) && documents(ALL_RBAC).len() == 2);
 }
