@@ -177,7 +177,8 @@ impl Selectors {
     fn of(query: &BTreeMap<String, String>) -> Self {
         let mut all = Vec::new();
         for (key, start) in [("labelSelector", "/metadata/labels/"), ("fieldSelector", "/")] {
-            for part in query.get(key).iter().flat_map(|text| text.split(',')) {
+            let parts = query.get(key).into_iter().flat_map(|text| text.split(','));
+            for part in parts.filter(|part| !part.is_empty()) {
                 let (name, value) =
                     part.split_once('=').map_or((part, None), |(name, value)| (name, Some(value)));
                 // As a pointer into the object.
