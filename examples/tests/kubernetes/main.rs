@@ -1,4 +1,4 @@
-//! The manifests with their policies, and the device plugin of a node.
+//! The manifests with their policies, the driver of claims, and the device plugin of a node.
 #![cfg(feature = "kubernetes")]
 
 #[allow(dead_code, reason = "each test uses a part of it")]
@@ -10,10 +10,10 @@ mod cluster;
 #[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "../support/control_plane.rs"]
 mod control_plane;
+mod dra;
 mod manifests;
 mod monitoring;
 mod node_hooks;
-#[allow(dead_code, reason = "each test uses a part of it")]
 #[path = "../support/policy.rs"]
 mod policy;
 mod tenants;
