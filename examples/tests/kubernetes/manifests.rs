@@ -29,6 +29,12 @@ pub(crate) fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     of[0]
 }
 
+/// What starts pods.
+fn workloads() -> Vec<Value> {
+    let all = objects(&["daemon/daemon.yaml", "host/host.yaml", "dra/driver.yaml", "by-node/node.yaml"]);
+    all.into_iter().filter(|object| object["spec"]["template"].is_object()).collect()
+}
+
 /// The words of a container's command.
 fn words(container: &Value) -> Vec<String> {
     serde_json::from_value(container["command"].clone()).unwrap()
@@ -63,12 +69,10 @@ fn the_program_of_the_node_sees_the_directories_that_its_options_name() {
 /// Settings which operators look for first, in each manifest of both hosts.
 #[test]
 fn workloads_say_how_they_are_scheduled_updated_bounded_and_confined() {
-    let objects = objects(&["daemon/daemon.yaml", "host/host.yaml", "dra/driver.yaml", "by-node/node.yaml"]);
-    let workloads: Vec<_> =
-        objects.iter().filter(|object| object.pointer("/spec/template/spec/containers").is_some()).collect();
+    let workloads = workloads();
     let names: Vec<_> = workloads.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["gshared", "gshare-up", "gshare-dra", "gshare-hook"]);
-    for workload in workloads {
+    for workload in &workloads {
         let (name, spec) = (&workload["metadata"]["name"], &workload["spec"]);
         let pod = &spec["template"]["spec"];
         let labels = &spec["selector"]["matchLabels"];
@@ -197,17 +201,12 @@ fn the_image_has_the_hook_for_an_old_c_library() {
 
 #[test]
 fn the_image_has_the_programs_that_the_manifests_start() {
-    for file in ["host/host.yaml", "by-node/node.yaml", "dra/driver.yaml", "daemon/daemon.yaml"] {
-        for object in documents(&manifest(file)) {
-            let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
-            for container in
-                containers.into_iter().flatten().filter(|container| container["image"] == "gshare")
-            {
-                let program = container["command"][0].as_str().unwrap();
-                for recipe in RECIPES {
-                    let has = copied(recipe).iter().any(|word| word.ends_with(&format!("/{program}")));
-                    assert!(has, "{file}: {recipe}: {program}");
-                }
+    for workload in workloads() {
+        let containers = workload["spec"]["template"]["spec"]["containers"].as_array().unwrap().iter();
+        for container in containers.filter(|container| container["image"] == "gshare") {
+            let program = format!("/{}", container["command"][0].as_str().unwrap());
+            for recipe in RECIPES {
+                assert!(copied(recipe).iter().any(|word| word.ends_with(&program)), "{recipe}: {program}");
             }
         }
     }

@@ -51,9 +51,11 @@ fn samples(text: &str) -> String {
 fn the_dashboard_shows_what_programs_write_and_all_of_what_the_kubernetes_programs_do() {
     let daemon = of_the_daemon();
     let (mut written, of_programs) = (names(&samples(&daemon)), of_the_programs());
+    let known = ["gshare_client_memory_bytes", "gshare_revokes_total"];
+    assert!(known.iter().all(|name| written.contains(*name)), "{written:?}");
     assert!(
-        written.contains("gshare_client_memory_bytes") && written.contains("gshare_revokes_total"),
-        "{written:?}"
+        ["name=\"", "uuid=\""].iter().all(|label| daemon.contains(label)),
+        "panels sum by these: {daemon}"
     );
     // Panels sum by labels of the series.
     assert!(daemon.contains("name=\"") && daemon.contains("uuid=\""), "{daemon}");

@@ -1,22 +1,15 @@
 //! The device plugin of a node beside a small kubelet, over its UNIX sockets.
 
+use super::dra::register;
 use gshare_examples::kubernetes::controller_metrics::Metrics;
 use gshare_examples::kubernetes::kubelet::device_plugin::device_plugin_client::DevicePluginClient;
 use gshare_examples::kubernetes::kubelet::device_plugin::*;
-use gshare_examples::kubernetes::kubelet::registration_client::RegistrationClient;
-use gshare_examples::kubernetes::kubelet::{InfoRequest, RegistrationStatus};
 use gshare_examples::kubernetes::node_hooks::{Hooks, NAME};
 use gshare_examples::kubernetes::plugin::Sockets;
 use gshare_openfaas::kubernetes::injection::{Injected, RESOURCE};
 use serde_json::{Value, json};
-use std::path::Path;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use tonic::transport::{Channel, Endpoint};
-
-async fn connect(path: &Path) -> Channel {
-    Endpoint::from_shared(format!("unix://{}", path.display())).unwrap().connect().await.unwrap()
-}
 
 /// Files of a node below a directory; the daemon has not yet put them there.
 fn injected(dir: &TempDir) -> Injected {
@@ -53,16 +46,8 @@ async fn a_kubelet_registers_the_plugin_hears_when_the_files_are_there_and_mount
         let sockets = sockets.clone();
         async move { hooks.serve(&sockets, async { drop(ended.await) }).await }
     });
-    while !sockets.registration().exists() {
-        tokio::task::yield_now().await;
-    }
-    let mut registration = RegistrationClient::new(connect(&sockets.registration()).await);
-    let info = registration.get_info(InfoRequest {}).await.unwrap().into_inner();
-    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DevicePlugin", RESOURCE));
-    assert_eq!(info.supported_versions, ["v1beta1"]);
-    let status = RegistrationStatus { plugin_registered: true, error: String::new() };
-    registration.notify_registration_status(status).await.unwrap();
-    let mut plugin = DevicePluginClient::new(connect(Path::new(&info.endpoint)).await);
+    let channel = register(&sockets, ["DevicePlugin", RESOURCE], &["v1beta1"]).await;
+    let mut plugin = DevicePluginClient::new(channel);
     plugin.get_device_plugin_options(Empty {}).await.unwrap();
 
     // The plugin offers and gives nothing before the daemon has put its files there.
