@@ -118,9 +118,12 @@ fn start(dir: &TempDir) -> Running {
 /// The registration of a plugin, once its socket is there.
 async fn registration(sockets: &Sockets) -> RegistrationClient<Channel> {
     // A socket of a killed plugin refuses until the new socket is in its place.
-    while UnixStream::connect(sockets.registration()).await.is_err() {
-        tokio::task::yield_now().await;
-    }
+    let there = async {
+        while UnixStream::connect(sockets.registration()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(1), there).await.expect("a plugin listens");
     RegistrationClient::new(connect(&sockets.registration()).await)
 }
 
@@ -431,8 +434,10 @@ async fn the_slice_is_made_kept_replaced_and_strays_are_deleted() {
     assert_eq!(replaced[2].line(), format!("PUT {path}"));
     assert_eq!(replaced[2].body["metadata"]["resourceVersion"], version);
     assert_eq!(replaced[2].body["spec"]["pool"]["generation"], 2);
-    let driver = driver(&TempDir::new().unwrap(), client);
-    driver.node_prepare_resources(tonic::Request::new(preparation(&[UID]))).await.unwrap();
+    let dir = TempDir::new().unwrap();
+    let driver = driver(&dir, client);
+    let prepared = driver.node_prepare_resources(tonic::Request::new(preparation(&[UID]))).await.unwrap();
+    assert_eq!(prepared.into_inner().claims[UID].error, "");
     assert_eq!(api.lock().used, rights(RBAC), "the role allows what is used and no more");
 }
 
@@ -517,7 +522,7 @@ async fn parameters_are_validated_when_a_claim_is_made() {
     }
     let twice = json!([template["spec"]["spec"]["devices"]["requests"][0], {"name": "other", "exactly": {
         "deviceClassName": DRIVER}}]);
-    // Values of each field by words of their refusal; without words, they are taken. A claim of another driver is not for this one to judge.
+    // For each field, refused values under a word of the message, and accepted values under an empty word. A claim of another driver is not for this one to judge.
     let cases = json!({
         "/devices/config/0/requests": {"": [[], ["another"]]},
         "/devices/config/0/opaque": {"": [{"driver": "gpu.nvidia.com", "parameters": {"sharing": 1}}]},

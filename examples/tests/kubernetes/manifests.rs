@@ -29,7 +29,7 @@ pub(crate) fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     of[0]
 }
 
-/// What starts pods.
+/// Objects with a template of pods.
 fn workloads() -> Vec<Value> {
     let all = objects(&["daemon/daemon.yaml", "host/host.yaml", "dra/driver.yaml", "by-node/node.yaml"]);
     all.into_iter().filter(|object| object["spec"]["template"].is_object()).collect()

@@ -49,7 +49,7 @@ impl Seen {
     }
 }
 
-/// What admission does to an object before its creation, and the reason why it is refused, if any.
+/// What admission does to an object before each write, and the reason why it is refused, if any.
 pub(crate) type Admission = Box<dyn Fn(&mut Value) -> Option<String> + Send>;
 
 struct Watch {
@@ -288,7 +288,7 @@ impl Server {
         self.compacted = self.version;
     }
 
-    /// The answer to a request. Those of the tests have all rights, are not recorded, and meet no fault.
+    /// The answer to a request. Requests of the tests have all rights, are not recorded, and meet no fault.
     fn answer(&mut self, request: &Seen, is_ours: bool) -> Response<Body> {
         let at = target(&request.path);
         let query = format!("/?{}", request.query).parse().unwrap();
@@ -494,7 +494,10 @@ fn differ<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
 
 /// The inconsistent part of a pod, by the name in the real server's validation.
 fn senseless(pod: &Value) -> Option<String> {
-    let Ok(read) = serde_json::from_value::<Pod>(pod.clone()) else { return Some("no pod".to_owned()) };
+    let read = match serde_json::from_value::<Pod>(pod.clone()) {
+        Ok(read) => read,
+        Err(why) => return Some(why.to_string()),
+    };
     let (name, spec) = (read.metadata.name.unwrap_or_default(), read.spec.unwrap_or_default());
     let is_label = |text: &str| {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();

@@ -216,14 +216,10 @@ fn two_hundred_kills_leave_the_device_usable() {
         let program = client(&dir, false);
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let quick = kernel("spin_20us_full");
-        let begun = std::time::Instant::now();
         let mut round = 0_u64;
         // A hundred rounds, and more if by chance nobody died inside the lock.
         while round < 100 || truth().repairs == 0 {
-            assert!(
-                begun.elapsed() < std::time::Duration::from_secs(60),
-                "no victim of {round} died inside the lock"
-            );
+            assert!(round < 10_000, "no victim died inside the lock");
             // Two victims: one with long kernels queued, one inside the lock most of the time.
             let victims: Vec<Child> = [&["spin", "spin_900ms_full"][..], &["hammer"]]
                 .into_iter()

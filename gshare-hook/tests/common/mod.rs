@@ -182,7 +182,7 @@ impl Run {
     }
 }
 
-/// The seconds that a program may take, four times as long as a wait for it: a minute, or `GSHARE_TEST_SECONDS`.
+/// The seconds that a program may run: a minute, or `GSHARE_TEST_SECONDS`. A wait for a report lasts a quarter of them at most.
 pub fn patience() -> u32 {
     number("GSHARE_TEST_SECONDS", 60)
 }

@@ -769,8 +769,8 @@ mod tests {
         assert_eq!(recalled(&bench), 3);
     }
 
-    /// The last kernel of a recalled holder ends in mid-window, at 250 ms. Meanwhile its neighbour's SMs are of use to a client that fits beside it, up to
-    /// the time at which the reserved client can run.
+    /// The last kernel of a recalled holder ends in mid-window, at 250 ms. Meanwhile its neighbour's SMs are of use to a client that fits
+    /// beside it, up to the time at which the reserved client can run.
     #[test]
     fn room_is_reserved_from_the_time_at_which_a_recalled_holder_ends() {
         let mut bench = Bench::new(&[("0:1", 60)], ms(1));

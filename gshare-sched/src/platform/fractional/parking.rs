@@ -344,7 +344,7 @@ impl FractionalPool {
     }
 }
 
-/// An instance of this function stays as long as so many of its moves take.
+/// The least stay of an instance of this function: the time of so many moves, and no less than a fixed time.
 fn stay(function: FunctionId, moves: u64, cluster: &Cluster) -> Duration {
     let least = if cluster.copies(function) { PARK_IDLE } else { LEAST_STAY };
     cluster.price(function).saturating_mul(moves).max(least)

@@ -34,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Between two looks at the host for changed statuses, without news of pods. A look makes a request for a changed status only.
 const LOOK: Duration = Duration::from_millis(500);
@@ -59,7 +60,7 @@ pub struct Objects {
     /// The last specs without a fault.
     serving: Mutex<BTreeMap<String, Value>>,
     turns: Arc<Turns>,
-    /// A pod is ready or has ended, or a status is written, which may be old by then.
+    /// Wakes [`tell`](Self::tell): a pod is ready or has ended.
     pub(super) news: Notify,
 }
 
@@ -462,25 +463,27 @@ impl Objects {
 
     /// Writes the statuses that have changed. A status that waits for its turn holds up no other look.
     pub async fn tell(&self, app: &App, pods: &Pods) {
-        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
+        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeMap::new());
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut soon, mut took) = (false, Duration::ZERO);
+        let (mut began, mut took) = (Instant::now(), Duration::ZERO);
         loop {
+            // Looks of up to 100 ms take a fifth of a core at most.
+            let soon = began + (took * 5).clamp(LOOK / 25, LOOK);
             tokio::select! {
-                Some(name) = writes.next() => drop(under_way.remove(&name)),
-                () = self.news.notified(), if !soon => {
-                    soon = true;
-                    // Looks at many functions take a fifth of a core at most.
-                    looks.reset_after((took * 4).clamp(LOOK / 25, LOOK));
+                // With news of its pods during the write. A text that changes by itself waits for the next tick.
+                Some(name) = writes.next() => if under_way.remove(&name) == Some(true) { looks.reset_at(soon) },
+                () = self.news.notified() => {
+                    looks.reset_at(soon);
+                    under_way.values_mut().for_each(|had_news| *had_news = true);
                 }
                 _ = looks.tick() => {
-                    let began = tokio::time::Instant::now();
+                    began = Instant::now();
                     for (object, kept, news) in self.changed(app, pods, &under_way) {
-                        under_way.insert(self.service(&object));
+                        under_way.insert(self.service(&object), false);
                         writes.push(self.tell_of(self.tenant(app, &object), object, kept, news));
                     }
-                    (soon, took) = (false, began.elapsed());
+                    took = began.elapsed();
                 }
             }
         }
@@ -492,7 +495,7 @@ impl Objects {
         &self,
         app: &App,
         pods: &Pods,
-        but: &BTreeSet<String>,
+        but: &BTreeMap<String, bool>,
     ) -> Vec<(GpuFunction, Option<Option<Profile>>, Option<News>)> {
         let mut briefs = app.node.host().briefs();
         for (name, Brief { problem, .. }) in &mut briefs {
@@ -505,7 +508,7 @@ impl Objects {
             }
         }
         let known = self.known.lock();
-        let others = known.iter().filter(|(name, _)| !but.contains(*name));
+        let others = known.iter().filter(|(name, _)| !but.contains_key(*name));
         let changed = others.filter_map(|(name, object)| {
             let refused = self.refused.lock().get(name).cloned();
             let kept = self.measured.lock().get(name).cloned();
@@ -555,7 +558,6 @@ impl Objects {
                 if self.known.lock().contains_key(&name) {
                     self.see(object);
                 }
-                self.news.notify_one();
             }
             // Deleted: the watch says so.
             Err(kube::Error::Api(status)) if status.code == 404 => {}

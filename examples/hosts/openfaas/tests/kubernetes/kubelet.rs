@@ -26,6 +26,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 pub(crate) const NAMESPACE: &str = "gshare-functions";
 pub(crate) const FUNCTIONS: &str = "/apis/gshare.io/v1alpha1/namespaces/gshare-functions/gpufunctions";
 pub(crate) const PODS: &str = "/api/v1/namespaces/gshare-functions/pods";
+pub(crate) const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/gshare-functions/events";
 pub(crate) const DAEMONS: &str = "/api/v1/namespaces/gshare-system/pods";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gshare-system/leases";
 const ACCOUNT: &str = "/api/v1/namespaces/gshare-system/serviceaccounts/gshare-up";
@@ -136,7 +137,12 @@ impl Cluster {
             return;
         };
         let (home, mut command) = (self.dir.path(), Command::new(program));
-        command.args(words.split(' ')).current_dir(home).env("HOME", home).env("KUBECONFIG", "admin");
+        command
+            .arg("--request-timeout=50s")
+            .args(words.split(' '))
+            .current_dir(home)
+            .env("HOME", home)
+            .env("KUBECONFIG", "admin");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         write!(child.stdin.take().unwrap(), "{body}").unwrap();
         assert!(child.wait().unwrap().success(), "kubectl {words}");
@@ -253,10 +259,10 @@ fn install(real: &Real, runtime: &Handle) -> String {
     for manifest in [SPACE, RBAC, LEASE, CRD, POLICY] {
         runtime.block_on(real.give(manifest));
     }
-    for old in [FUNCTIONS, PODS, DAEMONS, LEASES, "/api/v1/nodes"] {
+    for old in [FUNCTIONS, PODS, EVENTS, DAEMONS, LEASES, "/api/v1/nodes"] {
         ask(&format!("DELETE {old}?gracePeriodSeconds=0"), &Value::Null);
     }
-    // The policy takes force some time after the server took it.
+    // The policy takes effect some time after the server has accepted it.
     let stray = json!({ "metadata": { "name": "stray", "labels": { FUNCTION: "stray" } },
         "spec": { "containers": [{ "name": "function", "image": "x" }] } });
     within(|| ask(&format!("POST {PODS}?dryRun=All"), &stray).0 == 422);
@@ -285,7 +291,8 @@ pub(crate) struct FakeNode {
 impl Drop for FakeNode {
     fn drop(&mut self) {
         self.switches.over.store(true, Ordering::SeqCst);
-        self.kubelet.take().unwrap().join().unwrap();
+        let ended = self.kubelet.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the kubelet has ended early");
     }
 }
 

@@ -1,5 +1,5 @@
-//! `gshare up --kubernetes` before a mock of the API server, with kubelets of the tests: pods are processes under the hook, each node has its
-//! daemon and simulated devices. The story runs before a real server as well, if there is one.
+//! `gshare up --kubernetes` before an API server, with kubelets of the tests: pods are processes under the hook, and each node has its daemon
+//! and simulated devices. Where there is a real server, scenarios run on it in place of the mock; the story runs on both.
 #![cfg(feature = "kubernetes")]
 
 #[path = "../common/mod.rs"]

@@ -2,7 +2,7 @@
 
 use super::common::within;
 use super::kubelet::On::{Any, Mock};
-use super::kubelet::{Cluster, NAMESPACE, node_of};
+use super::kubelet::{Cluster, EVENTS, NAMESPACE, node_of};
 use super::objects::{at, condition, object};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -69,14 +69,15 @@ fn a_template_gives_the_pod_its_volumes_account_labels_and_further_containers() 
     cluster.edit("f", &json!({ "template": { "spec": { "nodeSelecter": { "a": "b" } } } }));
     cluster.degraded("f", |why| why.starts_with("spec.template.spec.nodeSelecter: is no field"));
     assert_eq!(host.call("POST", "/function/f", "").0, 200);
-    let events = cluster.server.list::<Value>("/apis/events.k8s.io/v1/events");
-    let about: Vec<_> = events.iter().filter(|event| event["type"] == "Warning").collect();
-    assert!(
-        about.iter().any(|event| event["regarding"]["name"] == "f"
-            && event["regarding"]["kind"] == "GpuFunction"
-            && event["note"].as_str().unwrap().starts_with("spec.template.spec.nodeSelecter")),
-        "{events:?}"
-    );
+    // The Event follows the status.
+    within(|| {
+        cluster.server.list::<Value>(EVENTS).iter().any(|event| {
+            event["type"] == "Warning"
+                && event["regarding"]["name"] == "f"
+                && event["regarding"]["kind"] == "GpuFunction"
+                && event["note"].as_str().unwrap().starts_with("spec.template.spec.nodeSelecter")
+        })
+    });
 }
 
 #[test]
