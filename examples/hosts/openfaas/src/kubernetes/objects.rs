@@ -34,9 +34,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
-/// Between two looks at the host for changed statuses, without news of pods. A look makes a request for a changed status only.
+/// Between two looks at the host for changed statuses. A look makes a request for a changed status only.
 const LOOK: Duration = Duration::from_millis(500);
 /// Attempts of a write beside other writers of the object.
 const ATTEMPTS: usize = 5;
@@ -60,8 +59,6 @@ pub struct Objects {
     /// The last specs without a fault.
     serving: Mutex<BTreeMap<String, Value>>,
     turns: Arc<Turns>,
-    /// Wakes [`tell`](Self::tell): a pod is ready or has ended.
-    pub(super) news: Notify,
 }
 
 /// A change of a function, from the watch.
@@ -111,7 +108,6 @@ impl Objects {
             refused: Mutex::default(),
             serving: Mutex::default(),
             turns,
-            news: Notify::new(),
         }
     }
 
@@ -463,27 +459,19 @@ impl Objects {
 
     /// Writes the statuses that have changed. A status that waits for its turn holds up no other look.
     pub async fn tell(&self, app: &App, pods: &Pods) {
-        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeMap::new());
+        let (mut writes, mut under_way) = (FuturesUnordered::new(), BTreeSet::new());
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut began, mut took) = (Instant::now(), Duration::ZERO);
         loop {
-            // Looks of up to 100 ms take a fifth of a core at most.
-            let soon = began + (took * 5).clamp(LOOK / 25, LOOK);
             tokio::select! {
-                // With news of its pods during the write. A text that changes by itself waits for the next tick.
-                Some(name) = writes.next() => if under_way.remove(&name) == Some(true) { looks.reset_at(soon) },
-                () = self.news.notified() => {
-                    looks.reset_at(soon);
-                    under_way.values_mut().for_each(|had_news| *had_news = true);
+                Some(name) = writes.next() => {
+                    under_way.remove(&name);
                 }
                 _ = looks.tick() => {
-                    began = Instant::now();
                     for (object, kept, news) in self.changed(app, pods, &under_way) {
-                        under_way.insert(self.service(&object), false);
+                        under_way.insert(self.service(&object));
                         writes.push(self.tell_of(self.tenant(app, &object), object, kept, news));
                     }
-                    took = began.elapsed();
                 }
             }
         }
@@ -495,7 +483,7 @@ impl Objects {
         &self,
         app: &App,
         pods: &Pods,
-        but: &BTreeMap<String, bool>,
+        but: &BTreeSet<String>,
     ) -> Vec<(GpuFunction, Option<Option<Profile>>, Option<News>)> {
         let mut briefs = app.node.host().briefs();
         for (name, Brief { problem, .. }) in &mut briefs {
@@ -508,7 +496,7 @@ impl Objects {
             }
         }
         let known = self.known.lock();
-        let others = known.iter().filter(|(name, _)| !but.contains_key(*name));
+        let others = known.iter().filter(|(name, _)| !but.contains(*name));
         let changed = others.filter_map(|(name, object)| {
             let refused = self.refused.lock().get(name).cloned();
             let kept = self.measured.lock().get(name).cloned();

@@ -422,7 +422,6 @@ impl Pods {
         }
         if let (true, Some((instance, index)), Some(node)) = (news, of, node.upgrade()) {
             node.host().listens(node.now(), instance, index);
-            self.objects.news.notify_one();
         }
     }
 
@@ -482,7 +481,6 @@ impl Pods {
                 node.host().explain(instance, said);
             }
             node.has_ended(instance, index);
-            self.objects.news.notify_one();
         }
         // Its node may have waited for this.
         self.open(&node, &on);
