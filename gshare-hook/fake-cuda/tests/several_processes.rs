@@ -217,7 +217,7 @@ fn two_hundred_kills_leave_the_device_usable() {
         let stream: sys::CUstream = get!(cuStreamCreate(1));
         let quick = kernel("spin_20us_full");
         let mut round = 0_u64;
-        // A hundred rounds, and more if by chance nobody died inside the lock.
+        // At least a hundred rounds, until a victim has died inside the lock.
         while round < 100 || truth().repairs == 0 {
             assert!(round < 10_000, "no victim died inside the lock");
             // Two victims: one with long kernels queued, one inside the lock most of the time.

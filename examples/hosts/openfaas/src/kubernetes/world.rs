@@ -328,7 +328,7 @@ struct World {
     /// By name.
     machines: BTreeMap<String, Machine>,
     names: u64,
-    /// The server answers nobody until then.
+    /// No request is answered before this time.
     away: Duration,
     reachable: Reachable,
     /// Requests so far. Each open request holds a reference to `answered`.
@@ -460,7 +460,7 @@ impl World {
             }
             4 => {
                 [PODS, FUNCTIONS, NODES].iter().for_each(|all| self.api.lock().expire_watches(all));
-                // The next list tells of this deletion by what it lacks.
+                // A host learns of this deletion from the next list, in which the function is missing.
                 let path = function(self.rng.below(4));
                 if self.api.lock().object(&path).is_some() {
                     self.api.lock().delete(&path);
